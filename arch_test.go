@@ -79,17 +79,19 @@ var rooms = map[string][]string{
 var nouns = []string{"hypervisor", "image", "network", "guest", "journal", "snapshot"}
 
 type pkg struct {
-	ImportPath string
-	Dir        string
-	Doc        string
-	Standard   bool
-	Imports    []string
-	GoFiles    []string
+	ImportPath   string
+	Dir          string
+	Doc          string
+	Standard     bool
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	GoFiles      []string
 }
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Doc,Standard,Imports,GoFiles", "./...").Output()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Doc,Standard,Imports,TestImports,XTestImports,GoFiles", "./...").Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		t.Fatalf("go list: %v\n%s", err, exit.Stderr)
 	} else if err != nil {
@@ -134,6 +136,11 @@ func TestImportsPointOneWay(t *testing.T) {
 		for _, imp := range p.Imports {
 			if why := forbidden(rel, from, imp); why != "" && !exceptions[rel+" -> "+imp] {
 				t.Errorf("%s (%s) must not import %s: %s", rel, from.name, imp, why)
+			}
+		}
+		for _, imp := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			if strings.HasPrefix(imp, "github.com/google/go-cmp/") && rel != "internal/testkit/diff" {
+				t.Errorf("%s must not import %s: tests compare with internal/testkit/diff", rel, imp)
 			}
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func full() VMSpec {
@@ -26,8 +28,11 @@ func TestApplySetsAndClears(t *testing.T) {
 	}
 	if want := full(); got.Storage.Cmp(want.Storage) != 0 {
 		t.Errorf("storage %s, want %s", got.Storage.String(), want.Storage.String())
-	} else if got.Storage = want.Storage; got != want {
-		t.Errorf("read back %+v, want %+v", got, want)
+	} else {
+		got.Storage = want.Storage
+		if d := diff.Of(want, got); d != "" {
+			t.Errorf("read back: %s", d)
+		}
 	}
 	VMSpec{}.Apply(m)
 	if !maps.Equal(m, map[string]string{"other": "kept"}) {
@@ -36,8 +41,10 @@ func TestApplySetsAndClears(t *testing.T) {
 
 	rt := VMRuntime{ID: "abc", IP: "10.0.0.7", VNCPort: 5901}
 	rt.Apply(m)
-	if got, err := ParseVMRuntime(m); err != nil || got != rt {
-		t.Errorf("read back %+v, %v", got, err)
+	if got, err := ParseVMRuntime(m); err != nil {
+		t.Errorf("read back: %v", err)
+	} else if d := diff.Of(rt, got); d != "" {
+		t.Errorf("read back: %s", d)
 	}
 	VMRuntime{}.Apply(m)
 	SetHibernate(m, true)
@@ -103,14 +110,16 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("storage changed from %s to %s", s.Storage.String(), again.Storage.String())
 		}
 		again.Storage, s.Storage = resource.Quantity{}, resource.Quantity{}
-		if again != s {
-			t.Fatalf("%+v became %+v", s, again)
+		if d := diff.Of(s, again); d != "" {
+			t.Fatalf("read back: %s", d)
 		}
 		rt, _ := ParseVMRuntime(in)
 		out = map[string]string{}
 		rt.Apply(out)
-		if back, err := ParseVMRuntime(out); err != nil || back != rt {
-			t.Fatalf("%+v became %+v, %v", rt, back, err)
+		if back, err := ParseVMRuntime(out); err != nil {
+			t.Fatalf("%+v: %v", rt, err)
+		} else if d := diff.Of(rt, back); d != "" {
+			t.Fatalf("read back: %s", d)
 		}
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"go/token"
 	"strings"
 	"testing"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func TestResolveConnType(t *testing.T) {
@@ -94,11 +96,13 @@ func FuzzApply(f *testing.F) {
 			t.Fatalf("storage %s became %s", &s.Storage, &again.Storage)
 		}
 		s.Storage = again.Storage
-		if s != again {
-			t.Fatalf("%+v became %+v", s, again)
+		if d := diff.Of(s, again); d != "" {
+			t.Fatalf("read back: %s", d)
 		}
-		if other, err := ParseVMRuntime(out); err != nil || other != rt {
-			t.Fatalf("%+v became %+v, %v", rt, other, err)
+		if other, err := ParseVMRuntime(out); err != nil {
+			t.Fatalf("%+v: %v", rt, err)
+		} else if d := diff.Of(rt, other); d != "" {
+			t.Fatalf("read back: %s", d)
 		}
 	})
 }

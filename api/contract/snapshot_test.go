@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func TestSlotOf(t *testing.T) {
@@ -92,8 +94,10 @@ func TestLifecycle(t *testing.T) {
 	m := map[string]string{"other": "kept"}
 	want := Lifecycle{State: LifecycleHibernated, Observed: "7", Message: "slept"}
 	want.Apply(m)
-	if got, err := ParseLifecycle(m); err != nil || got != want {
-		t.Errorf("read back %+v, %v", got, err)
+	if got, err := ParseLifecycle(m); err != nil {
+		t.Errorf("read back: %v", err)
+	} else if d := diff.Of(want, got); d != "" {
+		t.Errorf("read back: %s", d)
 	}
 	Lifecycle{}.Apply(m)
 	if !maps.Equal(m, map[string]string{"other": "kept"}) {
@@ -123,8 +127,10 @@ func FuzzSnapshotRef(f *testing.F) {
 		l, _ := ParseLifecycle(in)
 		out := map[string]string{}
 		l.Apply(out)
-		if again, err := ParseLifecycle(out); err != nil || again != l {
-			t.Fatalf("%+v became %+v: %v", l, again, err)
+		if again, err := ParseLifecycle(out); err != nil {
+			t.Fatalf("%+v: %v", l, err)
+		} else if d := diff.Of(l, again); d != "" {
+			t.Fatalf("read back: %s", d)
 		}
 		SlotOf(generation, s, VMName(generation, s)+"-0")
 		ref, err := ParseSnapshotRef(s)
@@ -132,8 +138,8 @@ func FuzzSnapshotRef(f *testing.F) {
 			return
 		}
 		again, err := ParseSnapshotRef(ref.String())
-		if err != nil || again != ref {
-			t.Fatalf("%q is %+v and then %+v: %v", s, ref, again, err)
+		if d := diff.Of(ref, again); err != nil || d != "" {
+			t.Fatalf("%q, read twice: %v, %s", s, err, d)
 		}
 		if local := ref.Local(); len(local) > maxLocalName || strings.ContainsAny(local, "/@ \n") {
 			t.Fatalf("%q cannot be a name on a node", local)

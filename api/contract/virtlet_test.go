@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func fullVirtlet() Virtlet {
@@ -31,8 +33,11 @@ func TestVirtletSetsAndClears(t *testing.T) {
 	}
 	if want := fullVirtlet(); got.RootVolumeSize.Cmp(want.RootVolumeSize) != 0 {
 		t.Errorf("size %s", got.RootVolumeSize.String())
-	} else if got.RootVolumeSize = want.RootVolumeSize; got != want {
-		t.Errorf("read back %+v, want %+v", got, want)
+	} else {
+		got.RootVolumeSize = want.RootVolumeSize
+		if d := diff.Of(want, got); d != "" {
+			t.Errorf("read back: %s", d)
+		}
 	}
 	Virtlet{}.Apply(m)
 	if !maps.Equal(m, map[string]string{"other": "kept"}) {
@@ -126,8 +131,8 @@ func FuzzParseVirtlet(f *testing.F) {
 			t.Fatalf("size changed from %s to %s", v.RootVolumeSize.String(), again.RootVolumeSize.String())
 		}
 		again.RootVolumeSize, v.RootVolumeSize = resource.Quantity{}, resource.Quantity{}
-		if again != v {
-			t.Fatalf("%+v became %+v", v, again)
+		if d := diff.Of(v, again); d != "" {
+			t.Fatalf("read back: %s", d)
 		}
 	})
 }

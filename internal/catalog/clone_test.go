@@ -2,13 +2,13 @@ package catalog_test
 
 import (
 	"context"
-	"reflect"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -74,15 +74,18 @@ func TestCloneFetchesTheVeryImage(t *testing.T) {
 			}
 			c.spec.Name = "copy"
 			r, err := room.CloneWithImage(t.Context(), c.spec, auth)
-			if c.ok != (err == nil) || err != nil && (errdefs.ClassOf(err) != c.class || s.cloned.Name != "") || err == nil && (r.Spec.Name != "copy" || !reflect.DeepEqual(s.cloned, c.spec)) {
+			if c.ok != (err == nil) || err != nil && (errdefs.ClassOf(err) != c.class || s.cloned.Name != "") || err == nil && r.Spec.Name != "copy" {
 				t.Errorf("%+v, %v; cloned %+v", r, err, s.cloned)
+			}
+			if d := diff.Of(c.spec, s.cloned); err == nil && d != "" {
+				t.Errorf("cloned %s", d)
 			}
 			var want []image.PullRequest
 			if c.asks != "" {
 				want = []image.PullRequest{{Name: c.asks, Policy: image.PullIfNotPresent, Auth: auth}}
 			}
-			if !reflect.DeepEqual(o.asked, want) {
-				t.Errorf("asked for %+v, want %+v", o.asked, want)
+			if d := diff.Of(want, o.asked); d != "" {
+				t.Errorf("asked for %s", d)
 			}
 			if sh.held != 0 {
 				t.Errorf("%d snapshots are still held", sh.held)

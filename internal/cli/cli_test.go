@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -130,8 +131,8 @@ func TestRunWaitsForTheAgent(t *testing.T) {
 		Labels: map[string]string{"k": "v"}, NICs: []vm.NICSpec{{}},
 		Process: vm.Process{Args: []string{"sh", "-c", "x"}, Env: []vm.EnvVar{{Name: "A", Value: "1"}, {Name: "HOME", Value: "/here"}}},
 	}
-	if !reflect.DeepEqual(n.launched, want) {
-		t.Errorf("asked for %+v\nwant %+v", n.launched, want)
+	if d := diff.Of(want, n.launched); d != "" {
+		t.Errorf("asked for %s", d)
 	}
 	var got struct {
 		AgentReady bool `json:"agent_ready"`
@@ -385,8 +386,8 @@ func TestPull(t *testing.T) {
 		if tc.want.Name == "" && len(n.pulls.asked) == 0 {
 			continue
 		}
-		if len(n.pulls.asked) != 1 || !reflect.DeepEqual(n.pulls.asked[0], tc.want) {
-			t.Errorf("%s: asked %+v", tc.args, n.pulls.asked)
+		if d := diff.Of([]image.PullRequest{tc.want}, n.pulls.asked); d != "" {
+			t.Errorf("%s: asked for %s", tc.args, d)
 		}
 	}
 }

@@ -3,12 +3,12 @@ package cli
 import (
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/cloudinit"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -53,8 +53,8 @@ func TestCloudInitFlags(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || !reflect.DeepEqual(got, tc.want) {
-				t.Errorf("%+v, %v", got, err)
+			if d := diff.Of(tc.want, got); err != nil || d != "" {
+				t.Errorf("%v, %s", err, d)
 			}
 		})
 	}

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +16,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -26,7 +26,7 @@ func TestImageGC(t *testing.T) {
 	code, out, errOut := cocoon("", "image", "gc", "--max-age", "720h", "--max-size", "20G", "--min-age", "2m", "--high", "85", "--low", "70", "--dry-run")
 	want := image.GCLimits{MaxAge: 720 * time.Hour, MaxSize: 20 << 30, MinAge: 2 * time.Minute, High: 85, Low: 70, DryRun: true}
 	if code != 0 || !strings.Contains(out, "old:1") || !strings.HasSuffix(out, "would free 1M\n") || n.store.limits != want {
-		t.Errorf("%d %q %q %+v", code, out, errOut, n.store.limits)
+		t.Errorf("%d %q %q, limits %s", code, out, errOut, diff.Of(want, n.store.limits))
 	}
 	code, out, errOut = cocoon("", "image", "gc", "-o", "json")
 	var got image.Collected
@@ -124,8 +124,8 @@ func TestImageBuild(t *testing.T) {
 			t.Fatalf("%s: the store does not take it: %v", name, err)
 		}
 		want := vm.Process{Entrypoint: []string{"/bin/app", "-v"}, Args: []string{"serve"}, Env: []vm.EnvVar{{Name: "A", Value: "b=c"}}, WorkDir: "/srv", User: "1000"}
-		if img.Type != vm.ImageOCI || !reflect.DeepEqual(img.Config, want) {
-			t.Errorf("%s: %+v", name, img)
+		if d := diff.Of(want, img.Config); img.Type != vm.ImageOCI || d != "" {
+			t.Errorf("%s: type %s, configuration %s", name, img.Type, d)
 		}
 		if name == "folder" {
 			sameTree(t, first)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -164,10 +164,10 @@ func TestNamespaceActsOnItsBehalf(t *testing.T) {
 	n := &node{env: map[string]string{"COCOON_ON_BEHALF": `{"namespace":"dev","pod_uid":"p"}`}}
 	cocoon := serve(t, n)
 	if code, _, errOut := cocoon("", "snapshot", "publish", "warm", "--none"); code != 0 || n.catalog.behalf != (vm.Owner{Namespace: "dev", PodUID: "p"}) {
-		t.Errorf("%d %q: on behalf of %+v", code, errOut, n.catalog.behalf)
+		t.Errorf("%d %q: on behalf of %s", code, errOut, diff.Of(vm.Owner{Namespace: "dev", PodUID: "p"}, n.catalog.behalf))
 	}
 	if code, _, errOut := cocoon("", "--namespace", "prod", "snapshot", "publish", "warm", "--none"); code != 0 || n.catalog.behalf != (vm.Owner{Namespace: "prod"}) {
-		t.Errorf("%d %q: on behalf of %+v", code, errOut, n.catalog.behalf)
+		t.Errorf("%d %q: on behalf of %s", code, errOut, diff.Of(vm.Owner{Namespace: "prod"}, n.catalog.behalf))
 	}
 	n.env["COCOON_ON_BEHALF"] = "{"
 	if code, _, errOut := cocoon("", "snapshot", "publish", "warm", "--none"); code != 2 || !strings.Contains(errOut, "COCOON_ON_BEHALF") {
@@ -363,23 +363,25 @@ func TestPushAndPullProveWhoTheyAre(t *testing.T) {
 	} {
 		n := &node{env: c.env}
 		cocoon := serve(t, n)
-		if code, out, errOut := cocoon("", append([]string{"snapshot", "push", "warm", "https://Reg.example:5000/team/warm:v1"}, c.args...)...); code != 0 || out != "sha256:m\n" || errOut != "" || !reflect.DeepEqual(n.catalog.auth, c.want) {
-			t.Errorf("%s: push: %d %q %q, came as %+v", name, code, out, errOut, n.catalog.auth)
+		if code, out, errOut := cocoon("", append([]string{"snapshot", "push", "warm", "https://Reg.example:5000/team/warm:v1"}, c.args...)...); code != 0 || out != "sha256:m\n" || errOut != "" || diff.Of(c.want, n.catalog.auth) != "" {
+			t.Errorf("%s: push: %d %q %q, credentials %s", name, code, out, errOut, diff.Of(c.want, n.catalog.auth))
 		}
 		n.catalog.auth = snapshot.Auth{}
-		if code, _, errOut := cocoon("", append([]string{"snapshot", "pull", "--name", "x", "reg.example:5000/team/warm:v1"}, c.args...)...); code != 0 || !reflect.DeepEqual(n.catalog.auth, c.want) || n.catalog.ref != "reg.example:5000/team/warm:v1" {
-			t.Errorf("%s: pull: %d %q, came as %+v", name, code, errOut, n.catalog.auth)
+		if code, _, errOut := cocoon("", append([]string{"snapshot", "pull", "--name", "x", "reg.example:5000/team/warm:v1"}, c.args...)...); code != 0 || diff.Of(c.want, n.catalog.auth) != "" || n.catalog.ref != "reg.example:5000/team/warm:v1" {
+			t.Errorf("%s: pull of %s: %d %q, credentials %s", name, n.catalog.ref, code, errOut, diff.Of(c.want, n.catalog.auth))
 		}
 		code, out, errOut := cocoon("", append([]string{"image", "push", "demo", "reg.example:5000/demo"}, c.args...)...)
 		want := image.PushRequest{Ref: "demo", To: "reg.example:5000/demo", Token: c.want.Token, Username: c.want.Username, Password: c.want.Password, CA: c.want.CA}
-		if code != 0 || out != "sha256:m\n" || !reflect.DeepEqual(n.catalog.image, want) {
-			t.Errorf("%s: image push: %d %q %q, came as %+v", name, code, out, errOut, n.catalog.image)
+		if d := diff.Of(want, n.catalog.image); code != 0 || out != "sha256:m\n" || d != "" {
+			t.Errorf("%s: image push: %d %q %q, asked for %s", name, code, out, errOut, d)
 		}
 	}
 	n := &node{env: map[string]string{"EPOCH_TOKEN": "not for everybody"}}
 	cocoon := serve(t, n)
-	if code, _, errOut := cocoon("", "image", "pull", "--token-file", token, "oci://reg.example:5000/demo:1"); code != 0 || len(n.pulls.asked) != 1 || !reflect.DeepEqual(n.pulls.asked[0].Auth, []image.RegistryAuth{{Registry: "reg.example:5000", Token: "s3cret"}}) {
+	if code, _, errOut := cocoon("", "image", "pull", "--token-file", token, "oci://reg.example:5000/demo:1"); code != 0 || len(n.pulls.asked) != 1 {
 		t.Errorf("image pull: %d %q, asked %+v", code, errOut, n.pulls.asked)
+	} else if d := diff.Of([]image.RegistryAuth{{Registry: "reg.example:5000", Token: "s3cret"}}, n.pulls.asked[0].Auth); d != "" {
+		t.Errorf("image pull: credentials %s", d)
 	}
 	if code, _, errOut := cocoon("", "image", "pull", "demo:1", "--token-file", token); code != 2 || !strings.Contains(errOut, "HOST/REPOSITORY") {
 		t.Errorf("image pull without a registry: %d %q", code, errOut)
@@ -405,13 +407,13 @@ func TestClone(t *testing.T) {
 		Snapshot: "warm", Name: "web-2", Storage: 40 << 30, Hostname: "h", SSHHostKeys: true, Labels: map[string]string{"a": "b"},
 		NICs: []vm.NICSpec{{Network: "lan"}, {Network: "lan"}},
 	}
-	if code != 0 || !reflect.DeepEqual(n.cloned, want) || !strings.Contains(out, `"cloned": true`) || !strings.Contains(out, `"snapshot": "zyx"`) {
-		t.Errorf("%d %q %q, asked for %+v", code, out, errOut, n.cloned)
+	if d := diff.Of(want, n.cloned); code != 0 || d != "" || !strings.Contains(out, `"cloned": true`) || !strings.Contains(out, `"snapshot": "zyx"`) {
+		t.Errorf("%d %q %q, asked for %s", code, out, errOut, d)
 	}
 	code, _, errOut = cocoon("", "vm", "clone", "--from-dir", "/srv/x", "--nics", "1", "--cold", "--cpu", "4", "--memory", "2G", "--stop-grace", "5s", "--on-demand", "--no-direct-io")
 	want = vm.CloneSpec{FromDir: "/srv/x", NICs: []vm.NICSpec{{}}, Cold: true, CPUs: 4, Memory: 2 << 30, StopGrace: 5 * time.Second}
-	if code != 0 || !reflect.DeepEqual(n.cloned, want) {
-		t.Errorf("%d %q, asked for %+v", code, errOut, n.cloned)
+	if d := diff.Of(want, n.cloned); code != 0 || d != "" {
+		t.Errorf("%d %q, asked for %s", code, errOut, d)
 	}
 	docker := filepath.Join(t.TempDir(), "config.json")
 	if err := os.WriteFile(docker, []byte(`{"auths":{"r":{"auth":"bWU6cHc="}}}`), 0o600); err != nil {

@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -45,8 +46,8 @@ func read(t *testing.T, doc []byte) map[string]any {
 
 func same(t *testing.T, what string, got, want any) {
 	t.Helper()
-	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%s:\n%#v\nwant\n%#v", what, got, want)
+	if d := diff.Of(want, got); d != "" {
+		t.Errorf("%s: %s", what, d)
 	}
 }
 

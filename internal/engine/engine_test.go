@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -272,7 +273,7 @@ func TestRestartOfTheDaemon(t *testing.T) {
 	r.world.Guest(rec.ID).Print(2)
 	r.start()
 	if got := r.must(r.Inspect(ctx, "web")); got.PID != rec.PID || got.State != vm.StateRunning || got.StartedAt != rec.StartedAt || got.Restarts != 0 {
-		t.Errorf("adopted: %+v", got)
+		t.Errorf("adopted, compared with before: %s", diff.Of(rec, got))
 	}
 	if got := r.must(r.Inspect(ctx, "gone")); got.State != vm.StateStopped || got.Reason != vm.ReasonLost || got.ExitCode != nil {
 		t.Errorf("ended meanwhile: %+v", got)

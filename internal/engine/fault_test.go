@@ -10,6 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/journal/journaltest"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -193,7 +194,7 @@ func TestAdoptionFails(t *testing.T) {
 	r.world.Fault = func(string) error { return nil }
 	r.start()
 	if got := r.must(r.Inspect(t.Context(), "web")); got.State != vm.StateRunning || got.PID != rec.PID {
-		t.Errorf("got %+v", got)
+		t.Errorf("adopted, compared with before: %s", diff.Of(rec, got))
 	}
 	if err := r.Remove(t.Context(), "web", true); err != nil {
 		t.Error(err)

@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -63,14 +64,14 @@ func TestHibernateAndWake(t *testing.T) {
 	}
 	woken := r.must(r.Wake(ctx, "web"))
 	if woken.State != vm.StateRunning || nicOf(woken) != nicOf(rec) || woken.Snapshot != "" || woken.Restarts != rec.Restarts || !woken.StartedAt.Equal(rec.StartedAt) || woken.Cloned {
-		t.Errorf("woken %+v, before it was %+v", woken, rec)
+		t.Errorf("woken, compared with before: %s", diff.Of(rec, woken))
 	}
 	r.await("web", "ready", ready)
 	g = r.world.Guest(rec.ID)
 	now := g.Self()
 	self.Resumed = 1
-	if now != self || r.volume(rec.ID) != "two" {
-		t.Errorf("awake it is %+v, before %+v; its volume holds %q", now, self, r.volume(rec.ID))
+	if d := diff.Of(self, now); d != "" || r.volume(rec.ID) != "two" {
+		t.Errorf("awake its volume holds %q, %s", r.volume(rec.ID), d)
 	}
 	if _, err := r.world.Snapshots().Get(ctx, slept.Snapshot); !errdefs.IsNotFound(err) {
 		t.Errorf("its snapshot is there still (%v)", err)
@@ -136,7 +137,7 @@ func TestHibernateFails(t *testing.T) {
 			wantClass(t, "hibernate", err, errdefs.ResourceExhausted)
 			broken.Store(false)
 			if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateRunning || !now.AgentReady || now.PID != rec.PID {
-				t.Errorf("after that it is %+v", now)
+				t.Errorf("after that, compared with before: %s", diff.Of(rec, now))
 			}
 			if g.Self().Paused {
 				t.Error("its guest is paused")
@@ -254,7 +255,7 @@ func (r *rig) goBack(what string, rec vm.Record, g *enginetest.Guest) {
 	}
 	got := r.must(r.Restore(r.t.Context(), "web", "gold"))
 	if got.State != vm.StateRunning || got.Snapshot != "" || got.Cloned || nicOf(got) != nicOf(rec) {
-		r.t.Errorf("%s: restored %+v", what, got)
+		r.t.Errorf("%s: restored, compared with before: %s", what, diff.Of(rec, got))
 	}
 	r.await("web", "ready", ready)
 	if self := r.world.Guest(rec.ID).Self(); r.disk(rec.ID) != "one." || self.Lines != 2 || self.Down || self.Hostname != "web" {
@@ -359,7 +360,7 @@ func TestWakeWithOtherMACs(t *testing.T) {
 	r.start()
 	woken := r.must(r.Wake(ctx, "web"))
 	if woken.NICs[0].MAC == rec.NICs[0].MAC {
-		t.Errorf("woken %+v, before %+v", woken, rec)
+		t.Errorf("woken, compared with before: %s", diff.Of(rec, woken))
 	}
 	now := r.await("web", "ready", ready)
 	if self := r.world.Guest(rec.ID).Self(); self.MAC != now.NICs[0].MAC || self.Down || self.MachineID != id || self.Hostname != "web" {

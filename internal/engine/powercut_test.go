@@ -7,6 +7,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -78,7 +79,7 @@ func TestPowerCut(t *testing.T) {
 			return
 		}
 		if !there || got.ID != want.ID || got.State != want.State || got.PID != want.PID || got.Snapshot != want.Snapshot {
-			t.Errorf("%s: a power cut leaves %+v, the verb answered %+v", verb, got, want)
+			t.Errorf("%s: what a power cut leaves, compared with what the verb answered: %s", verb, diff.Of(want, got))
 		}
 	}
 	_, err := r.Create(ctx, spec("cold"))

@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -204,7 +205,7 @@ func unharmed(t *testing.T, r *rig, before map[string]string, of ...vm.Record) {
 	for _, rec := range of {
 		now, err := r.Inspect(t.Context(), string(rec.ID))
 		if err != nil || now.State != rec.State || now.PID != rec.PID || now.Snapshot != rec.Snapshot || !slices.Equal(now.SnapshotIDs, rec.SnapshotIDs) {
-			t.Errorf("%s was %+v and is %+v, %v", rec.Spec.Name, rec, now, err)
+			t.Errorf("%s, compared with before: %v, %s", rec.Spec.Name, err, diff.Of(rec, now))
 		}
 		if g := r.world.Guest(rec.ID); rec.State == vm.StateRunning && (g == nil || g.PID() != rec.PID || g.Self().Paused) {
 			t.Errorf("the guest of %s does not run as it did", rec.Spec.Name)

@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal/records"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -87,7 +88,7 @@ func TestUnknownIsKeptAside(t *testing.T) {
 
 	adopted := r.must(r.AdoptStray(ctx, string(web.ID), ""))
 	if adopted.State != vm.StateRunning || adopted.PID != web.PID || adopted.NICs[0].IP != web.NICs[0].IP {
-		t.Errorf("adopted %+v, was %+v", adopted, web)
+		t.Errorf("adopted, compared with before: %s", diff.Of(web, adopted))
 	}
 	r.await("web", "ready", ready)
 	r.must(r.Create(ctx, spec("db")))
@@ -202,7 +203,7 @@ func TestRebuild(t *testing.T) {
 		is := after[i]
 		if is.ID != was.ID || is.Spec.Name != was.Spec.Name || is.State != was.State || is.PID != was.PID || is.Snapshot != was.Snapshot ||
 			fmt.Sprint(is.NICs) != fmt.Sprint(was.NICs) || fmt.Sprint(is.Disks) != fmt.Sprint(was.Disks) {
-			t.Errorf("it is %+v, was %+v", is, was)
+			t.Errorf("%s, compared with before: %s", was.Spec.Name, diff.Of(was, is))
 		}
 		if g := r.world.Guest(was.ID); was.State == vm.StateRunning && (g == nil || g.PID() != was.PID) {
 			t.Errorf("%s has stopped", was.Spec.Name)

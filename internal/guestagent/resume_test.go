@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -73,8 +73,8 @@ func TestResumedReachesTheMachineAndRepeatsItsAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, err := resumer(t, a).Resumed(t.Context(), clone()) // as if the answer was lost
-	if err != nil || !reflect.DeepEqual(again, first) || first.LogSeq < 2 {
-		t.Errorf("answers %+v and %+v, %v", first, again, err)
+	if d := diff.Of(first, again); err != nil || d != "" || first.LogSeq < 2 {
+		t.Errorf("the first answer is %+v; the second: %v, %s", first, err, d)
 	}
 	if got := output(t, a, sh("echo $HOSTNAME")); got != "copy\n" {
 		t.Errorf("commands of the clone run on %q", got)

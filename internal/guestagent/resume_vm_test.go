@@ -13,7 +13,6 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,6 +20,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -167,8 +167,8 @@ func TestVMCloneBecomesItself(t *testing.T) {
 		}
 		first, firstWork := time.Since(begin), c.work()-before
 		again, err := resumer(t, a).Resumed(t.Context(), r)
-		if err != nil || !reflect.DeepEqual(again, reply) || reply.LogSeq == 0 {
-			t.Errorf("a second call: %+v after %+v, %v", again, reply, err)
+		if d := diff.Of(reply, again); err != nil || d != "" || reply.LogSeq == 0 {
+			t.Errorf("the first answer is %+v; the second: %v, %s", reply, err, d)
 		}
 		t.Logf("after cont: session %v (%v of work), itself %v (%v)", connected, connectedWork, first, firstWork)
 		m.do(`{"execute":"set_link","arguments":{"name":"n0","up":true}}`)

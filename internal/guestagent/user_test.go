@@ -1,11 +1,11 @@
 package guestagent
 
 import (
-	"reflect"
 	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 const passwd = `root:x:0:0:root:/root:/bin/sh
@@ -37,8 +37,8 @@ func TestResolveUser(t *testing.T) {
 		":29":       {gid: 29, home: "/root"},
 	} {
 		got, err := resolveUser(spec, p, g)
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%q: %+v, %v", spec, got, err)
+		if d := diff.Of(want, got); err != nil || d != "" {
+			t.Errorf("%q: %v, %s", spec, err, d)
 		}
 	}
 	for _, spec := range []string{"nobody", "web:nogroup", "bad", "-1", "4294967295", "99999999999", "short"} {

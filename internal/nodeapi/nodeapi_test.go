@@ -21,6 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -279,8 +280,8 @@ func TestLogs(t *testing.T) {
 	c, _ := serve(t, s, nodeapi.Config{})
 	var got guest.LogEntry
 	err := c.Logs(t.Context(), "x", guest.LogOptions{Tail: -1, Previous: true}, func(e guest.LogEntry) error { got = e; return nil })
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Fatalf("%+v, %v", got, err)
+	if d := diff.Of(want, got); err != nil || d != "" {
+		t.Fatalf("%v, %s", err, d)
 	}
 }
 
@@ -342,8 +343,9 @@ func TestImagesAndNode(t *testing.T) {
 		t.Error(err)
 	}
 	want, _ := host{}.Strays(ctx)
-	if got, err := c.Strays(ctx); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("strays %+v, %v", got, err)
+	got, err := c.Strays(ctx)
+	if d := diff.Of(want, got); err != nil || d != "" {
+		t.Errorf("strays: %v, %s", err, d)
 	}
 	if r, err := c.AdoptStray(ctx, "lost", "db2"); err != nil || r.ID != "lost" || r.Spec.Name != "db2" {
 		t.Errorf("adopted %+v, %v", r, err)

@@ -6,6 +6,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -17,11 +18,11 @@ func TestBehalfCrossesTheWire(t *testing.T) {
 	for _, who := range []vm.Owner{{}, prod} {
 		ctx := vm.OnBehalf(t.Context(), who)
 		if _, err := c.GetSnapshot(ctx, "warm"); err != nil || sh.who != who {
-			t.Errorf("a call of %+v arrived as %+v, %v", who, sh.who, err)
+			t.Errorf("a call of %+v: %v, %s", who, err, diff.Of(who, sh.who))
 		}
 		sh.who = vm.Owner{Namespace: "nobody"}
 		if _, err := c.ListSnapshots(ctx); err != nil || sh.who != who {
-			t.Errorf("a stream of %+v arrived as %+v, %v", who, sh.who, err)
+			t.Errorf("a stream of %+v: %v, %s", who, err, diff.Of(who, sh.who))
 		}
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -227,8 +227,9 @@ func TestSnapshotVerbs(t *testing.T) {
 	c, ctx := serveCatalog(t, &scripted{}, sh, nil), t.Context()
 	spec := vm.SaveSpec{Name: "s", Description: "d", Quiesce: true, Labels: map[string]string{"a": "b"}}
 	want := snapshot.Snapshot{Name: "s", Description: "d", Quiesced: true, Labels: spec.Labels, Source: snapshot.Source{VMName: "web"}, Pause: time.Second}
-	if got, err := c.SaveSnapshot(ctx, "web", spec); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("save: %+v, %v", got, err)
+	saved, err := c.SaveSnapshot(ctx, "web", spec)
+	if d := diff.Of(want, saved); err != nil || d != "" {
+		t.Errorf("save: %v, %s", err, d)
 	}
 	if got, err := c.GetSnapshot(ctx, "one"); err != nil || got.ID != "id0" || got.Size != 9 {
 		t.Errorf("inspect: %+v, %v", got, err)
@@ -248,8 +249,9 @@ func TestSnapshotVerbs(t *testing.T) {
 	if r, err := c.Hibernate(ctx, "web", "h"); err != nil || r.State != vm.StateHibernated || r.Snapshot != "h" {
 		t.Errorf("hibernate: %+v, %v", r, err)
 	}
-	if r, err := c.Wake(ctx, "web"); err != nil || !reflect.DeepEqual(r.Resume, &vm.Resume{MACs: []string{"m"}}) || !r.Cloned {
-		t.Errorf("wake: %+v, %v", r, err)
+	r, err := c.Wake(ctx, "web")
+	if d := diff.Of(&vm.Resume{MACs: []string{"m"}}, r.Resume); err != nil || d != "" || !r.Cloned {
+		t.Errorf("wake: cloned %v, %v, %s", r.Cloned, err, d)
 	}
 }
 
@@ -328,8 +330,8 @@ func TestPushAndPull(t *testing.T) {
 	auth := snapshot.Auth{Token: "secret", CA: []byte("pem")}
 	var reports []snapshot.Progress
 	got, err := c.PushSnapshot(ctx, "one", "reg.example/one:v1", auth, func(p snapshot.Progress) { reports = append(reports, p) })
-	if err != nil || got.Digest != "sha256:pushed" || sh.all["one"].Digest != "sha256:pushed" || !reflect.DeepEqual(sh.auth, auth) {
-		t.Fatalf("push: %+v, %v, credentials arrived as %+v", got, err, sh.auth)
+	if d := diff.Of(auth, sh.auth); err != nil || got.Digest != "sha256:pushed" || sh.all["one"].Digest != "sha256:pushed" || d != "" {
+		t.Fatalf("push: %+v, %v, credentials %s", got, err, d)
 	}
 	if n := len(reports); n < 2 || n > 500 || reports[n-1].Done != 1000 || reports[n-1].Moved != 999 {
 		t.Errorf("%d reports, the last %+v", n, reports[max(n-1, 0)])
@@ -433,8 +435,8 @@ func TestPushImage(t *testing.T) {
 	req := image.PushRequest{Ref: "demo", To: "reg/demo:1", Username: "u", Password: "p"}
 	var seen image.Progress
 	img, err := c.PushImage(t.Context(), req, func(p image.Progress) { seen = p })
-	if err != nil || img.Digest != "sha256:m" || img.Name != "demo" || seen.Total != 2 || !reflect.DeepEqual(p.got, req) {
-		t.Errorf("%+v, %v, %+v, asked %+v", img, err, seen, p.got)
+	if d := diff.Of(req, p.got); err != nil || img.Digest != "sha256:m" || img.Name != "demo" || seen.Total != 2 || d != "" {
+		t.Errorf("%+v, %v, %+v, asked for %s", img, err, seen, d)
 	}
 	without, _ := serve(t, &scripted{}, nodeapi.Config{})
 	if _, err := without.PushImage(t.Context(), req, nil); errdefs.ClassOf(err) != errdefs.Unsupported {

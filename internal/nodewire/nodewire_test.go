@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -83,13 +84,13 @@ func roundTrip[T any, M interface {
 			if err := proto.Unmarshal(b, m); err != nil {
 				t.Fatal(err)
 			}
-			if got := decode(m); !reflect.DeepEqual(got, want) {
-				t.Errorf("round trip\n got %+v\nwant %+v", got, want)
+			if d := diff.Of(want, decode(m)); d != "" {
+				t.Errorf("round trip: %s", d)
 			}
 		}
 		var none M
-		if got := decode(none); !reflect.DeepEqual(got, zero) {
-			t.Errorf("a missing message decodes to %+v", got)
+		if d := diff.Of(zero, decode(none)); d != "" {
+			t.Errorf("a missing message: %s", d)
 		}
 	})
 }
@@ -161,11 +162,11 @@ func TestSnapshotsGoWithoutTheirInnards(t *testing.T) {
 	if err := proto.Unmarshal(b, &m); err != nil {
 		t.Fatal(err)
 	}
-	if got := DecodeSnapshot(&m); !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v\nwant %+v", got, want)
+	if d := diff.Of(want, DecodeSnapshot(&m)); d != "" {
+		t.Error(d)
 	}
-	if got := DecodeSnapshot(nil); !reflect.DeepEqual(got, snapshot.Snapshot{}) {
-		t.Errorf("a missing message decodes to %+v", got)
+	if d := diff.Of(snapshot.Snapshot{}, DecodeSnapshot(nil)); d != "" {
+		t.Errorf("a missing message: %s", d)
 	}
 }
 

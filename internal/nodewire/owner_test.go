@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -18,7 +19,7 @@ func TestBehalfTravels(t *testing.T) {
 		md, _ := metadata.FromOutgoingContext(sent)
 		got, err := TakeBehalf(metadata.NewIncomingContext(t.Context(), md))
 		if err != nil || vm.Behalf(got) != who {
-			t.Errorf("on behalf of %+v arrived as %+v, %v", who, vm.Behalf(got), err)
+			t.Errorf("on behalf of %+v: %v, %s", who, err, diff.Of(who, vm.Behalf(got)))
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ociclient"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 var digest = "sha256:" + strings.Repeat("0a", 32)
@@ -94,7 +95,7 @@ func FuzzParseRef(f *testing.F) {
 		}
 		again, err := ociclient.ParseRef(r.String())
 		if err != nil || again != r {
-			t.Fatalf("%q is %+v, and that is %+v, %v", s, r, again, err)
+			t.Fatalf("%q, read twice: %v, %s", s, err, diff.Of(r, again))
 		}
 		if strings.ContainsAny(r.Host+r.Repository, "?#@\\ \n\t%") || strings.Contains(r.Repository, "..") || (r.Tag == "") == (r.Digest == "") {
 			t.Fatalf("%q is %+v", s, r)

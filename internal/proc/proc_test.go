@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 // TestMain lets the test binary act as a parent that dies: it starts a process, prints its identity and exits.
@@ -77,7 +78,7 @@ func TestWaitTellsHow(t *testing.T) {
 			for range 3 {
 				wg.Go(func() {
 					if got, err := p.Wait(t.Context()); err != nil || got != tt.want {
-						t.Errorf("Wait = %+v, %v; want %+v", got, err, tt.want)
+						t.Errorf("Wait: %v, %s", err, diff.Of(tt.want, got))
 					}
 				})
 			}
@@ -353,7 +354,7 @@ func TestIsolated(t *testing.T) {
 			}
 			defer p.Close()
 			if exit, err := p.Wait(t.Context()); err != nil || exit != (Exit{}) {
-				t.Errorf("Wait = %+v, %v", exit, err)
+				t.Errorf("Wait: %v, %s", err, diff.Of(Exit{}, exit))
 			}
 			said, err := os.ReadFile(out.Name())
 			if err != nil {

@@ -13,12 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func TestRunTellsHow(t *testing.T) {
 	for script, want := range map[string]Exit{"exit 0": {}, "exit 7": {Code: 7}, "kill -15 $$": {Code: Unknown, Signal: 15}} {
 		if got, err := Run(t.Context(), sh(script), Limits{}); err != nil || got != want {
-			t.Errorf("%s: %+v, %v; want %+v", script, got, err, want)
+			t.Errorf("%s: %v, %s", script, err, diff.Of(want, got))
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry"
 	"cocoonstack.io/cocoon/internal/registry/content"
 	"cocoonstack.io/cocoon/internal/registry/objects/s3"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 // The same registry with its data in a bucket: push, pull, ranges, downloads, collection, scrub, and a restart.
@@ -50,8 +51,8 @@ func TestOnS3(t *testing.T) {
 
 	usage := r.content.Usage()
 	r = on() // the pushed data is in the bucket
-	if r.content.Usage() != usage {
-		t.Errorf("usage %+v became %+v", usage, r.content.Usage())
+	if d := diff.Of(usage, r.content.Usage()); d != "" {
+		t.Errorf("usage %s", d)
 	}
 	ref = parseRef(t, strings.TrimPrefix(r.url, "http://")+"/team/app:v1")
 	got, err := remote.Image(ref, opts...)

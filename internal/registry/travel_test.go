@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/local"
 	remote "cocoonstack.io/cocoon/internal/snapshot/registry"
 	"cocoonstack.io/cocoon/internal/snapshot/snapshottest"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func snapshots(t *testing.T) *local.Store {
@@ -68,7 +69,7 @@ func TestSnapshotsTravel(t *testing.T) {
 		before := r.content.Usage()
 		again, err := client.Push(t.Context(), source, ref, snapshot.Auth{Token: allToken}, nil)
 		if err != nil || again != digest || r.content.Usage() != before {
-			t.Errorf("the second push: %s after %s, %v, usage %+v", again, digest, err, r.content.Usage())
+			t.Errorf("the second push: %s after %s, %v, usage %s", again, digest, err, diff.Of(before, r.content.Usage()))
 		}
 
 		pulled := snapshots(t)

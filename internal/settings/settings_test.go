@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 type config struct {
@@ -82,8 +82,8 @@ func TestSourcesByWeight(t *testing.T) {
 		"a number as a text": {"name: 7\n", nil, []string{"--on"}, config{Name: "7", Count: 3, On: true, Wait: 24 * time.Hour, List: []string{"x", "y"}}},
 	} {
 		got, err := parse(t, tt.file, tt.env, tt.args...)
-		if err != nil || !reflect.DeepEqual(got, tt.want) {
-			t.Errorf("%s: %+v, %v", name, got, err)
+		if d := diff.Of(tt.want, got); err != nil || d != "" {
+			t.Errorf("%s: %v, %s", name, err, d)
 		}
 	}
 }

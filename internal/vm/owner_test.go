@@ -3,6 +3,8 @@ package vm
 import (
 	"context"
 	"testing"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func TestOwnerReaches(t *testing.T) {
@@ -49,8 +51,8 @@ func TestBehalfTravelsWithTheContext(t *testing.T) {
 		t.Errorf("without a word a request is on behalf of %+v, want the operator", got)
 	}
 	prod := Owner{Namespace: "prod", PodUID: "1"}
-	if got := Behalf(OnBehalf(t.Context(), prod)); got != prod {
-		t.Errorf("on behalf of %+v, want %+v", got, prod)
+	if d := diff.Of(prod, Behalf(OnBehalf(t.Context(), prod))); d != "" {
+		t.Errorf("on behalf of %s", d)
 	}
 	if a, b := prod.Qualify("db"), (Owner{}).Qualify("db"); a != "prod/db" || b != "db" {
 		t.Errorf("qualified names are %q and %q", a, b)

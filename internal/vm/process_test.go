@@ -1,8 +1,9 @@
 package vm
 
 import (
-	"reflect"
 	"testing"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func TestProcessOver(t *testing.T) {
@@ -52,8 +53,8 @@ func TestProcessOver(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := tt.spec.Over(tt.image)
-			if !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("got  %+v\nwant %+v", got, tt.want)
+			if d := diff.Of(tt.want, got); d != "" {
+				t.Error(d)
 			}
 			if got.Empty() != (len(got.Entrypoint)+len(got.Args) == 0) {
 				t.Errorf("Empty() = %v", got.Empty())
@@ -70,8 +71,8 @@ func TestCloneSharesNothing(t *testing.T) {
 		NICs:  []NIC{{DNS: []string{"1.1.1.1"}}}, Handle: []byte("h"), ExitCode: &code,
 	}
 	c := r.Clone()
-	if !reflect.DeepEqual(r, c) {
-		t.Fatalf("clone differs:\n%+v\n%+v", r, c)
+	if d := diff.Of(r, c); d != "" {
+		t.Fatalf("the clone differs: %s", d)
 	}
 	c.Spec.Labels["a"] = "x"
 	c.Spec.Process.Env[0].Value = "x"

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -89,7 +90,7 @@ func TestVMWithCNI(t *testing.T) {
 	}
 	for i, nic := range serves().NICs {
 		if nic.IP != r.NICs[i].IP || nic.IPv6 != r.NICs[i].IPv6 || nic.MAC != r.NICs[i].MAC {
-			t.Errorf("awake %+v, before %+v", nic, r.NICs[i])
+			t.Errorf("awake, compared with before: %s", diff.Of(r.NICs[i], nic))
 		}
 	}
 	if err := n.Remove(t.Context(), "web", true); err != nil {

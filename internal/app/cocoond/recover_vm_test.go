@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 // TestVMJournalLost removes the journal while guests run, are hibernated and are stopped. cocoond does not start until
@@ -68,7 +70,7 @@ func TestVMJournalLost(t *testing.T) {
 	for _, was := range before {
 		is, err := n.Inspect(t.Context(), was.Spec.Name)
 		if err != nil || is.ID != was.ID || is.State != was.State || is.PID != was.PID || is.NICs[0].IP != was.NICs[0].IP {
-			t.Errorf("%s is %+v (%v), was %+v", was.Spec.Name, is, err, was)
+			t.Errorf("%s, compared with before: %v, %s", was.Spec.Name, err, diff.Of(was, is))
 		}
 	}
 	n.ready("runs")

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 // taken occupies a TCP port on loopback until the test ends.
@@ -49,8 +50,8 @@ func TestSettle(t *testing.T) {
 		return s
 	}
 	s := settled(Options{APIPort: api, NodePort: node, MetricsPort: metrics})
-	if want := (Settings{APIPort: api, Nodes: []NodeSettings{{Name: defaultNodeName, Port: node, MetricsPort: metrics}}}); !reflect.DeepEqual(s, want) {
-		t.Errorf("got %+v, want %+v", s, want)
+	if d := diff.Of(Settings{APIPort: api, Nodes: []NodeSettings{{Name: defaultNodeName, Port: node, MetricsPort: metrics}}}, s); d != "" {
+		t.Error(d)
 	}
 	// A choice stays until another one is requested.
 	three := 3
@@ -64,8 +65,8 @@ func TestSettle(t *testing.T) {
 	if s = settled(Options{With: []string{partEpoch}}); s.with(partMetricsServer) {
 		t.Errorf("got %+v", s)
 	}
-	if again := settled(Options{}); !reflect.DeepEqual(again, s) {
-		t.Errorf("got %+v, want %+v", again, s)
+	if d := diff.Of(s, settled(Options{})); d != "" {
+		t.Error(d)
 	}
 	s = settled(Options{ExtraConfig: []string{"apiServer.event-ttl=2h", "controllerManager.a=b=c"}})
 	if got := settled(Options{}).extraArgs("controllerManager"); !reflect.DeepEqual(got, map[string]string{"a": "b=c"}) || !reflect.DeepEqual(s.extraArgs("apiServer"), map[string]string{"event-ttl": "2h"}) {

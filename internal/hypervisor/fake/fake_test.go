@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/hypervisortest"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -132,7 +133,7 @@ func TestBehaviour(t *testing.T) {
 					}
 				}
 				if got, err := i.Wait(t.Context()); err != nil || got != tt.want || time.Since(start) != tt.after {
-					t.Errorf("Wait = %+v, %v after %v; want %+v after %v", got, err, time.Since(start), tt.want, tt.after)
+					t.Errorf("Wait: %v after %v, want it after %v; %s", err, time.Since(start), tt.after, diff.Of(tt.want, got))
 				}
 			})
 		})

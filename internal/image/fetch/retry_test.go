@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -82,7 +84,7 @@ func TestContentRange(t *testing.T) {
 	} {
 		got, ok := parseContentRange(in)
 		if ok != (want != contentRange{}) || ok && got != want {
-			t.Errorf("%q: %+v, %v", in, got, ok)
+			t.Errorf("%q: %v, %s", in, ok, diff.Of(want, got))
 		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/local"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -432,8 +432,8 @@ func TestOriginBelongsToItsContent(t *testing.T) {
 	s := open(t, dir)
 	one := put(t, s, "a", "one", web)
 	got, img, err := s.Origin(t.Context(), "a")
-	if err != nil || !reflect.DeepEqual(got, web) || img.ID != one.ID {
-		t.Errorf("%+v %+v %v", got, img, err)
+	if d := diff.Of(web, got); err != nil || d != "" || img.ID != one.ID {
+		t.Errorf("image %s: %v, %s", img.ID, err, d)
 	}
 	if _, _, err := s.Origin(t.Context(), "a:latest"); !errdefs.IsNotFound(err) {
 		t.Errorf("another key: %v", err)

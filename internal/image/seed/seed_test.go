@@ -6,7 +6,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf16"
@@ -14,6 +13,7 @@ import (
 	"github.com/kdomanski/iso9660"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -84,8 +84,8 @@ func TestAnotherReaderSeesTheSame(t *testing.T) {
 				t.Errorf("%s is not in the Joliet tree", name)
 			}
 		}
-		if !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: got %v", label, got)
+		if d := diff.Of(want, got); d != "" {
+			t.Errorf("%s: %s", label, d)
 		}
 		if strings.TrimRight(gotLabel, " ") != label {
 			t.Errorf("label %q, want %q", gotLabel, label)
@@ -139,8 +139,8 @@ func TestSeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := vm.Disk{Path: filepath.Join(dir, "cidata.iso"), Format: vm.DiskRaw, ReadOnly: true, Serial: "cocoon-cidata", Role: vm.RoleCidat}
-	if !reflect.DeepEqual(disk, want) {
-		t.Errorf("disk %+v", disk)
+	if d := diff.Of(want, disk); d != "" {
+		t.Error(d)
 	}
 	first, err := os.Stat(disk.Path)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 
@@ -13,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/journal/journaltest"
 	"cocoonstack.io/cocoon/internal/journal/records"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -52,8 +52,8 @@ func TestCopies(t *testing.T) {
 			t.Fatal(err)
 		}
 		row, err := k.Kept(r.ID)
-		if err != nil || !reflect.DeepEqual(row.Record, r) {
-			t.Errorf("%s: the copy is %+v, %v; want %+v", what, row.Record, err, r)
+		if d := diff.Of(r, row.Record); err != nil || d != "" {
+			t.Errorf("%s: the copy: %v, %s", what, err, d)
 		}
 		if got := row.Intent; (got == nil) != (step == "") || got != nil && (got.Op != "launch" || got.Step != step || string(got.Args) != `{"a":1}`) {
 			t.Errorf("%s: the copy has the intent %+v", what, got)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/testkit/podgen"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -41,8 +42,8 @@ func FuzzCheck(f *testing.F) {
 		if len(errs) == 0 && !Static(pod) {
 			passes(t, pod)
 		}
-		if !reflect.DeepEqual(pod, before) {
-			t.Error("the pod was changed")
+		if d := diff.Of(before, pod); d != "" {
+			t.Errorf("the pod was changed: %s", d)
 		}
 	})
 }
@@ -83,8 +84,8 @@ func passes(t *testing.T, pod *corev1.Pod) {
 	if err := spec.Validate(); err != nil {
 		t.Fatalf("the engine refuses it: %v", err)
 	}
-	if !reflect.DeepEqual(spec, Spec(pod.DeepCopy(), Node{Name: "n"}, nil)) {
-		t.Error("the same pod has two VMs")
+	if d := diff.Of(spec, Spec(pod.DeepCopy(), Node{Name: "n"}, nil)); d != "" {
+		t.Errorf("the same pod has two VMs: %s", d)
 	}
 	for key, want := range map[string]string{
 		contract.VMLabelPodNamespace: pod.Namespace, contract.VMLabelPodName: pod.Name, contract.VMLabelPodUID: string(pod.UID), contract.VMLabelNode: "n",

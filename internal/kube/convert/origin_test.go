@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func with(annotations map[string]string) func(*corev1.Pod) {
@@ -40,7 +41,7 @@ func TestWhatAVMGoesOnFrom(t *testing.T) {
 				t.Fatal(errs.ToAggregate())
 			}
 			if got := OriginOf(pod); got != tc.want || got.Boots() != (tc.want == Origin{}) {
-				t.Errorf("%+v, want %+v", got, tc.want)
+				t.Errorf("boots %v, %s", got.Boots(), diff.Of(tc.want, got))
 			}
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -60,7 +61,7 @@ func TestStatusOfSeveralContainers(t *testing.T) {
 			v := View{Pod: p, Record: rec, Reach: Reach{Ready: true}, IP: "10.0.0.2", Asleep: tc.state == vm.StateHibernated}
 			s := v.Status(corev1.PodStatus{}, at)
 			if later := v.Status(s, at.Add(time.Hour)); !equality.Semantic.DeepEqual(later, s) {
-				t.Errorf("the status of the same view changes:\n%+v\n%+v", s, later)
+				t.Errorf("the status of the same view changes: %s", diff.Of(s, later))
 			}
 			got := []string{string(s.Phase)}
 			for _, kind := range []corev1.PodConditionType{corev1.PodInitialized, corev1.PodReady} {

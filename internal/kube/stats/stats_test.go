@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	summary "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -98,8 +99,8 @@ func TestCountersNeverFall(t *testing.T) {
 	if p := u.Process; p == nil || p.CPU != 1500*time.Millisecond || p.RSS != 256*page || p.WorkingSet != p.RSS || !p.Since.Equal(time.Unix(1700000100, 0)) {
 		t.Fatalf("process %+v", u.Process)
 	}
-	if n := u.Network; n == nil || *n != (NetworkUsage{RxBytes: 2000, TxBytes: 1000, RxErrors: 2, TxErrors: 1}) {
-		t.Errorf("network %+v", u.Network)
+	if d := diff.Of(&NetworkUsage{RxBytes: 2000, TxBytes: 1000, RxErrors: 2, TxErrors: 1}, u.Network); d != "" {
+		t.Errorf("network %s", d)
 	}
 	if u.Disk == nil || *u.Disk < 64<<10 {
 		t.Errorf("disk %v", u.Disk)

@@ -7,6 +7,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/network/ipam"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -120,7 +121,7 @@ func FuzzTapAlias(f *testing.F) {
 			return
 		}
 		if again, ok := parseTapAlias(owner, tapAlias(owner, l)); !ok || again != l {
-			t.Errorf("%+v became %+v", l, again)
+			t.Errorf("read back %v, %s", ok, diff.Of(l, again))
 		}
 	})
 }

@@ -2,11 +2,11 @@ package cni
 
 import (
 	"encoding/json"
-	"reflect"
 	"testing"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -45,8 +45,8 @@ func TestAddress(t *testing.T) {
 			}
 			var got vm.NIC
 			address(&got, res.IPs, res.Routes)
-			if !reflect.DeepEqual(got, tt.want) {
-				t.Errorf("%+v, want %+v", got, tt.want)
+			if d := diff.Of(tt.want, got); d != "" {
+				t.Error(d)
 			}
 		})
 	}

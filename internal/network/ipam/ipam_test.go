@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -64,8 +65,8 @@ func TestNameDecides(t *testing.T) {
 	if !strings.HasPrefix(first.MAC, "02:") {
 		t.Errorf("MAC %s is not locally administered", first.MAC)
 	}
-	if got := reserve(t, a, "1", "web"); got != first {
-		t.Errorf("asking again gave %+v, before %+v", got, first)
+	if d := diff.Of(first, reserve(t, a, "1", "web")); d != "" {
+		t.Errorf("asking again: %s", d)
 	}
 	a.Attach("1", 0, "tap1")
 	if got := reserve(t, a, "3", "web"); got.MAC == first.MAC || got.IP == first.IP {
@@ -227,8 +228,8 @@ func TestFileRoundTrip(t *testing.T) {
 		t.Fatalf("read %d leases (%v), want %d", len(got), err, len(want))
 	}
 	for i := range got {
-		if got[i] != want[i] {
-			t.Errorf("lease %d: %+v, want %+v", i, got[i], want[i])
+		if d := diff.Of(want[i], got[i]); d != "" {
+			t.Errorf("lease %d: %s", i, d)
 		}
 	}
 	fewer := pool(t, "10.1.0.0/24")
@@ -274,7 +275,7 @@ func TestFileFollowsChanges(t *testing.T) {
 		}
 		want, _ := p.Snapshot()
 		if got, err := f.Read(); err != nil || !slices.Equal(got, want) {
-			t.Errorf("after a change of %s: %+v (%v), want %+v", name, got, err, want)
+			t.Errorf("after a change of %s: %v, %s", name, err, diff.Of(want, got))
 		}
 		text, err := os.ReadFile(f.path)
 		fresh, ferr := Format(want)

@@ -23,6 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/registry/objects/folder"
 	"cocoonstack.io/cocoon/internal/registry/reference"
 	"cocoonstack.io/cocoon/internal/snapshot/artifact"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 type world struct {
@@ -115,8 +116,8 @@ func TestCollectRemovesOnlyWhatNobodyNamesOrUses(t *testing.T) {
 	}
 	w.put("a", "v1", "", named)
 	w.put("b", "v1", "", shared)
-	if done := w.collect(); done != (Collected{}) {
-		t.Errorf("just pushed: %+v", done)
+	if d := diff.Of(Collected{}, w.collect()); d != "" {
+		t.Errorf("just pushed: %s", d)
 	}
 	w.pass(2 * time.Hour)
 	if _, err := w.Blob(t.Context(), "a", asked.Digest); err != nil {

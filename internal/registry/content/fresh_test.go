@@ -11,6 +11,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/registry/reference"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func (w *world) file(key string) string { return filepath.Join(w.dir, filepath.FromSlash(key)) }
@@ -33,19 +34,19 @@ func TestBlobsAreFreshUntilAManifestNamesThem(t *testing.T) {
 	}
 	before := w.Usage()
 	w.blob("a", "named") // a blob that is pushed again exists twice
-	if now := w.Usage(); now != before {
-		t.Errorf("usage %+v after %+v", now, before)
+	if d := diff.Of(before, w.Usage()); d != "" {
+		t.Errorf("usage %s", d)
 	}
 	w = open(t, dir, Config{}) // killed
-	if now := w.Usage(); now != before {
-		t.Errorf("usage %+v after %+v", now, before)
+	if d := diff.Of(before, w.Usage()); d != "" {
+		t.Errorf("usage %s", d)
 	}
 	if !w.has("a", named.Digest) || !w.has("a", other.Digest) {
 		t.Error("lost with the process")
 	}
 	w.put("a", "v2", "", named, other)
 	if !w.isFile(blobKey(other.Digest)) || w.isFile(freshKey(named.Digest)) || w.Usage() != before {
-		t.Errorf("not settled, or counted twice: %+v after %+v", w.Usage(), before)
+		t.Errorf("not settled, or counted twice: %s", diff.Of(before, w.Usage()))
 	}
 }
 
@@ -96,7 +97,7 @@ func TestFreshBlobsAreCollected(t *testing.T) {
 	d := w.blob("a", "orphan")
 	w = open(t, dir, Config{})
 	if done, err := w.Collect(t.Context(), true); err != nil || done.Blobs != 1 || done.Bytes != d.Size || w.Usage() != before || w.isFile(freshKey(d.Digest)) {
-		t.Errorf("%+v, %v, usage %+v", done, err, w.Usage())
+		t.Errorf("%+v, %v, usage %s", done, err, diff.Of(before, w.Usage()))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func TestUploadsAreLimited(t *testing.T) {
@@ -28,8 +29,8 @@ func TestUploadsAreLimited(t *testing.T) {
 	second := begin("dev", "")
 	begin("dev", TooManyRequests)   // the total limit
 	begin("other", TooManyRequests) // the total limit
-	if got := w.Refused(); got != (Refused{PerOwner: 1, Total: 2}) {
-		t.Errorf("refused: %+v", got)
+	if d := diff.Of(Refused{PerOwner: 1, Total: 2}, w.Refused()); d != "" {
+		t.Errorf("refused: %s", d)
 	}
 	if err := first.Append(t.Context(), bytes.NewReader([]byte("some")), 0, -1); err != nil {
 		t.Fatal(err)

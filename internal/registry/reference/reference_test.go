@@ -3,6 +3,8 @@ package reference
 import (
 	"strings"
 	"testing"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 func TestPath(t *testing.T) {
@@ -22,8 +24,8 @@ func TestPath(t *testing.T) {
 		"/dl/a/b":                         {Download, "a/b", ""},
 		"/dl/":                            {}, "/": {}, "": {}, "/v2/a": {}, "/v2/manifests/x": {}, "/v2/a/manifests/": {}, "/v3/a/tags/list": {},
 	} {
-		if got := Path(path); got != want {
-			t.Errorf("%s: %+v, want %+v", path, got, want)
+		if d := diff.Of(want, Path(path)); d != "" {
+			t.Errorf("%s: %s", path, d)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/snapshot/snapshottest"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -189,8 +189,8 @@ func TestAnotherFileSystem(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if first != nil && !reflect.DeepEqual(disks, first) {
-			t.Errorf("the second time it is %+v, first %+v", disks, first)
+		if d := diff.Of(first, disks); first != nil && d != "" {
+			t.Errorf("the second time: %s", d)
 		}
 		first = disks
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 const hello = `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"}, "capabilities": ["oob"]}}` + "\r\n"
@@ -74,8 +75,8 @@ func TestExecute(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := c.Version(); v != (Version{7, 2, 22, "Debian"}) {
-		t.Errorf("version %+v", v)
+	if d := diff.Of(Version{7, 2, 22, "Debian"}, c.Version()); d != "" {
+		t.Error(d)
 	}
 	var status struct{ Status string }
 	if err := c.Execute(t.Context(), "query-status", nil, &status); err != nil || status.Status != "running" {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 // writer builds a stream in QEMU's format.
@@ -85,8 +86,8 @@ func TestSplit(t *testing.T) {
 		t.Errorf("the rest is %q", state.Bytes())
 	}
 	w, err := m.Finish()
-	if err != nil || w != (Written{Used: 3 * PageSize}) {
-		t.Errorf("Finish = %+v, %v", w, err)
+	if d := diff.Of(Written{Used: 3 * PageSize}, w); err != nil || d != "" {
+		t.Errorf("Finish: %v, %s", err, d)
 	}
 	got, err := os.ReadFile(f.Name())
 	if err != nil {
