@@ -73,6 +73,11 @@ var exceptions = map[string]bool{}
 // before it.
 var rooms = map[string][]string{
 	"internal/engine": {"serial", "proclog", "process", "pool", "session", "."},
+	"internal/kube": {
+		"convert", "imagemapping", "probe", "servingcert", "stats", "kubelet", "placement",
+		"podstatus", "podvolumes", "podsnapshots", "podhealth", "podprovider", "node",
+		"controller", "controller/eviction", "controller/hibernation", "controller/vmplacement", "controller/cocoonset", "admission",
+	},
 }
 
 // nouns are the L2/L3 packages that must not import each other. They exchange values of package vm.
