@@ -32,7 +32,7 @@ func (a *aftermath) clean(ctx context.Context, m *machine, id string, files ...s
 // recovery does it.
 func (a *aftermath) cleanUnsettled(ctx context.Context, m *machine, id string, files ...string) error {
 	if err := m.settle(ctx, same); err != nil {
-		m.log.Error("vm has gone on, and the journal does not take it", "vm", m.id, "err", err)
+		m.log.Error("vm runs again, but the journal did not record it", "vm", m.id, "err", err)
 		return nil
 	}
 	_, err := a.clean(ctx, m, id, files...)
@@ -45,7 +45,7 @@ func (a *aftermath) undo(m *machine, err error) error {
 	if !a.cleaned {
 		return err
 	}
-	m.log.Error("vm runs again, and its operation is not settled", "vm", m.id, "err", err)
+	m.log.Error("vm runs again, but its operation is still open in the journal", "vm", m.id, "err", err)
 	return nil
 }
 
@@ -55,7 +55,7 @@ func (m *machine) dropSlept(ctx context.Context, id string) {
 		return
 	}
 	if err := m.removeStored(context.WithoutCancel(ctx), id); err != nil && !errdefs.IsNotFound(err) {
-		m.log.Warn("snapshot of a vm that runs again not removed", "vm", m.id, "snapshot", id, "err", err)
+		m.log.Warn("hibernation snapshot of a running vm not removed", "vm", m.id, "snapshot", id, "err", err)
 	}
 }
 
@@ -64,7 +64,7 @@ func damaged(x snapshot.Snapshot, err error) error {
 	if !errdefs.Is(err, errdefs.DataLoss) {
 		return err
 	}
-	return fmt.Errorf("snapshot %s is damaged: %w; it is kept: bring another copy of it, from a registry or a backup, or go on from another snapshot", x.Name, err)
+	return fmt.Errorf("snapshot %s is damaged: %w; it is not deleted; get another copy of it from a registry or a backup, or use another snapshot", x.Name, err)
 }
 
 // unusable records that m cannot be woken because of err, if that is permanent. It changes nothing else.

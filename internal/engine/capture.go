@@ -55,14 +55,14 @@ func (m *machine) capture(quiesce bool) (capture, error) {
 	}
 	var ok bool
 	if c.driver, ok = hypervisor.As[hypervisor.Snapshotter](c.proc.Inst); !ok {
-		return c, errdefs.Unsupportedf("driver %s cannot save a running VM; stop it first", r.Driver)
+		return c, errdefs.Unsupportedf("driver %s cannot save a running VM; stop the VM first", r.Driver)
 	}
 	if !quiesce {
 		return c, nil
 	}
 	agent, ready, _ := c.proc.link.Peek()
 	if !ready {
-		return c, errdefs.Preconditionf("its guest's agent does not answer, which would freeze the file systems; wait for it, or save without quiescing")
+		return c, errdefs.Preconditionf("the agent in its guest does not answer, so the file systems cannot be frozen; wait for the agent, or save without quiescing")
 	}
 	if c.freezer, ok = agent.(guest.Freezer); !ok {
 		return c, errdefs.Unsupportedf("its guest's agent cannot freeze file systems; save without quiescing")
@@ -186,7 +186,7 @@ func (c *capture) settleGuest(ctx context.Context) {
 	defer cancel()
 	began := time.Now()
 	err := settler.Settle(ctx)
-	c.log.Debug("guest settled", "vm", c.id, "dur", time.Since(began), "err", err)
+	c.log.Debug("guest prepared for the save", "vm", c.id, "dur", time.Since(began), "err", err)
 }
 
 // thaw runs even if the caller has gone away: otherwise the guest thaws itself, but only after a while.
@@ -194,7 +194,7 @@ func (c *capture) thaw(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), freezeTimeout)
 	defer cancel()
 	if _, err := c.freezer.Thaw(ctx); err != nil {
-		c.log.Warn("file systems of guest not thawed; it does so itself within a minute", "vm", c.id, "err", err)
+		c.log.Warn("file systems of guest not thawed, the guest thaws them itself within a minute", "vm", c.id, "err", err)
 	}
 }
 

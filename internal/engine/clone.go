@@ -88,7 +88,7 @@ func (n *node) claim(ctx context.Context, x snapshot.Snapshot, r vm.Record) (_ v
 			return r, false, nil
 		}
 		if err := en.Resume(ctx); err != nil {
-			n.log.Warn("clone in the pool does not go on", "vm", en.ID, "err", err)
+			n.log.Warn("clone in the pool not resumed", "vm", en.ID, "err", err)
 			poolMaker{n}.Discard(ctx, en)
 			continue
 		}
@@ -197,7 +197,7 @@ func (c *clone) buildClaimed(ctx context.Context) (outcome, error) {
 		if nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, want); err != nil {
 			return outcome{}, err
 		} else if nic.MAC != en.Rec.NICs[i].MAC || nic.Tap != en.Rec.NICs[i].Tap {
-			return outcome{}, errdefs.New(errdefs.Internal, "interface %d was %s on %s in the pool and is %s on %s", i, en.Rec.NICs[i].MAC, en.Rec.NICs[i].Tap, nic.MAC, nic.Tap)
+			return outcome{}, errdefs.New(errdefs.Internal, "interface %d had MAC %s and tap %s in the pool, but now has MAC %s and tap %s", i, en.Rec.NICs[i].MAC, en.Rec.NICs[i].Tap, nic.MAC, nic.Tap)
 		}
 	}
 	f := launchOptions{inst: en.Inst, log: c.logs.BeginForeign, change: func(to *vm.Record) {
@@ -216,7 +216,7 @@ func (n *node) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held, e
 	case err != nil:
 		return nil, err
 	case (spec.Snapshot == "") == (spec.FromDir == ""):
-		return nil, errdefs.Invalidf("name either a snapshot or a folder with one")
+		return nil, errdefs.Invalidf("give either a snapshot or a folder that contains one")
 	case spec.FromDir != "" && !filepath.IsAbs(spec.FromDir):
 		return nil, errdefs.Invalidf("the folder %q must be an absolute path", spec.FromDir)
 	case spec.FromDir != "":
@@ -230,7 +230,7 @@ func (n *node) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held, e
 func (n *node) holdDir(ctx context.Context, store snapshot.Store, dir string) (snapshot.Held, error) {
 	who := vm.Behalf(ctx)
 	if !who.Operator() && !n.openDir(dir) {
-		return nil, errdefs.NotFoundf("namespace %s may not clone from the folder %s; the operator lists folders for that in cloneDirs", who.Namespace, dir)
+		return nil, errdefs.NotFoundf("namespace %s may not clone from the folder %s; the operator lists the allowed folders in cloneDirs", who.Namespace, dir)
 	}
 	h, err := store.HoldDir(ctx, dir)
 	if err != nil {
@@ -292,10 +292,10 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	}
 	r.Spec.Process = x.Record.Spec.Process
 	if live && len(r.Spec.NICs) != x.NICs {
-		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, and %d are possible here; ask for as many, or clone it cold", x.NICs, len(r.Spec.NICs))
+		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, but the clone would have %d; request the same number, or clone it cold", x.NICs, len(r.Spec.NICs))
 	}
 	if live && hasSeed(x.Record.Disks) && n.seeds == nil {
-		return r, nil, errdefs.Preconditionf("its guest has a cloud-init disk, and none can be made here; clone it cold")
+		return r, nil, errdefs.Preconditionf("its guest has a cloud-init disk, but this node cannot create one; clone it cold")
 	}
 	if live || r.ImageType == vm.ImageOCI { // a disk guest that boots gets its identity from its seed
 		r.Cloned = live
@@ -325,10 +325,10 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 		s.Name = defaultName(id)
 	}
 	if live && (spec.CPUs != 0 && spec.CPUs != x.CPU || spec.Memory != 0 && spec.Memory != x.Memory) {
-		return s, errdefs.Preconditionf("its guest has %d CPUs and %d bytes of memory, which cannot change while it goes on; leave them out, or clone it cold", x.CPU, x.Memory)
+		return s, errdefs.Preconditionf("its guest has %d CPUs and %d bytes of memory, and a resumed guest keeps them; omit CPUs and memory, or clone it cold", x.CPU, x.Memory)
 	}
 	if spec.Storage != 0 && spec.Storage < x.Storage {
-		return s, errdefs.Invalidf("its disk has %d bytes, more than the %d asked for; a disk cannot shrink", x.Storage, spec.Storage)
+		return s, errdefs.Invalidf("its disk has %d bytes, more than the requested %d; a disk cannot shrink", x.Storage, spec.Storage)
 	}
 	for _, f := range []struct {
 		to   *int64
@@ -368,7 +368,7 @@ func (n *node) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image
 	for _, want := range x.Images() {
 		img, err := n.images.Get(ctx, want.Digest)
 		if err == nil && img.ID != want.Digest || errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {
-			return nil, errdefs.NotFoundf("its disks stand on image %s with the digest %s, which is not here; pull or import it", want.Name, want.Digest)
+			return nil, errdefs.NotFoundf("its disks need image %s with the digest %s, which is not on this node; pull or import it", want.Name, want.Digest)
 		}
 		if err != nil {
 			return nil, err
@@ -446,7 +446,7 @@ func (c *clone) inheritVolumes(x snapshot.Snapshot) error {
 			}
 		}
 		if v.Files == nil {
-			c.log.Info("volume of clone is empty, its source is not here", "vm", c.id, "volume", v.Name)
+			c.log.Info("volume of clone is empty, its source vm is not on this node", "vm", c.id, "volume", v.Name)
 		}
 		volumes = append(volumes, v)
 	}

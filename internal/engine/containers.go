@@ -110,7 +110,7 @@ func containerOf(r vm.Record, name string) (string, error) {
 func containersIn(x snapshot.Snapshot, spec vm.Spec, live bool) ([]vm.ContainerRecord, error) {
 	out := x.Record.Clone().Containers
 	if !slices.EqualFunc(out, spec.Containers, func(r vm.ContainerRecord, c vm.Container) bool { return r.Name == c.Name }) {
-		return nil, errdefs.DataLossf("snapshot %s is damaged: its %d containers are not the %d that its VM was given", x.Name, len(out), len(spec.Containers))
+		return nil, errdefs.DataLossf("snapshot %s is damaged: its %d containers do not match the %d of its VM", x.Name, len(out), len(spec.Containers))
 	}
 	for i := range out {
 		out[i].ImageManifest = ""
@@ -133,7 +133,7 @@ func (n *node) baseOf(ctx context.Context, x snapshot.Snapshot, images []image.I
 			return nil, fmt.Errorf("container %s: %w", c.Name, err)
 		}
 		if len(layers) != len(c.Layers) {
-			return nil, errdefs.DataLossf("snapshot %s is damaged: container %s has %d layers, its image %d", x.Name, c.Name, len(c.Layers), len(layers))
+			return nil, errdefs.DataLossf("snapshot %s is damaged: container %s has %d layers, but its image has %d", x.Name, c.Name, len(c.Layers), len(layers))
 		}
 		for j, d := range layers {
 			d.Serial = c.Layers[j]

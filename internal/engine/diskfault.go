@@ -28,7 +28,7 @@ type Room struct{ Free, Size int64 }
 func statfs(dir string) (Room, error) {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {
-		return Room{}, fmt.Errorf("look for room in %s: %w", dir, err)
+		return Room{}, fmt.Errorf("read the free space of %s: %w", dir, err)
 	}
 	return Room{Free: int64(st.Bavail) * st.Bsize, Size: int64(st.Blocks) * st.Bsize}, nil
 }
@@ -68,7 +68,7 @@ func (d diskWatch) watch(ctx context.Context) {
 				noted = d.note(ctx, fault, true)
 			}
 			if ok, err := d.retry(ctx); err != nil {
-				d.m.log.Debug("guest stands still", "vm", d.m.id, "err", err)
+				d.m.log.Debug("guest stays paused", "vm", d.m.id, "err", err)
 			} else if ok {
 				break
 			}
@@ -97,7 +97,7 @@ func (d diskWatch) retry(ctx context.Context) (bool, error) {
 	}
 	p, ok := hypervisor.As[hypervisor.Pauser](d.r.Inst)
 	if !ok {
-		return false, errdefs.Unsupportedf("driver %s cannot have a paused guest go on", d.m.record().Driver)
+		return false, errdefs.Unsupportedf("driver %s cannot resume a paused guest", d.m.record().Driver)
 	}
 	if err := p.Resume(ctx); err != nil {
 		return false, err
@@ -131,11 +131,11 @@ func (d diskWatch) note(ctx context.Context, fault *hypervisor.DiskFault, again 
 	case fault == nil:
 	case fault.Full && fault.Stands:
 		reason = vm.ReasonDiskFull
-		message = "its guest stands, because the file system of " + filepath.Join(d.m.cfg.StateDir, "vms") + " has no room for what it wrote: make some there; it goes on by itself then, and nothing is lost"
+		message = "its guest is paused because the file system of " + filepath.Join(d.m.cfg.StateDir, "vms") + " is full; free some space there; the guest then resumes by itself, and no data is lost"
 	case fault.Stands:
-		reason, message = vm.ReasonDiskError, "its guest stands, because the host's disk failed ("+fault.Cause+"); it is tried again now and then"
+		reason, message = vm.ReasonDiskError, "its guest is paused because the host's disk failed ("+fault.Cause+"); Cocoon retries from time to time"
 	default:
-		reason, message = vm.ReasonDiskError, "the host's disk failed its guest ("+fault.Cause+"), which was told so and goes on"
+		reason, message = vm.ReasonDiskError, "the host's disk failed ("+fault.Cause+"); its guest got an I/O error and still runs"
 	}
 	was := d.m.record()
 	if d.m.run.Load() != d.r || was.State != vm.StateRunning || was.Reason == reason && !again || was.Reason != "" && !vm.OfDisk(was.Reason) {
@@ -144,7 +144,7 @@ func (d diskWatch) note(ctx context.Context, fault *hypervisor.DiskFault, again 
 	switch {
 	case again:
 	case reason == "":
-		d.m.log.Info("guest goes on, its disk takes what it writes", "vm", d.m.id)
+		d.m.log.Info("disk of guest works again", "vm", d.m.id)
 	default:
 		d.m.log.Warn("disk of guest failed", "vm", d.m.id, "reason", reason, "err", fault.Cause)
 	}

@@ -21,7 +21,7 @@ func (ds drivers) get(name string) (hypervisor.Driver, error) {
 	if d := ds[name]; d != nil {
 		return d, nil
 	}
-	return nil, errdefs.Invalidf("no hypervisor driver is called %q; there is %s", name, ds.names())
+	return nil, errdefs.Invalidf("no hypervisor driver is called %q; available: %s", name, ds.names())
 }
 
 // names lists the drivers for a message.
@@ -101,11 +101,11 @@ func (ds drivers) lastExit(ctx context.Context, r vm.Record) ending {
 func (ds drivers) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Accel) (vm.Accel, error) {
 	d := ds[x.Hypervisor]
 	if d == nil {
-		return accel, errdefs.Preconditionf("it was saved by the hypervisor %s, and only %s runs here; clone it where it fits, or cold", x.Hypervisor, ds.names())
+		return accel, errdefs.Preconditionf("it was saved by the hypervisor %s, but this node has only %s; clone it on a node with that hypervisor, or clone it cold", x.Hypervisor, ds.names())
 	}
 	teller, ok := hypervisor.As[hypervisor.MachineTeller](d)
 	if !ok {
-		return accel, errdefs.Unsupportedf("driver %s cannot go on from saved memory; clone it cold", d.Name())
+		return accel, errdefs.Unsupportedf("driver %s cannot resume from saved memory; clone it cold", d.Name())
 	}
 	host, err := teller.Machine(ctx, accel)
 	if err != nil {

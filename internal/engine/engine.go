@@ -33,7 +33,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 	case deps.Drivers[cfg.DefaultDriver] == nil:
 		return nil, errdefs.Invalidf("engine: the default driver %q is not among the drivers", cfg.DefaultDriver)
 	case cfg.PoolSize < 0 || cfg.PoolSize > 0 && cfg.PoolMemory <= 0:
-		return nil, errdefs.Invalidf("engine: a pool of %d clones in %d bytes of memory is none; both must be positive", cfg.PoolSize, cfg.PoolMemory)
+		return nil, errdefs.Invalidf("engine: invalid pool of %d clones in %d bytes of memory; both must be positive", cfg.PoolSize, cfg.PoolMemory)
 	}
 	n := newNode(cfg, deps)
 	if cfg.DefaultNetwork != "" && n.nics.Get(cfg.DefaultNetwork) == nil {
@@ -74,7 +74,7 @@ func (e *Engine) letGo() {
 		}
 		m.logs.Finish()
 		if err := r.Inst.Close(); err != nil {
-			e.log.Warn("vm not let go cleanly", "vm", m.id, "err", err)
+			e.log.Warn("handle of vm not closed", "vm", m.id, "err", err)
 		}
 	}
 }

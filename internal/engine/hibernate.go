@@ -38,12 +38,12 @@ func (m *machine) hibernate(ctx context.Context, name string) (vm.Record, error)
 		return r, err
 	}
 	if c.proc == nil {
-		return r, errdefs.Preconditionf("it does not run (%s), so there is nothing to hibernate; start it first", r.State)
+		return r, errdefs.Preconditionf("it does not run (%s), so it cannot be hibernated; start it first", r.State)
 	}
 	c.hold = true
 	pauser, ok := hypervisor.As[hypervisor.Pauser](c.proc.Inst)
 	if !ok {
-		return r, errdefs.Unsupportedf("driver %s cannot have a paused guest go on", r.Driver)
+		return r, errdefs.Unsupportedf("driver %s cannot resume a paused guest", r.Driver)
 	}
 	if name == "" {
 		name = hibernation(m.id)
@@ -123,7 +123,7 @@ func (h *hibernate) settleHibernated(ctx context.Context, id string, frozen []vm
 func (h *hibernate) undo(ctx context.Context, err error) error {
 	switch {
 	case h.ended:
-		h.log.Error("vm hibernated, and the journal does not take it", "vm", h.id, "err", err)
+		h.log.Error("vm is hibernated, but the journal did not record it", "vm", h.id, "err", err)
 		h.assume(h.hibernated(h.x.ID, h.frozen).change)
 		return err
 	case h.stored:
@@ -177,7 +177,7 @@ func (h *hibernate) undoStored(ctx context.Context, cause error) error {
 // dropFailed removes the snapshot of a hibernation that failed.
 func (h *hibernate) dropFailed(ctx context.Context, id string) {
 	if err := h.removeStored(ctx, id); err != nil {
-		h.log.Warn("snapshot of a hibernation that failed not removed", "vm", h.id, "snapshot", id, "err", err)
+		h.log.Warn("snapshot of a failed hibernation not removed", "vm", h.id, "snapshot", id, "err", err)
 	}
 }
 

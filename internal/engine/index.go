@@ -84,7 +84,7 @@ var reference = vm.Kind{Noun: "VM", List: "cocoon vm list"}
 // find resolves a reference on behalf of the owner in ctx; see vm.Kind.Match. A VM of another owner is NotFound.
 func (x *index) find(ctx context.Context, ref string) (*machine, error) {
 	if ref == "" {
-		return nil, errdefs.Invalidf("name a VM, by name, id or unique prefix of its id")
+		return nil, errdefs.Invalidf("no VM given; give its name, its id or a unique prefix of its id")
 	}
 	who := vm.Behalf(ctx)
 	x.mu.RLock()
@@ -119,7 +119,7 @@ func (x *index) take(ctx context.Context, ref string) (m *machine, release func(
 	}
 	if x.get(m.id) != m { // removed while we waited
 		release()
-		return nil, nil, errdefs.NotFoundf("no VM is called %q any more", ref)
+		return nil, nil, errdefs.NotFoundf("VM %q no longer exists", ref)
 	}
 	return m, release, nil
 }

@@ -49,7 +49,7 @@ func (e *Engine) Attach(caller context.Context, ref string, a guest.Attach, stre
 	}
 	attacher, ok := c.agent.(guest.Attacher)
 	if !ok {
-		return errdefs.Unsupportedf("the agent in the guest of vm %s attaches nobody; use its console", c.m.name())
+		return errdefs.Unsupportedf("the agent in the guest of vm %s does not support attach; use the console of the VM", c.m.name())
 	}
 	if err := attacher.Attach(ctx, a, streams); err != nil {
 		return c.failed(caller, fmt.Errorf("attach to vm %s: %w", c.m.name(), err))
@@ -60,7 +60,7 @@ func (e *Engine) Attach(caller context.Context, ref string, a guest.Attach, stre
 // Forward connects to a TCP port from inside the guest; see guest.Forwarder. Errors as for Exec.
 func (e *Engine) Forward(caller context.Context, ref string, port int, streams guest.Streams) error {
 	if port < 1 || port > 1<<16-1 {
-		return errdefs.Invalidf("%d is no TCP port", port)
+		return errdefs.Invalidf("invalid TCP port %d", port)
 	}
 	ctx, cancel := e.life.bound(caller)
 	defer cancel()
@@ -70,7 +70,7 @@ func (e *Engine) Forward(caller context.Context, ref string, port int, streams g
 	}
 	forwarder, ok := c.agent.(guest.Forwarder)
 	if !ok {
-		return errdefs.Unsupportedf("the agent in the guest of vm %s connects to nothing; connect to the guest's address", c.m.name())
+		return errdefs.Unsupportedf("the agent in the guest of vm %s does not support port forwarding; connect to the guest's address", c.m.name())
 	}
 	if err := forwarder.Forward(ctx, port, streams); err != nil {
 		return c.failed(caller, fmt.Errorf("connect to port %d of vm %s: %w", port, c.m.name(), err))
@@ -146,7 +146,7 @@ func (n *node) agentOf(ctx context.Context, ref string) (call, error) {
 				return call{}, silent(m)
 			}
 			if patience < n.cfg.AgentTimeout {
-				return call{}, errdefs.Unavailablef("no agent answers in the guest of vm %s; it may be booting still, or its image has no qemu-guest-agent", m.name())
+				return call{}, errdefs.Unavailablef("no agent answers in the guest of vm %s; the guest may still be booting, or its image has no qemu-guest-agent", m.name())
 			}
 			return call{}, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), n.cfg.AgentTimeout)
 		case <-ctx.Done():
@@ -163,7 +163,7 @@ func (e *Engine) Console(ctx context.Context, ref string) (io.ReadWriteCloser, e
 	}
 	c, ok := hypervisor.As[hypervisor.ConsoleOpener](r.Inst)
 	if !ok {
-		return nil, errdefs.Unsupportedf("driver %s gives vm %s no console", m.record().Driver, m.name())
+		return nil, errdefs.Unsupportedf("driver %s has no console for vm %s", m.record().Driver, m.name())
 	}
 	rwc, err := c.OpenConsole(ctx)
 	if err != nil {
@@ -202,7 +202,7 @@ func (e *Engine) Logs(caller context.Context, ref string, opts guest.LogOptions,
 
 func (m *machine) serialLog(ctx context.Context, opts guest.LogOptions, fn func(guest.LogEntry) error) error {
 	if opts.Previous {
-		return errdefs.Unsupportedf("the serial console of an earlier run is not kept")
+		return errdefs.Unsupportedf("the serial log of an earlier run is not kept")
 	}
 	path := process.ConsolePath(m.dirs.run(m.id))
 	var ended <-chan struct{}
@@ -222,7 +222,7 @@ func (m *machine) serialLog(ctx context.Context, opts guest.LogOptions, fn func(
 func (e *Engine) KillContainer(caller context.Context, ref, container string, run int, grace time.Duration) error {
 	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, r vm.Record, k guest.ContainerKeeper) error {
 		if run < 0 {
-			return errdefs.Invalidf("run %d of container %s: runs are counted from 1", run, container)
+			return errdefs.Invalidf("invalid run %d of container %s; runs are counted from 1", run, container)
 		}
 		if grace < 0 {
 			grace = r.Spec.StopGrace
@@ -260,7 +260,7 @@ func (n *node) keeperOf(caller context.Context, ref, container string, f func(co
 	}
 	keeper, ok := c.agent.(guest.ContainerKeeper)
 	if !ok {
-		return errdefs.Unsupportedf("the agent in the guest of vm %s keeps no containers", m.name())
+		return errdefs.Unsupportedf("the agent in the guest of vm %s does not support containers", m.name())
 	}
 	if err := f(ctx, r, keeper); err != nil {
 		return c.failed(ctx, fmt.Errorf("container %s of vm %s: %w", container, m.name(), err))
@@ -273,5 +273,5 @@ func silent(m *machine) error {
 	if err := standsStill(m); err != nil {
 		return err
 	}
-	return errdefs.Unavailablef("the guest of vm %s has stopped answering; its serial log may say why, and a restart ends it", m.name())
+	return errdefs.Unavailablef("the guest of vm %s has stopped answering; look at its serial log, or restart the VM", m.name())
 }

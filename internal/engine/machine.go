@@ -143,7 +143,7 @@ func (m *machine) settle(ctx context.Context, change func(*vm.Record)) error {
 // stays: the next operation or recovery settles it.
 func (m *machine) settleFailed(ctx context.Context, op string, change func(*vm.Record)) {
 	if err := m.settle(ctx, change); err != nil {
-		m.log.Error("failed operation not settled", "vm", m.id, "op", op, "err", err)
+		m.log.Error("failed operation is still open in the journal", "vm", m.id, "op", op, "err", err)
 	}
 }
 
@@ -152,7 +152,7 @@ func (m *machine) settleFailed(ctx context.Context, op string, change func(*vm.R
 func (m *machine) settleAssumed(ctx context.Context, op string, change func(*vm.Record)) error {
 	err := m.settle(ctx, change)
 	if err != nil {
-		m.log.Error("state of vm not settled, the journal does not take it", "vm", m.id, "op", op, "err", err)
+		m.log.Error("state of vm not recorded in the journal", "vm", m.id, "op", op, "err", err)
 		m.assume(change)
 	}
 	return err

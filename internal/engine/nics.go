@@ -35,7 +35,7 @@ func (a nics) network(want vm.NICSpec) (network.Network, error) {
 	for _, n := range a.All() {
 		all = append(all, n.Name())
 	}
-	return nil, errdefs.Invalidf("no network is called %q; there is %s", name, list(all))
+	return nil, errdefs.Invalidf("no network is called %q; available: %s", name, list(all))
 }
 
 // attach creates the NICs of r. On failure, back detaches those already created; if fresh, it also releases their
@@ -68,7 +68,7 @@ func (a nics) detach(ctx context.Context, all []vm.NIC, release bool) error {
 	for _, nic := range all {
 		n := a.Get(nic.Network)
 		if n == nil {
-			a.log.Warn("interface left alone, its network is not configured", "network", nic.Network)
+			a.log.Warn("interface not removed, its network is not configured", "network", nic.Network)
 			continue
 		}
 		if err := n.Detach(ctx, nic); err != nil {
@@ -124,7 +124,7 @@ func (a nics) remember(ctx context.Context, records []vm.Record) {
 	}
 	for _, n := range a.All() {
 		if err := n.Remember(ctx, held[n.Name()]); err != nil {
-			a.log.Warn("addresses of vms not remembered", "network", n.Name(), "err", err)
+			a.log.Warn("leases of vms not restored", "network", n.Name(), "err", err)
 		}
 	}
 }

@@ -171,7 +171,7 @@ func (o operation[T]) recover(ctx context.Context, m *machine, in journal.Intent
 	}
 	at := o.at(in.Step)
 	if at < 0 {
-		return nil, errdefs.Unsupportedf("this Cocoon does not know the step %q of the operation %q", in.Step, in.Op)
+		return nil, errdefs.Unsupportedf("this version of Cocoon does not know the step %q of the operation %q", in.Step, in.Op)
 	}
 	release := func() {
 		if o.release != nil {

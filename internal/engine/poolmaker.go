@@ -83,7 +83,7 @@ func (p poolMaker) rehearse(ctx context.Context, inst hypervisor.Instance, r vm.
 	defer cancel()
 	pauser, ok := hypervisor.As[hypervisor.Pauser](inst)
 	if !ok {
-		return errdefs.Unsupportedf("driver %s cannot have a guest stand still", r.Driver)
+		return errdefs.Unsupportedf("driver %s cannot pause a guest", r.Driver)
 	}
 	dialer, ok := hypervisor.As[hypervisor.GuestDialer](inst)
 	if !ok {
@@ -109,7 +109,7 @@ func (p poolMaker) rehearseOnce(ctx context.Context, dialer hypervisor.GuestDial
 	defer func() { err = errors.Join(err, agent.Close()) }()
 	resumer, ok := agent.(guest.Resumer)
 	if !ok {
-		return errdefs.Unsupportedf("the agent of the guest cannot tell it who it is")
+		return errdefs.Unsupportedf("the agent of the guest cannot set its identity")
 	}
 	if _, err := resumer.Resumed(ctx, session.Resumed(r)); err != nil {
 		return err
@@ -137,7 +137,7 @@ func (p poolMaker) Discard(ctx context.Context, en *pool.Entry) {
 func (p poolMaker) note(r vm.Record) error {
 	text, err := json.Marshal(r)
 	if err != nil {
-		return fmt.Errorf("note clone in the pool: %w", err)
+		return fmt.Errorf("record clone in the pool: %w", err)
 	}
 	return atomicfile.WriteFile(p.dirs.pooled(r.ID), text, 0o600)
 }

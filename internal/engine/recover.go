@@ -83,13 +83,13 @@ func (n *node) own(ctx context.Context, r vm.Record) (vm.Record, error) {
 			}
 		})
 		if err != nil && !errdefs.IsNotFound(err) && !errdefs.Is(err, errdefs.DataLoss) {
-			return r, fmt.Errorf("give snapshot %s of vm %s its owner: %w", id, r.ID, err)
+			return r, fmt.Errorf("set the owner of snapshot %s of vm %s: %w", id, r.ID, err)
 		}
 	}
 	r.Owner = owner
 	owned, err := n.journal.Update(ctx, r)
 	if err != nil {
-		return r, fmt.Errorf("give vm %s its owner: %w", r.ID, err)
+		return r, fmt.Errorf("set the owner of vm %s: %w", r.ID, err)
 	}
 	n.log.Info("vm of an earlier release has an owner now", "vm", r.ID, "namespace", owner.Namespace)
 	return owned, nil
@@ -112,7 +112,7 @@ func (m *machine) recover(ctx context.Context, in *journal.Intent, release func(
 		if o := operationOf(*in); o != nil {
 			rest, err = o.recover(ctx, m, *in)
 		} else {
-			err = errdefs.Unsupportedf("this Cocoon does not know the operation %q", op)
+			err = errdefs.Unsupportedf("this version of Cocoon does not know the operation %q", op)
 		}
 	}
 	if rest == nil {
@@ -130,7 +130,7 @@ func (m *machine) recover(ctx context.Context, in *journal.Intent, release func(
 		ctx, cancel := m.life.bound(ctx)
 		defer cancel()
 		if err := rest(ctx); err != nil && m.life.serving.Err() == nil {
-			m.log.Error("unfinished operation not finished", "vm", m.id, "op", op, "err", err)
+			m.log.Error("unfinished operation failed", "vm", m.id, "op", op, "err", err)
 		}
 	})
 }

@@ -64,7 +64,7 @@ func (m *machine) restore(ctx context.Context, snap string) (vm.Record, error) {
 // restorable refuses a snapshot to which r cannot be restored.
 func (n *node) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot) ([]image.Image, error) {
 	if x.Source.VMID != r.ID {
-		return nil, errdefs.Preconditionf("snapshot %s was not taken of this VM but of %s; clone it instead", x.Name, x.Source.VMName)
+		return nil, errdefs.Preconditionf("snapshot %s belongs to VM %s, not to this VM; clone it instead", x.Name, x.Source.VMName)
 	}
 	if _, err := containersIn(x, r.Spec, x.Live); err != nil {
 		return nil, err
@@ -313,7 +313,7 @@ func (s *restore) recoverKilled(ctx context.Context) (next string, err error) {
 		s.images, err = s.restorable(ctx, s.record(), s.x)
 	}
 	if err != nil {
-		s.log.Error("unfinished operation not finished", "vm", s.id, "op", opRestore, "err", err)
+		s.log.Error("unfinished operation failed", "vm", s.id, "op", opRestore, "err", err)
 		_ = s.undoEarly(ctx, err)
 		return "", nil
 	}
@@ -344,7 +344,7 @@ func (s *restore) recoverAnswer(ctx context.Context) (next string, err error) {
 			return "", err
 		}
 		s.reclaim(ctx)
-		cause := errdefs.Preconditionf("going back to snapshot %s was cut off when cocoond ended; restore it again", s.args.Snapshot)
+		cause := errdefs.Preconditionf("the restore to snapshot %s was interrupted when cocoond ended; restore it again", s.args.Snapshot)
 		if err := s.undo(ctx, cause); !errors.Is(err, cause) {
 			return "", err
 		}

@@ -100,7 +100,7 @@ func (m *machine) await(ctx context.Context, r *run) {
 		return
 	}
 	if err != nil {
-		m.log.Error("end of vm not understood", "vm", m.id, "err", err)
+		m.log.Error("exit status of vm unknown", "vm", m.id, "err", err)
 	}
 	release, err := m.vms.queue.acquire(ctx, m.id)
 	if err != nil {
@@ -127,10 +127,10 @@ func (m *machine) reclaim(ctx context.Context) {
 		r.link.Drain()
 		if err := r.Kill(ctx); err != nil { // it has ended: this removes its sockets and cgroup
 			m.remains.Store(true)
-			m.log.Warn("remains of vm not removed", "vm", m.id, "err", err)
+			m.log.Warn("sockets and cgroup of vm not removed", "vm", m.id, "err", err)
 		}
 		if err := r.Inst.Close(); err != nil {
-			m.log.Warn("vm not let go cleanly", "vm", m.id, "err", err)
+			m.log.Warn("handle of vm not closed", "vm", m.id, "err", err)
 		}
 		m.run.Store(nil)
 	}
@@ -185,7 +185,7 @@ func (m *machine) adopt(ctx context.Context) error {
 	r := m.record()
 	if len(r.Handle) == 0 {
 		if r.State == vm.StateRunning || r.State == vm.StateCreating { // no intent explains it: this cannot happen
-			return errdefs.New(errdefs.Internal, "it is %s without a process on record", r.State)
+			return errdefs.New(errdefs.Internal, "its state is %s, but no process is recorded", r.State)
 		}
 		return nil
 	}
@@ -235,7 +235,7 @@ func (m *machine) adoptAndSettle(ctx context.Context) error {
 func (m *machine) proven(answers bool) error {
 	run := m.run.Load()
 	if run == nil {
-		return errdefs.Preconditionf("its process ended before its guest had answered")
+		return errdefs.Preconditionf("its process ended before its guest answered")
 	}
 	answers = answers && run.link.HasAgent()
 	limit := m.cfg.ProvenAfter
@@ -252,12 +252,12 @@ func (m *machine) proven(answers bool) error {
 		select {
 		case <-changed:
 		case <-run.Ended():
-			return errdefs.Preconditionf("its process ended before its guest had answered; its serial log may say why")
+			return errdefs.Preconditionf("its process ended before its guest answered; its serial log may say why")
 		case <-timer.C:
 			if !answers {
 				return nil
 			}
-			return errdefs.Unavailablef("its guest has not answered for %s since it went on; its serial log may say why", limit)
+			return errdefs.Unavailablef("its guest has not answered for %s since it was resumed; its serial log may say why", limit)
 		case <-m.life.serving.Done():
 			return stopping()
 		}

@@ -74,7 +74,7 @@ func (s *save) save(ctx context.Context) (outcome, error) {
 // adds it.
 func (s *save) undo(ctx context.Context, err error) error {
 	if s.done {
-		s.log.Error("snapshot saved, and the journal does not take it", "vm", s.id, "snapshot", s.x.ID, "err", err)
+		s.log.Error("snapshot saved, but the journal did not record it", "vm", s.id, "snapshot", s.x.ID, "err", err)
 		return nil
 	}
 	s.settleFailed(ctx, opSave, same)
@@ -144,7 +144,7 @@ func (n *node) committed(ctx context.Context, of vm.ID, id string) (bool, error)
 	case err != nil:
 		return false, err
 	case x.Source.VMID != of:
-		return false, errdefs.DataLossf("the journal is damaged: snapshot %s is not of this VM", id)
+		return false, errdefs.DataLossf("the journal is damaged: snapshot %s belongs to another VM", id)
 	}
 	return true, nil
 }

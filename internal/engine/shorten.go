@@ -25,7 +25,7 @@ func layers(d vm.Disk) (n int) {
 func roomOnTop(r vm.Record) error {
 	for _, d := range r.Disks {
 		if n := layers(d); !d.ReadOnly && n > mostLayers {
-			return errdefs.Preconditionf("its disk %s consists of %d layers, which are merged when it is started; start or restart it first", d.Serial, n)
+			return errdefs.Preconditionf("its disk %s has too many layers (%d); a start merges them, so start or restart the VM first", d.Serial, n)
 		}
 	}
 	return nil

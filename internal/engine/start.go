@@ -109,6 +109,6 @@ func (s *start) recover(ctx context.Context) (next string, err error) {
 		return "", err
 	}
 	return "", s.settle(ctx, func(r *vm.Record) {
-		r.Reason, r.Message = vm.ReasonStartFailed, "its start was cut off when cocoond ended; start it again"
+		r.Reason, r.Message = vm.ReasonStartFailed, "its start was interrupted when cocoond ended; start it again"
 	})
 }

@@ -65,7 +65,7 @@ func (s *stop) args() []byte {
 func recallStop(m *machine, in journal.Intent) (*stop, error) {
 	var args stopArgs
 	if err := json.Unmarshal(in.Args, &args); err != nil {
-		m.log.Warn("arguments of unfinished operation not understood", "vm", m.id, "op", in.Op, "err", err)
+		m.log.Warn("arguments of unfinished operation not readable", "vm", m.id, "op", in.Op, "err", err)
 	}
 	return &stop{machine: m, grace: max(args.Grace-time.Since(in.Began), 0), left: true}, nil
 }
@@ -148,7 +148,7 @@ func (s *stop) ask(ctx context.Context, r *run) {
 		if !told && !pressed {
 			pressed = true
 			if err := r.Inst.Shutdown(ctx); err != nil {
-				s.log.Debug("power button not pressed", "vm", s.id, "err", err)
+				s.log.Debug("shutdown signal not sent to guest", "vm", s.id, "err", err)
 			}
 		}
 		select {

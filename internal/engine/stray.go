@@ -113,7 +113,7 @@ func (e *Engine) AdoptStray(caller context.Context, ref, name string) (vm.Record
 	if err != nil {
 		return vm.Record{}, e.life.ended(caller, fmt.Errorf("adopt unknown vm %s: %w", ref, err))
 	}
-	e.log.Warn("unknown vm adopted as asked for", "vm", id)
+	e.log.Warn("unknown vm adopted on request", "vm", id)
 	if err := e.durable(ctx); err != nil {
 		return r, err
 	}
@@ -145,7 +145,7 @@ func (s *strays) adopt(ctx context.Context, id vm.ID, name string) (vm.Record, e
 	}
 	if _, ok := s.get(id); !ok {
 		release()
-		return r, errdefs.NotFoundf("it is not kept aside any more")
+		return r, errdefs.NotFoundf("it is no longer an unknown VM")
 	}
 	m, err := s.enlist(ctx, r, *in)
 	if err != nil {
@@ -187,7 +187,7 @@ func (e *Engine) RemoveStray(caller context.Context, ref string) error {
 	if err != nil {
 		return e.life.ended(caller, fmt.Errorf("remove unknown vm %s: %w", ref, err))
 	}
-	e.log.Warn("unknown vm removed as asked for", "vm", id)
+	e.log.Warn("unknown vm removed on request", "vm", id)
 	return nil
 }
 
@@ -213,7 +213,7 @@ func (s *strays) remove(caller context.Context, id vm.ID) error {
 	defer release()
 	nics, ok := s.get(id)
 	if !ok || s.vms.get(id) != nil {
-		return errdefs.NotFoundf("it is not kept aside any more")
+		return errdefs.NotFoundf("it is no longer an unknown VM")
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(caller), undo.Limit)
 	defer cancel()
@@ -237,7 +237,7 @@ func (s *strays) sweep(ctx context.Context) {
 	for _, id := range s.unknownFolders() {
 		proven, err := s.unborn(id)
 		if err != nil {
-			s.log.Warn("folder of unknown vm not understood", "vm", id, "err", err)
+			s.log.Warn("folder of unknown vm not read", "vm", id, "err", err)
 		}
 		if !proven {
 			s.add(id)
@@ -264,7 +264,7 @@ func (s *strays) unknownFolders() []vm.ID {
 	for _, parent := range []string{s.dirs.runParent, s.dirs.stateParent} {
 		entries, err := os.ReadDir(parent)
 		if err != nil {
-			s.log.Warn("folders not swept", "err", err)
+			s.log.Warn("unused folders not found", "err", err)
 			continue
 		}
 		for _, entry := range entries {
@@ -274,7 +274,7 @@ func (s *strays) unknownFolders() []vm.ID {
 			}
 			if strings.HasPrefix(name, gonePrefix) {
 				if err := os.RemoveAll(filepath.Join(parent, name)); err != nil {
-					s.log.Warn("removed folder not emptied", "err", err)
+					s.log.Warn("folder of removed vm not deleted", "err", err)
 				}
 			}
 		}
@@ -296,11 +296,11 @@ func (s *strays) sweepUnborn(ctx context.Context, id vm.ID) {
 	ctx, cancel := context.WithTimeout(ctx, undo.Limit)
 	defer cancel()
 	if err := s.drivers.reapUnknown(ctx, id, s.dirs.run(id)); err != nil {
-		s.log.Warn("process of unfinished vm not reaped", "vm", id, "err", err)
+		s.log.Warn("process of unfinished vm not ended", "vm", id, "err", err)
 		return
 	}
 	if err := (poolMaker{s.node}).forget(ctx, id); err != nil {
-		s.log.Warn("addresses of a clone in the pool not given back", "vm", id, "err", err)
+		s.log.Warn("addresses of a clone in the pool not released", "vm", id, "err", err)
 	}
 	if err := s.dirs.remove(id); err != nil {
 		s.log.Warn("folders of unfinished vm not removed", "vm", id, "err", err)
@@ -323,10 +323,10 @@ func (s *strays) sweepTaps(ctx context.Context, unborn map[vm.ID]bool) {
 		name := n.Name()
 		taps, found, err := n.Sweep(ctx, keep[name], known)
 		if err != nil {
-			s.log.Warn("taps not swept", "network", name, "err", err)
+			s.log.Warn("unused taps not removed", "network", name, "err", err)
 		}
 		if len(taps) > 0 {
-			s.log.Info("taps of no interface removed", "network", name, "taps", taps)
+			s.log.Info("unused taps removed", "network", name, "taps", taps)
 		}
 		slices.SortFunc(found, func(a, b network.Stray) int { return cmp.Compare(a.NIC.Tap, b.NIC.Tap) })
 		for _, x := range found {

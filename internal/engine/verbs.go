@@ -102,7 +102,7 @@ func (e *Engine) removeSnapshot(ctx context.Context, ref string) error {
 		return err
 	}
 	if !vm.Behalf(ctx).Reaches(x.Owner) {
-		return errdefs.Preconditionf("it is the operator's, who published it; only the operator removes it")
+		return errdefs.Preconditionf("it belongs to the operator; only the operator may remove it")
 	}
 	if _, busy := e.vms.settling.Load(x.ID); busy {
 		return errdefs.Preconditionf("vm %s is being hibernated in it", x.Source.VMName)
@@ -119,7 +119,7 @@ func (e *Engine) removeSnapshot(ctx context.Context, ref string) error {
 	}
 	for _, id := range e.strays.ids() {
 		if row, err := e.kept(id); err == nil && row.Record.State == vm.StateHibernated && row.Record.Snapshot == x.ID {
-			return errdefs.Preconditionf("vm %s, which is not on record, is hibernated in it; see `cocoon recover`", id)
+			return errdefs.Preconditionf("vm %s, which the journal does not know, is hibernated in it; see `cocoon recover`", id)
 		}
 	}
 	if err := e.removeStored(ctx, x.ID); err != nil {
@@ -147,7 +147,7 @@ func unlist(ctx context.Context, m *machine, id string) {
 		r.SnapshotIDs = slices.DeleteFunc(slices.Clone(r.SnapshotIDs), func(s string) bool { return s == id })
 	})
 	if err != nil {
-		m.log.Warn("snapshot not taken off the list of its vm", "vm", m.id, "snapshot", id, "err", err)
+		m.log.Warn("snapshot not removed from the list of its vm", "vm", m.id, "snapshot", id, "err", err)
 	}
 }
 
@@ -160,7 +160,7 @@ func (e *Engine) Reset(ctx context.Context) error {
 		return err
 	}
 	if n := e.StrayCount(); n > 0 {
-		return errdefs.Preconditionf("%d VMs that are not on record are kept aside; look at them with `cocoon recover`, and adopt or remove each", n)
+		return errdefs.Preconditionf("the journal does not know %d VMs; look at them with `cocoon recover`, then adopt or remove each", n)
 	}
 	all := e.vms.all()
 	errs := make([]error, len(all))

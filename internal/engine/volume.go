@@ -30,7 +30,7 @@ func (d folders) writeVolumes(id vm.ID, volumes []vm.Volume) error {
 			continue
 		}
 		if err := os.Mkdir(d.volumes(id), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("keep the content of volumes: %w", err)
+			return fmt.Errorf("store the content of volumes: %w", err)
 		}
 		if err := d.writeVolume(id, v); err != nil {
 			return err
@@ -42,7 +42,7 @@ func (d folders) writeVolumes(id vm.ID, volumes []vm.Volume) error {
 func (d folders) writeVolume(id vm.ID, v vm.Volume) error {
 	text, err := json.Marshal(v.Files)
 	if err != nil {
-		return fmt.Errorf("keep the content of volume %s: %w", v.Name, err)
+		return fmt.Errorf("store the content of volume %s: %w", v.Name, err)
 	}
 	return atomicfile.WriteFile(d.volume(id, v.Name), text, 0o600)
 }
@@ -50,14 +50,14 @@ func (d folders) writeVolume(id vm.ID, v vm.Volume) error {
 func (d folders) readVolume(id vm.ID, name string) ([]vm.VolumeFile, error) {
 	text, err := os.ReadFile(d.volume(id, name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errdefs.DataLossf("the content of volume %s is missing; make the VM anew", name)
+		return nil, errdefs.DataLossf("the content of volume %s is missing; remove the VM and create it again", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the content of volume %s: %w", name, err)
 	}
 	var files []vm.VolumeFile
 	if json.Unmarshal(text, &files) != nil { // the error could quote a secret
-		return nil, errdefs.DataLossf("the content of volume %s is damaged; make the VM anew", name)
+		return nil, errdefs.DataLossf("the content of volume %s is damaged; remove the VM and create it again", name)
 	}
 	return files, nil
 }
@@ -93,7 +93,7 @@ func volumeOf(r vm.Record, name string) (vm.Volume, error) {
 	case i < 0:
 		return vm.Volume{}, errdefs.NotFoundf("the VM has no such volume")
 	case r.Spec.Volumes[i].Kind != vm.VolumeFiles:
-		return vm.Volume{}, errdefs.Invalidf("it is not a volume of files; only its guest writes to it")
+		return vm.Volume{}, errdefs.Invalidf("it is not a volume of files; only its guest can write to it")
 	}
 	return r.Spec.Volumes[i], nil
 }

@@ -38,7 +38,7 @@ func (m *machine) wake(ctx context.Context) (vm.Record, error) {
 	}
 	h, err := store.Hold(ctx, r.Snapshot)
 	if errdefs.IsNotFound(err) {
-		return r, errdefs.DataLossf("the snapshot %s with its memory is gone; bring it back, or remove the VM", r.Snapshot)
+		return r, errdefs.DataLossf("the snapshot %s with its memory is missing; restore it from a backup, or remove the VM", r.Snapshot)
 	}
 	if err != nil {
 		return m.unusable(ctx, err)
@@ -214,7 +214,7 @@ func (w *wake) recover(ctx context.Context, at string) (next string, err error) 
 			return stepAnswer, err
 		}
 		if err != nil {
-			w.log.Warn("snapshot of a vm that runs again not removed", "vm", w.id, "snapshot", slept, "err", err)
+			w.log.Warn("hibernation snapshot of a running vm not removed", "vm", w.id, "snapshot", slept, "err", err)
 			slept = ""
 		}
 		if err := w.durable(ctx); err != nil { // until then, the VM may still be in the snapshot after a power cut
@@ -248,7 +248,7 @@ func (w *wake) recoverHibernated(ctx context.Context) error {
 			to.Disks = w.was.Disks
 		}
 		to.State, to.Snapshot, to.Handle, to.PID, to.AgentReady = vm.StateHibernated, w.was.Snapshot, nil, 0, false
-		to.Reason, to.Message = vm.ReasonWakeFailed, "waking it was cut off when cocoond ended; wake it again"
+		to.Reason, to.Message = vm.ReasonWakeFailed, "its wake was interrupted when cocoond ended; wake it again"
 	})
 	w.tidy()
 	return err

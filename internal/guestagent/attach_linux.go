@@ -227,7 +227,7 @@ func (e *execution) attach(m *mainProcess, view *viewer, stdin bool) error {
 				return err
 			}
 		case <-view.late:
-			return errdefs.Exhaustedf("the session took no output of the process for %s", viewerPatience)
+			return errdefs.Exhaustedf("the session did not read the output of the process for %s", viewerPatience)
 		case <-left:
 			return e.end(0)
 		case <-ctx.Done():

@@ -55,7 +55,7 @@ func cgroupUsage(dir int) (cpu time.Duration, memory int64, err error) {
 	}
 	usec, ok := keyed(stat, "usage_usec")
 	if !ok {
-		return 0, 0, errors.New("cpu.stat tells no usage")
+		return 0, 0, errors.New("cpu.stat has no usage_usec")
 	}
 	current, err := readCgroup(dir, "memory.current")
 	if err != nil {

@@ -29,10 +29,10 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 		return nil
 	}
 	if s.cfg.Rooms == nil {
-		return errdefs.Unsupportedf("this guest's agent runs no containers")
+		return errdefs.Unsupportedf("this guest's agent does not support containers")
 	}
 	if s.mainProcess() != nil || r.GetProcess() != nil || len(r.GetMounts()) > 0 {
-		return errdefs.Invalidf("a guest with containers has no main process and no mounts beside theirs")
+		return errdefs.Invalidf("a guest with containers cannot have a main process or mounts of its own")
 	}
 	rooms := map[string]*guestv1.Container{}
 	for _, c := range r.GetContainers() {
@@ -106,7 +106,7 @@ func (s *Server) enterMain(p *guestv1.Process) (func(func() error) error, error)
 		return nil, nil
 	}
 	if s.cfg.Rooms == nil {
-		return nil, errdefs.Unsupportedf("this guest's agent gives its process no read-only root")
+		return nil, errdefs.Unsupportedf("this guest's agent does not support a read-only root")
 	}
 	makeWorkdir("/", p)
 	if err := s.cfg.Rooms.Show(mainRoom); err != nil {

@@ -27,7 +27,7 @@ func (s *Server) Forward(ss execStream) error {
 		return err
 	}
 	if start.GetPort() < 1 || start.GetPort() > 1<<16-1 {
-		return errdefs.Invalidf("%d is no TCP port", start.GetPort())
+		return errdefs.Invalidf("invalid TCP port %d", start.GetPort())
 	}
 	conn, err := connect(ss.Context(), strconv.Itoa(int(start.GetPort())))
 	if err != nil {
@@ -52,7 +52,7 @@ func connect(ctx context.Context, port string) (*net.TCPConn, error) {
 			break
 		}
 	}
-	return nil, errdefs.Unavailablef("nobody listens on port %s in the guest: %w", port, first)
+	return nil, errdefs.Unavailablef("no process listens on port %s in the guest: %w", port, first)
 }
 
 // addresses are the machine's own addresses that need no zone.

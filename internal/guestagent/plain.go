@@ -32,7 +32,7 @@ func (s *Server) plain(ctx context.Context, message []byte) []byte {
 
 func (s *Server) resumedPlain(ctx context.Context, message []byte) (*guestv1.ResumedReply, error) {
 	if len(message) == 0 || message[0] != link.PlainResumed {
-		return nil, errdefs.Unsupportedf("this agent does not know what it was asked before the session began")
+		return nil, errdefs.Unsupportedf("this agent does not know the request that came before the session")
 	}
 	r := &guestv1.ResumedRequest{}
 	if err := proto.Unmarshal(message[1:], r); err != nil {

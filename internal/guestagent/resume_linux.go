@@ -41,16 +41,16 @@ func (s *Server) Resumed(ctx context.Context, r *guestv1.ResumedRequest) (*guest
 		return nil, err
 	}
 	if _, err := s.thaw(); err != nil {
-		return nil, fmt.Errorf("bring the resumed guest to itself: %w", err)
+		return nil, fmt.Errorf("give the resumed guest its identity: %w", err)
 	}
 	s.setup.Lock()
 	defer s.setup.Unlock()
 	if err := s.machine.Resume(ctx, res); err != nil {
-		return nil, fmt.Errorf("bring the resumed guest to itself: %w", err)
+		return nil, fmt.Errorf("give the resumed guest its identity: %w", err)
 	}
 	s.setHostname(res.Hostname)
 	if err := s.resumeRooms(res); err != nil {
-		return nil, fmt.Errorf("bring the resumed guest to itself: %w", err)
+		return nil, fmt.Errorf("give the resumed guest its identity: %w", err)
 	}
 	if res.Clone == nil {
 		return &guestv1.ResumedReply{LogSeq: seq, Containers: places}, nil
@@ -113,18 +113,18 @@ func resumption(r *guestv1.ResumedRequest) (Resumption, error) {
 	}
 	switch {
 	case len(res.Entropy) > maxEntropy:
-		return Resumption{}, errdefs.Invalidf("%d bytes of entropy are more than the %d that a guest takes", len(res.Entropy), maxEntropy)
+		return Resumption{}, errdefs.Invalidf("%d bytes of entropy are too many; a guest accepts at most %d", len(res.Entropy), maxEntropy)
 	case len(res.Hostname) > maxHostname || strings.ContainsAny(res.Hostname, "\x00\r\n"):
 		return Resumption{}, errdefs.Invalidf("%q is not a host name", res.Hostname)
 	case res.Storage < 0:
-		return Resumption{}, errdefs.Invalidf("a disk cannot have %d bytes", res.Storage)
+		return Resumption{}, errdefs.Invalidf("invalid disk size of %d bytes", res.Storage)
 	}
 	c := r.GetClone()
 	if c == nil {
 		return res, nil
 	}
 	if n := len(c.GetMacs()); n != 0 && n != len(res.NICs) { // none: the new MACs are set, as after a boot
-		return Resumption{}, errdefs.Invalidf("the clone has %d interfaces and %d addresses to find them by", len(res.NICs), len(c.GetMacs()))
+		return Resumption{}, errdefs.Invalidf("the clone has %d interfaces, but %d MAC addresses to find them", len(res.NICs), len(c.GetMacs()))
 	}
 	if id := c.GetMachineId(); id != "" {
 		if b, err := hex.DecodeString(id); err != nil || len(b) != 16 {

@@ -20,10 +20,10 @@ func (s *Server) Settle(ctx context.Context, _ *guestv1.SettleRequest) (*guestv1
 		return nil, err
 	}
 	if err := rehearse(); err != nil {
-		return nil, errdefs.New(errdefs.Internal, "rehearse what a resumed guest is told: %w", err)
+		return nil, errdefs.New(errdefs.Internal, "prepare the agent for the save: %w", err)
 	}
 	if err := s.machine.Settle(ctx); err != nil {
-		return nil, fmt.Errorf("settle the guest: %w", err)
+		return nil, fmt.Errorf("prepare the guest for the save: %w", err)
 	}
 	runtime.GC() // every clone would have to collect the garbage, and would then own those pages alone
 	return &guestv1.SettleReply{}, nil

@@ -388,7 +388,7 @@ func TestVMBootErrorIsOneLineAndPowerOff(t *testing.T) {
 	}
 	q := bootGuest(t, map[string]string{"cocoon-l000": junk})
 	q.waitEnd(t)
-	if want := "\ncocoon-guest: layer 0 of the image: /dev/vda holds no file system we know (ext4, erofs, squashfs); powering off\r\n"; !strings.Contains(q.console(), want) {
+	if want := "\ncocoon-guest: layer 0 of the image: /dev/vda has no supported file system (ext4, erofs, squashfs); powering off\r\n"; !strings.Contains(q.console(), want) {
 		t.Errorf("console %q", q.console())
 	}
 }

@@ -69,4 +69,4 @@ func volume(m *guestv1.Volume) vm.Volume {
 	}
 }
 
-func errNoVolumes() error { return errdefs.Unsupportedf("this guest's agent gives it no volumes") }
+func errNoVolumes() error { return errdefs.Unsupportedf("this guest's agent does not support volumes") }

@@ -138,7 +138,7 @@ func TestVMVolumesOfAHostileImage(t *testing.T) {
 		"proc":     {"ln -s /proc/sys /evil", "/evil/x", "", "no such file"},
 		"kernel":   {"ln -s /proc /evil", "/evil", "", "a file system of the kernel"},
 		"magic":    {"ln -s /proc/self/root/tmp /evil", "/evil", "", "too many levels"},
-		"dangling": {"ln -s nowhere /evil", "/evil", "", "leads nowhere"},
+		"dangling": {"ln -s nowhere /evil", "/evil", "", "broken symbolic link"},
 		"file":     {"echo > /evil", "/evil", "", "is a file in this image"},
 		"below":    {"echo > /evil", "/evil/x", "", "not a directory"},
 		"escape":   {"", "/data", "../../etc", "is not a path inside it"},

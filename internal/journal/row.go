@@ -17,6 +17,6 @@ type Row struct {
 // operator's options.
 func Refuse(format string, args ...any) error {
 	return errdefs.DataLossf("%s: it is damaged, or an older one was put in its place. No VM was touched. "+
-		"`cocoond recover --rebuild` makes it anew from the records in the folders of the VMs; "+
-		"`cocoond --older-journal` goes on from what it says, and keeps aside the VMs that it does not know", fmt.Sprintf(format, args...))
+		"`cocoond recover --rebuild` rebuilds it from the records in the folders of the VMs; "+
+		"`cocoond --older-journal` uses it as it is, and leaves alone the VMs that it does not know", fmt.Sprintf(format, args...))
 }

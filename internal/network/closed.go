@@ -46,7 +46,7 @@ func Prefixes(setting string, list []string) ([]netip.Prefix, error) {
 		case err != nil || p.Addr().Is4In6():
 			return nil, errdefs.Invalidf("%s: %q is neither an address nor a network such as 192.168.7.0/24 or fd00:7::/48", setting, s)
 		case p != p.Masked():
-			return nil, errdefs.Invalidf("%s: %q has bits beyond its length; write %s", setting, s, p.Masked())
+			return nil, errdefs.Invalidf("%s: %q has bits set after its prefix length; use %s", setting, s, p.Masked())
 		}
 		out = append(out, p)
 	}

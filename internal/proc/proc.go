@@ -71,7 +71,7 @@ func (p *Process) check(marker string) error {
 		return errdefs.NotFoundf("process %d has ended", p.pid)
 	}
 	if st.start != p.start {
-		return errdefs.NotFoundf("process %d has ended; another one has its number now", p.pid)
+		return errdefs.NotFoundf("process %d has ended; another process has its pid now", p.pid)
 	}
 	args, err := Args(p.pid)
 	if err != nil || !contains(args, marker) {

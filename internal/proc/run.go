@@ -49,7 +49,7 @@ func Run(ctx context.Context, s Spec, l Limits) (exit Exit, err error) {
 func (l Limits) wrap(s Spec) (Spec, error) {
 	tool, err := exec.LookPath("prlimit")
 	if err != nil {
-		return s, errdefs.Preconditionf("prlimit is missing, with which %s is kept in bounds; `apt-get install util-linux` brings it", s.Path)
+		return s, errdefs.Preconditionf("prlimit is missing, which limits %s; run `apt-get install util-linux`", s.Path)
 	}
 	args := []string{"prlimit", "--core=0"}
 	for _, x := range []struct {

@@ -86,9 +86,9 @@ func (o Overlay) encode() ([]byte, int64, error) {
 	const perL1 = overlayCluster * (overlayCluster / 8)
 	switch {
 	case o.VirtualSize <= 0 || o.VirtualSize > MaxVirtualSize || o.VirtualSize%SectorSize != 0:
-		return nil, 0, errdefs.Invalidf("a disk of %d bytes is not possible: between %d and %d in steps of %d are", o.VirtualSize, SectorSize, int64(MaxVirtualSize), SectorSize)
+		return nil, 0, errdefs.Invalidf("invalid disk size of %d bytes; use %d to %d in steps of %d", o.VirtualSize, SectorSize, int64(MaxVirtualSize), SectorSize)
 	case !filepath.IsAbs(o.Backing) || len(o.Backing) > maxBackingName:
-		return nil, 0, errdefs.Invalidf("%q cannot back a disk: an absolute path of at most %d bytes is needed", o.Backing, maxBackingName)
+		return nil, 0, errdefs.Invalidf("invalid backing file %q; use an absolute path of at most %d bytes", o.Backing, maxBackingName)
 	}
 	entries := (o.VirtualSize + perL1 - 1) / perL1
 	format := string(o.BackingFormat)
@@ -137,5 +137,5 @@ func keep(path string) (bool, error) {
 		}
 		return false, nil
 	}
-	return false, errdefs.DataLossf("%s is not the qcow2 disk that was made there; remove the VM and make it anew", path)
+	return false, errdefs.DataLossf("%s is not the qcow2 disk that was made there; remove the VM and create it again", path)
 }

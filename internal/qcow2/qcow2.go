@@ -98,7 +98,7 @@ func (q *Header) l2EntrySize() int64 {
 func Parse(head []byte) (Header, error) {
 	q, err := ParseLayer(head)
 	if err == nil && (q.backingOffset != 0 || q.backingSize != 0) {
-		return Header{}, errdefs.Invalidf("the qcow2 disk stands on a backing file and is not complete by itself; make it whole with `qemu-img convert -O qcow2`")
+		return Header{}, errdefs.Invalidf("the qcow2 disk has a backing file and is not complete by itself; convert it with `qemu-img convert -O qcow2`")
 	}
 	return q, err
 }
@@ -145,7 +145,7 @@ func parseFixed(head []byte) (Header, error) {
 	}
 	size := be.Uint64(head[24:])
 	if size == 0 || size > MaxVirtualSize {
-		return Header{}, errdefs.Invalidf("the qcow2 disk claims a size of %d bytes; between 1 and %d (64 TiB) are possible", size, int64(MaxVirtualSize))
+		return Header{}, errdefs.Invalidf("the qcow2 disk claims a size of %d bytes; the valid range is 1 to %d (64 TiB)", size, int64(MaxVirtualSize))
 	}
 	q.VirtualSize = int64(size)
 	switch q.Version {
@@ -153,7 +153,7 @@ func parseFixed(head []byte) (Header, error) {
 		return q, nil
 	case 3:
 	default:
-		return Header{}, errdefs.Invalidf("the qcow2 disk has version %d; 2 and 3 are known", q.Version)
+		return Header{}, errdefs.Invalidf("the qcow2 disk has version %d; only 2 and 3 are supported", q.Version)
 	}
 	if len(head) < headerV3 {
 		return Header{}, cut
@@ -182,13 +182,13 @@ func (q *Header) refuse() error {
 	}
 	switch {
 	case q.incompatible&incompatDataFile != 0:
-		return errdefs.Invalidf("the qcow2 disk keeps its data in another file; make it whole with `qemu-img convert -O qcow2`")
+		return errdefs.Invalidf("the qcow2 disk keeps its data in another file; convert it with `qemu-img convert -O qcow2`")
 	case q.encryption != 0:
 		return errdefs.Invalidf("the qcow2 disk is encrypted; decrypt it with `qemu-img convert -O qcow2`")
 	case q.incompatible&incompatCorrupt != 0:
 		return errdefs.DataLossf("the qcow2 disk is marked corrupt; repair it with `qemu-img check -r all` or fetch it again")
 	case q.incompatible&^known != 0:
-		return errdefs.Invalidf("the qcow2 disk needs features we do not know (bits %#x); rewrite it with `qemu-img convert -O qcow2`", q.incompatible&^known)
+		return errdefs.Invalidf("the qcow2 disk needs unknown features (bits %#x); rewrite it with `qemu-img convert -O qcow2`", q.incompatible&^known)
 	case q.incompatible&incompatCompression != 0 && q.compressionTyp > 1, q.incompatible&incompatCompression == 0 && q.compressionTyp != 0:
 		return errdefs.Invalidf("the qcow2 disk is compressed by the unknown method %d; rewrite it with `qemu-img convert -O qcow2`", q.compressionTyp)
 	case q.ClusterBits < minBits || q.ClusterBits > maxClusterBits:
@@ -208,7 +208,7 @@ func (q *Header) extensions(head []byte) error {
 		case extEnd:
 			return nil
 		case extDataFile:
-			return errdefs.Invalidf("the qcow2 disk names an external data file; make it whole with `qemu-img convert -O qcow2`")
+			return errdefs.Invalidf("the qcow2 disk names an external data file; convert it with `qemu-img convert -O qcow2`")
 		case extEncryption:
 			return errdefs.Invalidf("the qcow2 disk is encrypted; decrypt it with `qemu-img convert -O qcow2`")
 		}

@@ -48,7 +48,7 @@ func encodeMap(size int64, own Pages) []byte {
 // parseMap reads what encodeMap wrote for a file of size bytes.
 func parseMap(b []byte, size int64) (Pages, error) {
 	if size < 0 || size%Block != 0 || int64(len(b)) != mapSize(size) {
-		return nil, errdefs.DataLossf("the map of its own blocks has %d bytes, which is not what a file of %d needs", len(b), size)
+		return nil, errdefs.DataLossf("its block map has %d bytes, which does not match a file of %d bytes", len(b), size)
 	}
 	bits, own := b[:len(b)-deltaTrailer], NewPages(size)
 	for n := range own {
@@ -60,7 +60,7 @@ func parseMap(b []byte, size int64) (Pages, error) {
 		own[len(own)-1] &= 1<<last - 1
 	}
 	if !bytes.Equal(encodeMap(size, own), b) {
-		return nil, errdefs.DataLossf("the map of its own blocks is damaged")
+		return nil, errdefs.DataLossf("its block map is damaged")
 	}
 	return own, nil
 }
@@ -106,7 +106,7 @@ func readMap(f, base *os.File) (own Pages, size int64, err error) {
 		return nil, 0, err
 	}
 	if size = under.Size(); size%Block != 0 || info.Size() != DeltaSize(size) {
-		return nil, 0, errdefs.DataLossf("%s has %d bytes and cannot be what differs from a file of %d", f.Name(), info.Size(), size)
+		return nil, 0, errdefs.DataLossf("%s has %d bytes and is not a delta of a file of %d bytes", f.Name(), info.Size(), size)
 	}
 	b := make([]byte, mapSize(size))
 	if _, err := f.ReadAt(b, size); err != nil {

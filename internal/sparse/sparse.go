@@ -78,13 +78,13 @@ func Data(m []Extent) int64 {
 // The error is InvalidArgument.
 func Check(m []Extent, size int64) error {
 	if size < 0 {
-		return errdefs.Invalidf("a file of %d bytes is not possible", size)
+		return errdefs.Invalidf("invalid file size of %d bytes", size)
 	}
 	var end int64
 	for n, e := range m {
 		switch {
 		case e.Offset < 0 || e.Length <= 0:
-			return errdefs.Invalidf("extent %d of the sparse map has offset %d and length %d: not possible", n, e.Offset, e.Length)
+			return errdefs.Invalidf("extent %d of the sparse map has invalid offset %d or length %d", n, e.Offset, e.Length)
 		case e.Offset < end:
 			return errdefs.Invalidf("extent %d of the sparse map begins at byte %d, before the end of the one before it", n, e.Offset)
 		case e.Offset > size || e.Length > size-e.Offset: // no overflow: both are within size
@@ -105,7 +105,7 @@ func Parse(data []byte, size int64) ([]Extent, error) {
 	}
 	var m []Extent
 	if err := json.Unmarshal(data, &m); err != nil {
-		return nil, errdefs.Invalidf("the sparse map is no list of extents: %w", err)
+		return nil, errdefs.Invalidf("the sparse map is not a list of extents: %w", err)
 	}
 	return m, Check(m, size)
 }

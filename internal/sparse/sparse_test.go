@@ -180,9 +180,9 @@ func TestCheckRefusesImpossibleMaps(t *testing.T) {
 		says string
 	}{
 		"negative size":   {nil, -1, "-1 bytes"},
-		"negative offset": {extents{{-1, 1}}, 10, "not possible"},
-		"negative length": {extents{{1, -1}}, 10, "not possible"},
-		"nothing":         {extents{{1, 0}}, 10, "not possible"},
+		"negative offset": {extents{{-1, 1}}, 10, "invalid offset"},
+		"negative length": {extents{{1, -1}}, 10, "invalid offset"},
+		"nothing":         {extents{{1, 0}}, 10, "invalid offset"},
 		"beyond":          {extents{{8, 3}}, 10, "beyond"},
 		"overflow":        {extents{{8, huge}}, 10, "beyond"},
 		"far":             {extents{{huge, 1}}, 10, "beyond"},

@@ -154,7 +154,7 @@ func (s *Sums) check(name string, n int64, data []byte) error {
 }
 
 func damaged(name string, at int64) error {
-	return errdefs.DataLossf("%s is damaged at byte %d: what is there is not what was saved", name, at)
+	return errdefs.DataLossf("%s is damaged at byte %d: the checksum does not match", name, at)
 }
 
 // at returns the checksum of block n, or false if the block is zero.
@@ -194,7 +194,7 @@ func (s *Sums) readAt(f *os.File, p []byte, off int64) (done int, err error) {
 		}
 		if n, err := f.ReadAt(into, first); n < len(into) {
 			if errors.Is(err, io.EOF) {
-				err = errdefs.DataLossf("%s was cut short to %d bytes", f.Name(), first+int64(n))
+				err = errdefs.DataLossf("%s is truncated to %d bytes", f.Name(), first+int64(n))
 			}
 			return done, err
 		}

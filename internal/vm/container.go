@@ -115,7 +115,7 @@ func (s ContainerStatus) Cut(at time.Time) ContainerStatus {
 	}
 	s.State, s.Reason, s.Message = ContainerTerminated, ContainerError, ""
 	s.Exit = &ContainerExit{
-		Code: LostExitCode, Reason: ContainerUnknown, Message: "its VM ended with it", StartedAt: s.StartedAt, FinishedAt: at,
+		Code: LostExitCode, Reason: ContainerUnknown, Message: "its VM ended while it ran", StartedAt: s.StartedAt, FinishedAt: at,
 	}
 	return s
 }
@@ -162,17 +162,17 @@ var containerRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 func (s Spec) ValidateContainers() error {
 	if len(s.Containers) == 0 {
 		if s.Restart != "" {
-			return errdefs.Invalidf("a restart policy is for the containers of a VM, and it has none")
+			return errdefs.Invalidf("a restart policy is set, but the VM has no containers; omit the policy")
 		}
 		return nil
 	}
 	switch {
 	case len(s.Containers) > MaxContainers:
-		return errdefs.Invalidf("%d containers asked for; at most %d are possible", len(s.Containers), MaxContainers)
+		return errdefs.Invalidf("too many containers: %d; at most %d are possible", len(s.Containers), MaxContainers)
 	case !s.Process.Empty() || len(s.Mounts) > 0:
-		return errdefs.Invalidf("a VM with containers has no process and no mounts beside theirs")
+		return errdefs.Invalidf("a VM with containers cannot have a process or mounts of its own; set them for its containers")
 	case s.Restart != RestartAlways && s.Restart != RestartOnFailure && s.Restart != RestartNever:
-		return errdefs.Invalidf("restart policy %q is none of always, on-failure, never", s.Restart)
+		return errdefs.Invalidf("invalid restart policy %q; use always, on-failure or never", s.Restart)
 	}
 	known, apps := map[string]bool{}, 0
 	for _, c := range s.Containers {
@@ -180,27 +180,27 @@ func (s Spec) ValidateContainers() error {
 		case !containerRE.MatchString(c.Name):
 			return errdefs.Invalidf("container name %q is not a DNS label", c.Name)
 		case known[c.Name]:
-			return errdefs.Invalidf("two containers are called %q", c.Name)
+			return errdefs.Invalidf("two containers have the name %q", c.Name)
 		case c.Image == "":
 			return errdefs.Invalidf("container %s: an image is needed", c.Name)
 		case c.Hold && c.Kind == ContainerInit:
-			return errdefs.Invalidf("container %s: those after an init container wait for its success, it cannot hold them", c.Name)
+			return errdefs.Invalidf("container %s: an init container cannot hold the containers after it; they already wait for its success", c.Name)
 		case c.Kind == ContainerApp:
 			apps++
 		case c.Kind != ContainerInit && c.Kind != ContainerSidecar:
-			return errdefs.Invalidf("container %s: %q is none of init, sidecar, app", c.Name, c.Kind)
+			return errdefs.Invalidf("container %s: invalid kind %q; use init, sidecar or app", c.Name, c.Kind)
 		case apps > 0:
-			return errdefs.Invalidf("container %s comes after one that starts after it", c.Name)
+			return errdefs.Invalidf("container %s must be listed before the app containers", c.Name)
 		}
 		known[c.Name] = true
 		for _, e := range c.Process.Env {
 			if !envRE.MatchString(e.Name) {
-				return errdefs.Invalidf("container %s: %q cannot name an environment variable", c.Name, e.Name)
+				return errdefs.Invalidf("container %s: invalid environment variable name %q", c.Name, e.Name)
 			}
 		}
 	}
 	if apps == 0 {
-		return errdefs.Invalidf("none of the containers is an app")
+		return errdefs.Invalidf("no container is of kind app; at least one is needed")
 	}
 	return nil
 }

@@ -44,5 +44,5 @@ func (m Machine) Resumes(host Machine) error {
 	if len(why) == 0 {
 		return nil
 	}
-	return errdefs.Preconditionf("it was saved on another kind of machine: %s; clone it where it fits", strings.Join(why, "; "))
+	return errdefs.Preconditionf("it was saved on another kind of machine: %s; clone it on a host that matches", strings.Join(why, "; "))
 }

@@ -58,11 +58,11 @@ func (k Kind) Match(who Owner, ref string, all iter.Seq[Named]) (ID, error) {
 			all = append(all, n.Owner.Qualify(n.Name))
 		}
 		slices.Sort(all)
-		return "", errdefs.Invalidf("%d %ss are called %q; name one of %s", len(names), k.Noun, ref, strings.Join(all, ", "))
+		return "", errdefs.Invalidf("%d %ss have the name %q; use one of %s", len(names), k.Noun, ref, strings.Join(all, ", "))
 	case len(prefixes) == 1:
 		return prefixes[0].ID, nil
 	case len(prefixes) > 1:
-		return "", errdefs.Invalidf("%q could be any of %d %ss; use more characters of the id", ref, len(prefixes), k.Noun)
+		return "", errdefs.Invalidf("%q matches %d %ss; use more characters of the id", ref, len(prefixes), k.Noun)
 	}
 	return "", k.missing(who, ref)
 }
@@ -72,5 +72,5 @@ func (k Kind) missing(who Owner, ref string) error {
 	if !who.Operator() {
 		where = fmt.Sprintf(" in namespace %s", who.Namespace)
 	}
-	return errdefs.NotFoundf("no %s is called %q%s; `%s` shows those there are", k.Noun, ref, where, k.List)
+	return errdefs.NotFoundf("no %s is called %q%s; `%s` lists those that exist", k.Noun, ref, where, k.List)
 }

@@ -27,9 +27,9 @@ type CloneSpec struct {
 func (s CloneSpec) Validate() error {
 	switch {
 	case (s.Snapshot == "") == (s.FromDir == ""):
-		return errdefs.Invalidf("a clone needs a snapshot or a folder with one, and not both")
+		return errdefs.Invalidf("a clone needs either a snapshot or a folder with one, not both")
 	case s.FromDir != "" && !strings.HasPrefix(s.FromDir, "/"):
-		return errdefs.Invalidf("clone of a snapshot: %q is no absolute path", s.FromDir)
+		return errdefs.Invalidf("clone of a snapshot: %q is not an absolute path", s.FromDir)
 	}
 	return nil
 }

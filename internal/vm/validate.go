@@ -112,15 +112,15 @@ func (s Spec) Validate() error {
 	case s.Image == "":
 		return errdefs.Invalidf("VM %s: an image is needed", s.Name)
 	case s.CPUs < 1 || s.CPUs > MaxCPUs:
-		return errdefs.Invalidf("VM %s: %d CPUs asked for; between 1 and %d are possible", s.Name, s.CPUs, MaxCPUs)
+		return errdefs.Invalidf("VM %s: invalid number of CPUs %d; use 1 to %d", s.Name, s.CPUs, MaxCPUs)
 	case s.Memory < MinMemory || s.Memory > MaxMemory:
-		return errdefs.Invalidf("VM %s: %d bytes of memory asked for; at least %d (96 MiB) are needed", s.Name, s.Memory, MinMemory)
+		return errdefs.Invalidf("VM %s: invalid memory size of %d bytes; use at least %d (96 MiB)", s.Name, s.Memory, MinMemory)
 	case s.Storage < MinStorage || s.Storage > MaxStorage:
-		return errdefs.Invalidf("VM %s: %d bytes of storage asked for; between %d (16 MiB) and %d are possible", s.Name, s.Storage, MinStorage, int64(MaxStorage))
+		return errdefs.Invalidf("VM %s: invalid storage size of %d bytes; use %d (16 MiB) to %d", s.Name, s.Storage, MinStorage, int64(MaxStorage))
 	case s.Accel != AccelAuto && s.Accel != AccelKVM && s.Accel != AccelTCG:
-		return errdefs.Invalidf("VM %s: accelerator %q is none of auto, kvm, tcg", s.Name, s.Accel)
+		return errdefs.Invalidf("VM %s: invalid accelerator %q; use auto, kvm or tcg", s.Name, s.Accel)
 	case s.Firmware != "" && s.Firmware != FirmwareBIOS && s.Firmware != FirmwareUEFI:
-		return errdefs.Invalidf("VM %s: firmware %q is neither bios nor uefi", s.Name, s.Firmware)
+		return errdefs.Invalidf("VM %s: invalid firmware %q; use bios or uefi", s.Name, s.Firmware)
 	case len(s.Hostname) > 63 || !hostRE.MatchString(s.Hostname):
 		return errdefs.Invalidf("VM %s: host name %q is not a DNS label", s.Name, s.Hostname)
 	case s.StopGrace < 0:
@@ -128,7 +128,7 @@ func (s Spec) Validate() error {
 	}
 	for _, e := range s.Process.Env {
 		if !envRE.MatchString(e.Name) {
-			return errdefs.Invalidf("VM %s: %q cannot name an environment variable", s.Name, e.Name)
+			return errdefs.Invalidf("VM %s: invalid environment variable name %q", s.Name, e.Name)
 		}
 	}
 	for _, n := range s.NICs {

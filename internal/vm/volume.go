@@ -27,12 +27,12 @@ var reserved = []string{"/proc", "/sys", "/dev"}
 // ValidateVolumes is the part of Validate that checks volumes and mounts.
 func (s Spec) ValidateVolumes() error {
 	if len(s.Volumes) > MaxVolumes || len(s.Mounts) > MaxMounts {
-		return errdefs.Invalidf("%d volumes with %d mounts asked for; at most %d with %d are possible", len(s.Volumes), len(s.Mounts), MaxVolumes, MaxMounts)
+		return errdefs.Invalidf("too many volumes or mounts: %d volumes and %d mounts; at most %d volumes and %d mounts are possible", len(s.Volumes), len(s.Mounts), MaxVolumes, MaxMounts)
 	}
 	known, size := map[string]bool{}, 0
 	for _, v := range s.Volumes {
 		if known[v.Name] {
-			return errdefs.Invalidf("two volumes are called %q", v.Name)
+			return errdefs.Invalidf("two volumes have the name %q", v.Name)
 		}
 		known[v.Name] = true
 		if err := v.validate(); err != nil {
@@ -62,9 +62,9 @@ func validateMounts(mounts []Mount, known map[string]bool) error {
 	for _, m := range mounts {
 		switch {
 		case !known[m.Volume]:
-			return errdefs.Invalidf("%s is to hold volume %q, which is not among the volumes", m.Path, m.Volume)
+			return errdefs.Invalidf("mount at %s: there is no volume %q", m.Path, m.Volume)
 		case taken[m.Path]:
-			return errdefs.Invalidf("two volumes are to be mounted at %s", m.Path)
+			return errdefs.Invalidf("two volumes have the mount path %s", m.Path)
 		}
 		taken[m.Path] = true
 		if err := m.validate(); err != nil {
@@ -77,11 +77,11 @@ func validateMounts(mounts []Mount, known map[string]bool) error {
 func (v Volume) validate() error {
 	switch {
 	case len(v.Name) > MaxNameLength || !nameRE.MatchString(v.Name):
-		return errdefs.Invalidf("volume name %q must have at most %d letters, digits, '.', '_' and '-', a letter or digit first", v.Name, MaxNameLength)
+		return errdefs.Invalidf("invalid volume name %q; use at most %d letters, digits, '.', '_' and '-', and begin with a letter or digit", v.Name, MaxNameLength)
 	case v.Kind != VolumeFiles && v.Kind != VolumeEmpty:
-		return errdefs.Invalidf("volume %s: its kind %q is neither %s nor %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty)
+		return errdefs.Invalidf("volume %s: invalid kind %q; use %s or %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty)
 	case v.Kind == VolumeFiles && (v.Memory || v.SizeLimit != 0):
-		return errdefs.Invalidf("volume %s: a volume of given files has neither a place nor a size limit", v.Name)
+		return errdefs.Invalidf("volume %s: a volume of files cannot be in memory or have a size limit", v.Name)
 	case v.Kind == VolumeEmpty && len(v.Files) > 0:
 		return errdefs.Invalidf("volume %s: a volume that starts empty cannot be given files", v.Name)
 	case v.SizeLimit < 0:
@@ -106,19 +106,19 @@ func ValidateFiles(volume string, files []VolumeFile) error {
 	for _, f := range files {
 		switch {
 		case !localPath(f.Path) || strings.HasPrefix(f.Path, ".."):
-			return errdefs.Invalidf("volume %s: %q cannot be the path of a file in it", volume, f.Path)
+			return errdefs.Invalidf("volume %s: invalid file path %q", volume, f.Path)
 		case f.Mode > 0o777:
 			return errdefs.Invalidf("volume %s: file %s cannot have the mode %#o", volume, f.Path, f.Mode)
 		case f.UID != nil && (*f.UID < 0 || *f.UID > maxID):
 			return errdefs.Invalidf("volume %s: file %s cannot belong to user %d", volume, f.Path, *f.UID)
 		}
 		if _, taken := kind[f.Path]; taken {
-			return errdefs.Invalidf("volume %s: path %s is taken twice", volume, f.Path)
+			return errdefs.Invalidf("volume %s: path %s is given twice", volume, f.Path)
 		}
 		kind[f.Path] = true
 		for dir := path.Dir(f.Path); dir != "."; dir = path.Dir(dir) {
 			if kind[dir] {
-				return errdefs.Invalidf("volume %s: %s is a file and a folder", volume, dir)
+				return errdefs.Invalidf("volume %s: %s is both a file and a folder", volume, dir)
 			}
 			kind[dir] = false
 		}

@@ -273,7 +273,7 @@ func (p *Pool) fillOne(ctx context.Context, t *template) {
 	en, err := p.maker.Make(ctx, t.shape.snapshot, f.spec)
 	if err != nil {
 		if ctx.Err() == nil {
-			p.cfg.Log.Warn("no clone made for the pool", "snapshot", t.shape.snapshot, "err", err)
+			p.cfg.Log.Warn("clone for the pool not made", "snapshot", t.shape.snapshot, "err", err)
 		}
 		en = nil
 	} else {
@@ -305,7 +305,7 @@ func (p *Pool) discard(ctx context.Context, entries []*Entry) {
 func (en *Entry) Resume(ctx context.Context) error {
 	pauser, ok := hypervisor.As[hypervisor.Pauser](en.Inst)
 	if !ok {
-		return errdefs.Unsupportedf("its driver cannot have it go on")
+		return errdefs.Unsupportedf("its driver cannot resume a paused guest")
 	}
 	return pauser.Resume(ctx)
 }

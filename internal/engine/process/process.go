@@ -81,7 +81,7 @@ func (p *Process) Kill(ctx context.Context) error {
 	case <-p.ended:
 		return nil
 	case <-ctx.Done():
-		return errdefs.Unavailablef("the process was killed but its end was not noticed within %s", undo.Limit)
+		return errdefs.Unavailablef("the process was killed, but it has not ended within %s", undo.Limit)
 	}
 }
 
@@ -106,7 +106,7 @@ func (p *Process) Unpause(ctx context.Context) error {
 	if err == nil && state == hypervisor.Paused {
 		pauser, ok := hypervisor.As[hypervisor.Pauser](p.Inst)
 		if !ok {
-			return errdefs.Unsupportedf("its guest is paused, and its driver cannot have it go on")
+			return errdefs.Unsupportedf("its guest is paused, but its driver cannot resume it")
 		}
 		err = pauser.Resume(ctx)
 	}

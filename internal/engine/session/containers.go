@@ -38,7 +38,7 @@ func (l *Link) skipLogs(reply guest.ResumedReply) error {
 func (l *Link) followContainers(ctx context.Context, agent guest.Agent) {
 	keeper, ok := agent.(guest.ContainerKeeper)
 	if !ok {
-		l.cfg.Log.Error("agent of vm knows nothing of containers", "vm", l.proc.ID)
+		l.cfg.Log.Error("agent of vm does not support containers", "vm", l.proc.ID)
 		return
 	}
 	var wg sync.WaitGroup
@@ -46,7 +46,7 @@ func (l *Link) followContainers(ctx context.Context, agent guest.Agent) {
 	for _, c := range l.vm.Record().Containers {
 		wg.Go(func() { l.keepContainerLog(ctx, keeper, agent, c.Name) })
 	}
-	l.pump(ctx, agent, "containers of vm not followed, trying again", func() error {
+	l.pump(ctx, agent, "status of containers not received, trying again", func() error {
 		return keeper.Containers(ctx, func(all []vm.ContainerStatus) error { return l.noteContainers(ctx, all) })
 	})
 }
@@ -54,10 +54,10 @@ func (l *Link) followContainers(ctx context.Context, agent guest.Agent) {
 func (l *Link) keepContainerLog(ctx context.Context, keeper guest.ContainerKeeper, agent guest.Agent, name string) {
 	log, err := l.logs.Resume(name)
 	if err != nil {
-		l.cfg.Log.Error("log of container not kept", "vm", l.proc.ID, "err", err)
+		l.cfg.Log.Error("log of container not stored", "vm", l.proc.ID, "err", err)
 		return
 	}
-	l.pump(ctx, agent, "log of container not kept, trying again", func() error {
+	l.pump(ctx, agent, "log of container not stored, trying again", func() error {
 		run, seq := log.Place()
 		return keeper.ContainerLogs(ctx, name, run, seq, log.Append)
 	})
@@ -74,7 +74,7 @@ func (l *Link) keepContainerLog(ctx context.Context, keeper guest.ContainerKeepe
 func (l *Link) noteContainers(ctx context.Context, all []vm.ContainerStatus) error {
 	have := l.vm.Record().Containers
 	if len(all) != len(have) {
-		return errdefs.New(errdefs.Internal, "the guest tells of %d containers, and it was given %d", len(all), len(have))
+		return errdefs.New(errdefs.Internal, "the guest reports %d containers, but it was given %d", len(all), len(have))
 	}
 	next := slices.Clone(have)
 	for i, s := range all {

@@ -47,7 +47,7 @@ func (l *Link) setUpResumed(ctx context.Context, agent guest.Agent) error {
 			return err
 		}
 	} else if !ok { // commands can run in it, so somebody can give it its identity
-		l.cfg.Log.Info("agent of clone cannot tell its guest who it is", "vm", l.proc.ID)
+		l.cfg.Log.Info("agent of clone cannot set the identity of its guest", "vm", l.proc.ID)
 		return nil
 	}
 	began := time.Now()
@@ -59,7 +59,7 @@ func (l *Link) setUpResumed(ctx context.Context, agent guest.Agent) error {
 		}
 		reply, err = resumer.Resumed(ctx, Resumed(r))
 		if Foreign(r) && errdefs.Is(err, errdefs.Unsupported) { // its owner does not allow it: treat the agent as unable
-			l.cfg.Log.Info("agent of clone cannot tell its guest who it is", "vm", l.proc.ID, "err", err)
+			l.cfg.Log.Info("agent of clone cannot set the identity of its guest", "vm", l.proc.ID, "err", err)
 			return nil
 		}
 		if err != nil {
@@ -83,7 +83,7 @@ func (l *Link) setUpResumed(ctx context.Context, agent guest.Agent) error {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
 	}
-	l.cfg.Log.Debug("guest brought to itself", "vm", l.proc.ID, "dur", time.Since(began))
+	l.cfg.Log.Debug("resumed guest has its identity", "vm", l.proc.ID, "dur", time.Since(began))
 	_, err = l.vm.Update(ctx, func(r *vm.Record) {
 		r.AgentReady, r.Resume, r.Message = r.State == vm.StateRunning, nil, ""
 	})
@@ -127,8 +127,8 @@ func (l *Link) setUpLate(ctx context.Context, agent guest.Agent, leave func()) e
 // setUpFailed records why a guest has not received its identity yet. The error ends the session, and another session
 // tries again. The guest is never ended for this, because its state may be the only copy.
 func (l *Link) setUpFailed(ctx context.Context, cause error) error {
-	if text := "its guest has not come to itself: " + cause.Error(); !lost(cause) && l.vm.Record().Message != text {
-		l.cfg.Log.Warn("resumed guest not brought to itself, trying again", "vm", l.proc.ID, "err", cause)
+	if text := "its guest has no identity of its own yet: " + cause.Error(); !lost(cause) && l.vm.Record().Message != text {
+		l.cfg.Log.Warn("identity of resumed guest not set, trying again", "vm", l.proc.ID, "err", cause)
 		if _, err := l.vm.Update(ctx, func(r *vm.Record) { r.Message = text }); err != nil {
 			l.cfg.Log.Debug("message not recorded", "vm", l.proc.ID, "err", err)
 		}
@@ -158,7 +158,7 @@ func (l *Link) linksUp(ctx context.Context, r vm.Record) error {
 	}
 	for i := range r.NICs {
 		if err := linker.SetLink(ctx, i, true); err != nil {
-			return fmt.Errorf("give interface %d its carrier: %w", i, err)
+			return fmt.Errorf("set the link of interface %d up: %w", i, err)
 		}
 	}
 	return nil
@@ -173,7 +173,7 @@ const swapTimeout = 30 * time.Second
 func (l *Link) SwapNICs(ctx context.Context) {
 	swapper, ok := hypervisor.As[hypervisor.NICSwapper](l.proc.Inst)
 	if !ok {
-		l.cfg.Log.Info("interfaces of clone stay without carrier until it has been told who it is", "vm", l.proc.ID)
+		l.cfg.Log.Info("interfaces of clone stay down until its guest has its own identity", "vm", l.proc.ID)
 		return
 	}
 	wait := l.waits(l.cfg.SilentMax)
@@ -182,7 +182,7 @@ func (l *Link) SwapNICs(ctx context.Context) {
 		if err == nil {
 			return
 		}
-		l.cfg.Log.Debug("interfaces of clone not changed", "vm", l.proc.ID, "err", err)
+		l.cfg.Log.Debug("interfaces of clone not replaced", "vm", l.proc.ID, "err", err)
 		process.Pause(wait.NextBackOff(), ctx.Done(), l.proc.Ended())
 	}
 }

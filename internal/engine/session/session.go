@@ -174,7 +174,7 @@ func (l *Link) serve(ctx context.Context) (served bool, err error) {
 			l.followContainers(ctx, agent)
 			return
 		}
-		l.pump(ctx, agent, "log of vm not kept, trying again", func() error { return agent.Logs(ctx, l.logs.Main.Last(), l.logs.Main.Append) })
+		l.pump(ctx, agent, "log of vm not stored, trying again", func() error { return agent.Logs(ctx, l.logs.Main.Last(), l.logs.Main.Append) })
 	}()
 	heeded := make(chan struct{})
 	go func() {
@@ -233,7 +233,7 @@ func (l *Link) refused(ctx context.Context, cause error) error {
 	if err != nil {
 		return err
 	}
-	l.cfg.Log.Warn("vm not set up", "vm", l.proc.ID, "err", cause)
+	l.cfg.Log.Warn("guest of vm not set up", "vm", l.proc.ID, "err", cause)
 	return l.proc.Inst.Kill(ctx)
 }
 

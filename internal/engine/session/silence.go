@@ -38,7 +38,7 @@ func (l *Link) checkAlive(ctx context.Context, agent guest.Agent) {
 			missed = 0
 		default:
 			missed++
-			l.cfg.Log.Debug("guest owes an answer", "vm", l.proc.ID, "dur", time.Since(began))
+			l.cfg.Log.Debug("guest has not answered yet", "vm", l.proc.ID, "dur", time.Since(began))
 		}
 	}
 	l.cfg.Log.Warn("guest has stopped answering, calls into it end", "vm", l.proc.ID)

@@ -58,7 +58,7 @@ func (l *Link) pushVolumes(ctx context.Context, agent guest.Agent) error {
 func (l *Link) put(ctx context.Context, agent guest.Agent, v vm.Volume) error {
 	keeper, ok := agent.(guest.VolumeKeeper)
 	if !ok {
-		return errdefs.Unsupportedf("the guest's agent takes no volumes")
+		return errdefs.Unsupportedf("the guest's agent does not support volumes")
 	}
 	var err error
 	if v.Files, err = l.vm.VolumeFiles(v.Name); err != nil {

@@ -262,7 +262,7 @@ func (s *session) PutVolume(ctx context.Context, v vm.Volume) error {
 		r.Files = append(r.Files, &guestv1.VolumeFile{Path: f.Path, Data: f.Data, Mode: f.Mode, Uid: f.UID})
 	}
 	_, err := s.client.PutVolume(ctx, r)
-	return s.failure(ctx, "bring volume "+v.Name+" to the guest", err)
+	return s.failure(ctx, "send volume "+v.Name+" to the guest", err)
 }
 
 func volume(v vm.Volume) *guestv1.Volume {

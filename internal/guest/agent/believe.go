@@ -58,7 +58,7 @@ func containersOf(r *guestv1.ContainersReply) (all []vm.ContainerStatus, err err
 		switch s.State {
 		case vm.ContainerWaiting, vm.ContainerRunning, vm.ContainerTerminated:
 		default:
-			return nil, errdefs.New(errdefs.Internal, "the guest says that a container is %q", word(c.GetState()))
+			return nil, errdefs.New(errdefs.Internal, "the guest reports an unknown container state %q", word(c.GetState()))
 		}
 		all = append(all, s)
 	}

@@ -51,5 +51,5 @@ func (s *session) KillContainer(ctx context.Context, container string, run int, 
 // ReleaseContainer implements guest.ContainerKeeper.
 func (s *session) ReleaseContainer(ctx context.Context, container string) error {
 	_, err := s.client.ReleaseContainer(ctx, &guestv1.ReleaseContainerRequest{Name: container})
-	return s.failure(ctx, "release those after container "+container, err)
+	return s.failure(ctx, "release the containers after container "+container, err)
 }

@@ -35,7 +35,7 @@ func (s *session) Resumed(ctx context.Context, g guest.Resumed) (guest.ResumedRe
 	}
 	reply, err := s.resumed(ctx, r)
 	if err != nil {
-		return guest.ResumedReply{}, s.failure(ctx, "bring the resumed guest to itself", err)
+		return guest.ResumedReply{}, s.failure(ctx, "give the resumed guest its identity", err)
 	}
 	return resumedOf(reply), nil
 }
@@ -87,7 +87,7 @@ func (s *session) ask(ctx context.Context, request []byte) (*guestv1.ResumedRepl
 // Settle implements guest.Settler.
 func (s *session) Settle(ctx context.Context) error {
 	_, err := s.client.Settle(ctx, &guestv1.SettleRequest{})
-	return s.failure(ctx, "have the guest settle", err)
+	return s.failure(ctx, "prepare the guest for the save", err)
 }
 
 // Freeze implements guest.Freezer.

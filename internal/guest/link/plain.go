@@ -28,7 +28,7 @@ const (
 	plainHeader = len(plainMagic) + 4
 )
 
-var errPlain = errors.New("the answer is no plain message")
+var errPlain = errors.New("the answer is not a plain message")
 
 func plainMessage(m []byte) []byte {
 	b := make([]byte, 0, plainHeader+len(m))

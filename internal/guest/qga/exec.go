@@ -63,7 +63,7 @@ var environment = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/b
 // first, and its output arrives when it has ended.
 // Errors beyond the contract's: Unsupported for a terminal or a user, ResourceExhausted for too much input or output.
 func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int, error) {
-	const what = "run a command by qemu-guest-agent"
+	const what = "run a command through qemu-guest-agent"
 	args, err := s.prepare(ctx, e, st.Stdin)
 	if err != nil {
 		return -1, fmt.Errorf("%s: %w", what, err)
@@ -79,7 +79,7 @@ func (s *session) Exec(ctx context.Context, e guest.Exec, st guest.Streams) (int
 		return -1, fmt.Errorf("%s: write its output: %w", what, err)
 	}
 	if x.OutTruncated || x.ErrTruncated {
-		return -1, errdefs.Exhaustedf("%s: its output was cut after %d bytes; have it write to a file instead", what, len(x.Out)+len(x.Err))
+		return -1, errdefs.Exhaustedf("%s: its output was cut after %d bytes; write the output to a file instead", what, len(x.Out)+len(x.Err))
 	}
 	return x.code(), nil
 }
@@ -96,11 +96,11 @@ func deliver(w io.Writer, b []byte) error {
 func (s *session) prepare(ctx context.Context, e guest.Exec, stdin io.Reader) (execArgs, error) {
 	switch {
 	case len(e.Command) == 0:
-		return execArgs{}, errdefs.Invalidf("there is no command")
+		return execArgs{}, errdefs.Invalidf("no command given")
 	case e.TTY:
-		return execArgs{}, errdefs.Unsupportedf("it gives no terminal; run the command without one, or use the console or ssh")
+		return execArgs{}, errdefs.Unsupportedf("it supports no terminal; run the command without one, or use the console or ssh")
 	case e.User != "":
-		return execArgs{}, errdefs.Unsupportedf("it runs commands as itself; have the command change to user %q, for example with runuser", e.User)
+		return execArgs{}, errdefs.Unsupportedf("it cannot run a command as another user; use a command that changes to user %q, for example runuser", e.User)
 	}
 	args := execArgs{Path: e.Command[0], Arg: e.Command[1:], Capture: true}
 	if e.WorkDir != "" {
@@ -143,7 +143,7 @@ func readAll(ctx context.Context, r io.Reader) ([]byte, error) {
 	select {
 	case got := <-done:
 		if got.err == nil && len(got.b) > maxStdin {
-			return nil, errdefs.Exhaustedf("it takes at most %d bytes of input; copy the rest by ssh", maxStdin)
+			return nil, errdefs.Exhaustedf("it accepts at most %d bytes of input; copy larger input with ssh", maxStdin)
 		}
 		return got.b, got.err
 	case <-ctx.Done():

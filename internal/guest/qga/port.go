@@ -248,7 +248,7 @@ func decode(line []byte, result any) error {
 		return errors.New("the answer of qemu-guest-agent is not JSON")
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("the answer of qemu-guest-agent is followed by something else")
+		return errors.New("the answer of qemu-guest-agent is followed by other data")
 	}
 	switch {
 	case reply.Error != nil:
@@ -259,7 +259,7 @@ func decode(line []byte, result any) error {
 		return nil
 	}
 	if err := json.Unmarshal(reply.Return, result); err != nil {
-		return errors.New("the result of qemu-guest-agent is not of the form that its protocol says")
+		return errors.New("the result of qemu-guest-agent does not match its protocol")
 	}
 	return nil
 }

@@ -148,7 +148,7 @@ func (s *session) understand(ctx context.Context, command string, line []byte, e
 	case ctx.Err() != nil:
 		return fmt.Errorf("%s: %w", command, context.Cause(ctx))
 	case errors.Is(err, errLong):
-		return errdefs.Exhaustedf("%s: the answer of qemu-guest-agent is too long; have the guest write to a file instead", command)
+		return errdefs.Exhaustedf("%s: the answer of qemu-guest-agent is too long; write the output to a file instead", command)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return errdefs.Unavailablef("%s: qemu-guest-agent has not answered for %s", command, patience)
 	default:
@@ -170,7 +170,7 @@ func (s *session) understand(ctx context.Context, command string, line []byte, e
 	case s.frozen.Load():
 		return errdefs.Preconditionf("%s: the file systems of the guest are frozen; thaw them first", command)
 	}
-	return errdefs.Unsupportedf("%s: the guest's qemu-guest-agent does not have this command or has it switched off", command)
+	return errdefs.Unsupportedf("%s: the guest's qemu-guest-agent does not have this command or has disabled it", command)
 }
 
 // Info implements guest.Agent.

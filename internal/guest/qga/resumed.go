@@ -38,7 +38,7 @@ const rereadHostKeys = `systemctl try-restart ssh.service 2>/dev/null || systemc
 // FailedPrecondition when the commands fail, with the last line of their output.
 func (s *session) Resumed(ctx context.Context, r guest.Resumed) (guest.ResumedReply, error) {
 	if err := s.resumed(ctx, r); err != nil {
-		return guest.ResumedReply{}, fmt.Errorf("bring a resumed guest to itself by qemu-guest-agent: %w", err)
+		return guest.ResumedReply{}, fmt.Errorf("give a resumed guest its identity through qemu-guest-agent: %w", err)
 	}
 	return guest.ResumedReply{}, nil
 }
@@ -97,7 +97,7 @@ func (s *session) script(ctx context.Context, commands string, stdin []byte) (ex
 func (s *session) identity(ctx context.Context, r guest.Resumed) (string, error) {
 	for i, n := range r.NICs {
 		if i < len(r.Clone.MACs) && !strings.EqualFold(r.Clone.MACs[i], n.MAC) {
-			return "", errdefs.Unsupportedf("its interface %d is still the source's", i)
+			return "", errdefs.Unsupportedf("its interface %d still has the MAC of the source VM", i)
 		}
 	}
 	class, err := s.class(ctx)
@@ -132,7 +132,7 @@ elif systemctl is-enabled -q systemd-networkd 2>/dev/null; then echo networkd; f
 	case "networkd":
 		return postclone.StaticOCI, nil
 	}
-	return "", errdefs.Unsupportedf("it has neither cloud-init nor systemd-networkd")
+	return "", errdefs.Unsupportedf("the guest has neither cloud-init nor systemd-networkd")
 }
 
 // lastLine is the last line that a failed command printed.

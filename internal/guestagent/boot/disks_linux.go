@@ -68,7 +68,7 @@ func fileSystem(dev string) (string, error) {
 	if kind := identify(head[:n]); kind != "" {
 		return kind, nil
 	}
-	return "", errdefs.DataLossf("%s holds no file system we know (ext4, erofs, squashfs)", dev)
+	return "", errdefs.DataLossf("%s has no supported file system (ext4, erofs, squashfs)", dev)
 }
 
 // identify recognises a file system by the magic number in its first bytes; "" for an unknown one.

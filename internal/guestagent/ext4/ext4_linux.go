@@ -43,7 +43,7 @@ func Grow(dir *os.File) error {
 		return fmt.Errorf("look at the writable disk: %w", err)
 	}
 	if fs.Type != unix.EXT4_SUPER_MAGIC || fs.Bsize <= 0 {
-		return errdefs.Unsupportedf("the writable disk holds no ext4, which alone can grow")
+		return errdefs.Unsupportedf("the writable disk has no ext4 file system; only ext4 can grow")
 	}
 	blocks := uint64(size / fs.Bsize)
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), resizeFS, uintptr(unsafe.Pointer(&blocks))); errno != 0 {
@@ -65,7 +65,7 @@ func Await(ctx context.Context, dir *os.File, size int64) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return errdefs.Unavailablef("the writable disk has %d bytes still instead of %d", has, size)
+			return errdefs.Unavailablef("the writable disk still has %d bytes instead of %d", has, size)
 		}
 	}
 }

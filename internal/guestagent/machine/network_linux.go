@@ -103,13 +103,13 @@ func parse(v vm.NIC, old string) (nic, error) {
 		return nic{}, errdefs.Invalidf("%q is not an IP address", v.IP)
 	}
 	if v.Prefix < 1 || v.Prefix > addr.BitLen() {
-		return nic{}, errdefs.Invalidf("/%d is not a prefix length for %s", v.Prefix, addr)
+		return nic{}, errdefs.Invalidf("invalid prefix length /%d for %s", v.Prefix, addr)
 	}
 	n.addrs = append(n.addrs, netip.PrefixFrom(addr, v.Prefix))
 	if v.Gateway != "" {
 		gateway, err := netip.ParseAddr(v.Gateway)
 		if err != nil || gateway.Is4() != addr.Is4() {
-			return nic{}, errdefs.Invalidf("%q is not a gateway for %s", v.Gateway, addr)
+			return nic{}, errdefs.Invalidf("invalid gateway %q for %s", v.Gateway, addr)
 		}
 		n.routes = append(n.routes, route{netip.PrefixFrom(anyOf(gateway), 0), gateway})
 	}
@@ -121,19 +121,19 @@ func (n *nic) further(v vm.NIC) error {
 	for _, s := range v.Addresses {
 		p, err := netip.ParsePrefix(s)
 		if err != nil || p.Bits() == 0 {
-			return errdefs.Invalidf("%q is not an address with the length of its prefix", s)
+			return errdefs.Invalidf("%q is not an address with a prefix length", s)
 		}
 		n.addrs = append(n.addrs, p)
 	}
 	for _, r := range v.Routes {
 		to, err := netip.ParsePrefix(r.To)
 		if err != nil {
-			return errdefs.Invalidf("%q is nothing that a route can lead to", r.To)
+			return errdefs.Invalidf("invalid route destination %q", r.To)
 		}
 		var via netip.Addr
 		if r.Via != "" {
 			if via, err = netip.ParseAddr(r.Via); err != nil || via.Is4() != to.Addr().Is4() {
-				return errdefs.Invalidf("%q is not a gateway to %s", r.Via, to)
+				return errdefs.Invalidf("invalid gateway %q for the route to %s", r.Via, to)
 			}
 		}
 		n.routes = append(n.routes, route{to.Masked(), via})

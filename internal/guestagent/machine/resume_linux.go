@@ -168,7 +168,7 @@ func forget(root string) error {
 				continue
 			}
 			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("forget what the machine was: %w", err)
+				return fmt.Errorf("remove the old identity of the machine: %w", err)
 			}
 		}
 	}

@@ -171,7 +171,7 @@ func furnish(dir string) error {
 	}
 	for _, name := range []string{"dev", "proc", "sys"} {
 		if err := unix.Mount("/"+name, path.Join(dir, name), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-			return fmt.Errorf("show /%s: %w", name, err)
+			return fmt.Errorf("mount /%s in the container: %w", name, err)
 		}
 	}
 	own, err := identity()
@@ -252,7 +252,7 @@ func (k *Keeper) Identify(machineID string) error {
 			return identify(root, text)
 		})
 		if err != nil {
-			return fmt.Errorf("tell container %s who it is: %w", name, err)
+			return fmt.Errorf("write the identity files of container %s: %w", name, err)
 		}
 	}
 	return nil
@@ -268,7 +268,7 @@ func (k *Keeper) Seal() error {
 		}
 		var err error
 		if r.ns, err = seal(path.Join(stagePath, "r", name), r.readOnlyRoot); err != nil {
-			return fmt.Errorf("set container %s apart: %w", name, err)
+			return fmt.Errorf("isolate the mounts of container %s: %w", name, err)
 		}
 	}
 	if !k.open {

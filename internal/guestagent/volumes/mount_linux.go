@@ -201,7 +201,7 @@ func (k *Keeper) mount(root int, v vm.Volume, m vm.Mount) error {
 	defer unix.Close(dst)
 	tree, err := unix.OpenTree(src, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
-		return fmt.Errorf("take the volume: %w", err)
+		return fmt.Errorf("clone the mount of the volume: %w", err)
 	}
 	defer unix.Close(tree)
 	if m.ReadOnly || v.Kind == vm.VolumeFiles {

@@ -76,7 +76,7 @@ func step(root, parent int, at, part string, folder bool) (int, error) {
 	}
 	switch {
 	case errors.Is(err, unix.EEXIST):
-		return -1, errdefs.Invalidf("%s is a symbolic link of the image that leads nowhere", at)
+		return -1, errdefs.Invalidf("%s is a broken symbolic link of the image", at)
 	case errors.Is(err, unix.ENOTDIR):
 		return -1, errdefs.Invalidf("%s is a file of the image", path.Dir(at))
 	case err != nil:

@@ -49,7 +49,7 @@ func newKeeper(stage, disk string) *Keeper {
 // Put makes v.Files the content of a volume of files. The same content again changes nothing.
 func (k *Keeper) Put(_ context.Context, v vm.Volume) error {
 	if v.Kind != vm.VolumeFiles {
-		return errdefs.Invalidf("volume %s is not one of files, so it takes none", v.Name)
+		return errdefs.Invalidf("volume %s is not a volume of files, so it cannot be given files", v.Name)
 	}
 	if err := vm.ValidateFiles(v.Name, v.Files); err != nil {
 		return err

@@ -233,7 +233,7 @@ func (h *Host) lastExit(want handle) (hypervisor.Exit, error) {
 	defer h.mu.Unlock()
 	v := h.vms[want.ID]
 	if v == nil || v.Run != want.Run || v.Ended == "" {
-		return hypervisor.Exit{}, errdefs.NotFoundf("how VM %s ended was not noted", want.ID)
+		return hypervisor.Exit{}, errdefs.NotFoundf("the end of VM %s was not recorded", want.ID)
 	}
 	return v.Ended.exit(), nil
 }

@@ -44,11 +44,11 @@ func readKVMFacts() kvmFacts {
 func (k kvmFacts) problem() string {
 	switch {
 	case k.openErr != nil:
-		return fmt.Sprintf("%s does not open (%v)", kvmDevice, k.openErr)
+		return fmt.Sprintf("%s cannot be opened (%v)", kvmDevice, k.openErr)
 	case !k.flags:
-		return kvmDevice + " opens but the CPU shows neither vmx nor svm, and guests would hang"
+		return kvmDevice + " can be opened, but the CPU has neither vmx nor svm, so guests would hang"
 	case k.mode&0o006 != 0o006 && (k.mode&0o060 != 0o060 || k.group == 0):
-		return kvmDevice + " is closed to unprivileged processes (`chgrp kvm /dev/kvm && chmod 660 /dev/kvm` opens it)"
+		return kvmDevice + " is closed to unprivileged processes (run `chgrp kvm /dev/kvm && chmod 660 /dev/kvm`)"
 	}
 	return ""
 }
@@ -67,17 +67,17 @@ func (k kvmFacts) resolve(want vm.Accel) (vm.Accel, string, error) {
 	problem := k.problem()
 	switch want {
 	case vm.AccelTCG:
-		return vm.AccelTCG, "emulation (tcg) was asked for", nil
+		return vm.AccelTCG, "emulation (tcg) was requested", nil
 	case vm.AccelKVM:
 		if problem != "" {
 			return "", "", errdefs.Unsupportedf("this host cannot run VMs with kvm: %s; use accel auto or tcg", problem)
 		}
-		return vm.AccelKVM, "kvm was asked for", nil
+		return vm.AccelKVM, "kvm was requested", nil
 	case vm.AccelAuto, "":
 		if problem != "" {
 			return vm.AccelTCG, "emulation (tcg), because " + problem, nil
 		}
-		return vm.AccelKVM, kvmDevice + " opens and the CPU supports it", nil
+		return vm.AccelKVM, kvmDevice + " can be opened and the CPU supports it", nil
 	}
-	return "", "", errdefs.Invalidf("accel %q is none of auto, kvm, tcg", want)
+	return "", "", errdefs.Invalidf("invalid accelerator %q; use auto, kvm or tcg", want)
 }

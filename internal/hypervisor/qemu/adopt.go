@@ -57,7 +57,7 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 		return hypervisor.Exit{}, fmt.Errorf("VM %s: %w", h.ID, err)
 	}
 	if reason == "" {
-		return hypervisor.Exit{}, errdefs.NotFoundf("how VM %s ended was not noted", h.ID)
+		return hypervisor.Exit{}, errdefs.NotFoundf("the end of VM %s was not recorded", h.ID)
 	}
 	return ended(reason), nil
 }

@@ -70,7 +70,7 @@ func (g cgroups) notes() []string {
 	if len(missing) == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("the cgroup v2 tree at %s lacks the controllers %s (cgroup v1 has them); each VM has a cgroup of its own but no limits in it",
+	return []string{fmt.Sprintf("the cgroup v2 tree at %s has no controllers %s (cgroup v1 has them); each VM has its own cgroup, but without limits",
 		g.mount, strings.Join(missing, ", "))}
 }
 

@@ -108,9 +108,9 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 func check(p hypervisor.Plan) error {
 	switch {
 	case p.ID == "" || p.Dir == "":
-		return errdefs.Invalidf("plan of VM %q lacks its id or its folder", p.Name)
+		return errdefs.Invalidf("plan of VM %q has no id or no folder", p.Name)
 	case p.CPUs < 1 || p.CPUs > vm.MaxCPUs:
-		return errdefs.Invalidf("VM %s: %d CPUs; 1 to %d are possible", p.Name, p.CPUs, vm.MaxCPUs)
+		return errdefs.Invalidf("VM %s: invalid number of CPUs %d; use 1 to %d", p.Name, p.CPUs, vm.MaxCPUs)
 	case p.Memory < 1<<20:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are less than 1 MiB", p.Name, p.Memory)
 	case len(p.Disks) > maxDisks:
@@ -118,7 +118,7 @@ func check(p hypervisor.Plan) error {
 	case len(p.NICs) > maxPorts:
 		return errdefs.Invalidf("VM %s has %d network interfaces; at most %d are possible", p.Name, len(p.NICs), maxPorts)
 	case p.Incoming != nil && (p.Incoming.State == "" || p.Incoming.Memory == ""):
-		return errdefs.Invalidf("VM %s: saved state needs two files, of memory and of devices", p.Name)
+		return errdefs.Invalidf("VM %s: saved state needs two files: one of memory and one of devices", p.Name)
 	case len(p.Agent) > maxPortName:
 		return errdefs.Invalidf("VM %s: the agent's port name %q is longer than %d bytes", p.Name, p.Agent, maxPortName)
 	case p.Boot.Kernel == "" && len(p.Disks) == 0:
@@ -135,11 +135,11 @@ func check(p hypervisor.Plan) error {
 func checkDisk(name string, d vm.Disk, depth int) error {
 	switch {
 	case depth > maxBacking:
-		return errdefs.Invalidf("VM %s: disk %s stands on more than %d layers", name, d.Path, maxBacking)
+		return errdefs.Invalidf("VM %s: disk %s has more than %d layers below it", name, d.Path, maxBacking)
 	case d.Format != vm.DiskRaw && d.Format != vm.DiskQCOW2:
 		return errdefs.Invalidf("VM %s: disk %s has the unknown format %q", name, d.Path, d.Format)
 	case d.Backing != nil && d.Format != vm.DiskQCOW2:
-		return errdefs.Invalidf("VM %s: disk %s is %s and cannot stand on another disk", name, d.Path, d.Format)
+		return errdefs.Invalidf("VM %s: disk %s has format %s, which cannot have a backing disk", name, d.Path, d.Format)
 	case len(d.Serial) > 20:
 		return errdefs.Invalidf("VM %s: disk serial %q is longer than 20 bytes", name, d.Serial)
 	case d.Backing != nil:
@@ -259,14 +259,14 @@ func (c *command) firmware(p hypervisor.Plan, f facts) error {
 		c.add("-boot", "strict=on")
 	case vm.FirmwareUEFI:
 		if f.ovmfCode == "" {
-			return errdefs.Unsupportedf("VM %s wants UEFI, and this host has no OVMF firmware; `apt-get install ovmf` brings it", p.Name)
+			return errdefs.Unsupportedf("VM %s needs UEFI, but this host has no OVMF firmware; run `apt-get install ovmf`", p.Name)
 		}
 		code := c.fdset(file{kind: fileRead, path: f.ovmfCode})
 		c.blockdev(props{"driver": "raw", "node-name": "efi-code", "read-only": true, "file": fileNode(code, true)})
 		vars := c.fdset(file{kind: fileWrite, path: f.ovmfVars})
 		c.blockdev(props{"driver": "raw", "node-name": "efi-vars", "file": fileNode(vars, false)})
 	default:
-		return errdefs.Invalidf("VM %s: firmware %q is neither bios nor uefi", p.Name, p.Boot.Firmware)
+		return errdefs.Invalidf("VM %s: invalid firmware %q; use bios or uefi", p.Name, p.Boot.Firmware)
 	}
 	return nil
 }

@@ -203,10 +203,10 @@ func TestResolveAccel(t *testing.T) {
 		why   string
 		err   bool
 	}{
-		{"auto on a good host", good, vm.AccelAuto, vm.AccelKVM, "opens", false},
-		{"empty is auto", good, "", vm.AccelKVM, "opens", false},
-		{"tcg forced", good, vm.AccelTCG, vm.AccelTCG, "asked", false},
-		{"kvm forced", good, vm.AccelKVM, vm.AccelKVM, "asked", false},
+		{"auto on a good host", good, vm.AccelAuto, vm.AccelKVM, "can be opened", false},
+		{"empty is auto", good, "", vm.AccelKVM, "can be opened", false},
+		{"tcg forced", good, vm.AccelTCG, vm.AccelTCG, "requested", false},
+		{"kvm forced", good, vm.AccelKVM, vm.AccelKVM, "requested", false},
 		{"no device", kvmFacts{openErr: errors.New("gone"), flags: true}, vm.AccelAuto, vm.AccelTCG, "gone", false},
 		{"no flag", kvmFacts{mode: 0o666}, vm.AccelAuto, vm.AccelTCG, "neither vmx nor svm", false},
 		{"root only", kvmFacts{flags: true, mode: 0o600}, vm.AccelAuto, vm.AccelTCG, "unprivileged", false},

@@ -126,7 +126,7 @@ func (d *disks) stack(ctx context.Context, o hypervisor.DiskOverlay, tops map[st
 	case !ok || o.Serial == "":
 		return errdefs.Invalidf("the VM has no such disk")
 	case o.Disk.Format != vm.DiskQCOW2 || o.Disk.ReadOnly:
-		return errdefs.Invalidf("%s is no qcow2 that can be written", o.Disk.Path)
+		return errdefs.Invalidf("%s is not a writable qcow2 disk", o.Disk.Path)
 	}
 	f, err := openData(file{kind: fileWrite, path: o.Disk.Path})
 	if err != nil {

@@ -163,7 +163,7 @@ func checkReadable(paths ...string) error {
 			return errdefs.Preconditionf("open %s: %w", path, err)
 		}
 		if st.Mode().Perm()&0o004 == 0 {
-			return errdefs.Preconditionf("%s must be readable for everybody, because VM processes are unprivileged; `chmod a+r` does it", path)
+			return errdefs.Preconditionf("%s must be readable for all users, because VM processes are unprivileged; run `chmod a+r` on it", path)
 		}
 	}
 	return nil

@@ -46,7 +46,7 @@ func (i *instance) flatten(ctx context.Context, c *qmp.Client, serial string, ba
 		}
 		node, ok := files[id]
 		if !ok {
-			return errdefs.Invalidf("%s is none of its layers", base.Path)
+			return errdefs.Invalidf("%s is not one of its layers", base.Path)
 		}
 		// QEMU knows the layer only as a descriptor, so this sets the path that goes into the header.
 		args["base-node"], args["backing-file"] = node, base.Path
@@ -107,7 +107,7 @@ func streamed(ctx context.Context, c *qmp.Client, e *ear, job string) error {
 			}
 			return nil
 		case "BLOCK_JOB_CANCELLED":
-			return errdefs.Conflictf("somebody has called it off")
+			return errdefs.Conflictf("the merge was cancelled")
 		}
 	}
 }

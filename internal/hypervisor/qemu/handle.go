@@ -38,7 +38,7 @@ func (h handle) encode() (hypervisor.Handle, error) {
 func decodeHandle(b hypervisor.Handle) (handle, error) {
 	var h handle
 	if err := json.Unmarshal(b, &h); err != nil {
-		return handle{}, errdefs.Invalidf("handle %.60q is not one of the qemu driver: %w", b, err)
+		return handle{}, errdefs.Invalidf("handle %.60q is not a handle of the qemu driver: %w", b, err)
 	}
 	switch {
 	case h.Driver != Name:
@@ -64,15 +64,15 @@ type note struct {
 func (h handle) writeNote(reason string) error {
 	b, err := json.Marshal(note{h.PID, h.Start, reason})
 	if err != nil {
-		return fmt.Errorf("note the end of the guest: %w", err)
+		return fmt.Errorf("record the end of the guest: %w", err)
 	}
 	// No fsync: the file is for a daemon that was down. After a power cut there is nothing to adopt.
 	tmp := filepath.Join(h.Dir, exitFile+".tmp")
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return fmt.Errorf("note the end of the guest: %w", err)
+		return fmt.Errorf("record the end of the guest: %w", err)
 	}
 	if err := os.Rename(tmp, filepath.Join(h.Dir, exitFile)); err != nil {
-		return fmt.Errorf("note the end of the guest: %w", err)
+		return fmt.Errorf("record the end of the guest: %w", err)
 	}
 	return nil
 }

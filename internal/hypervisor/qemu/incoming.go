@@ -49,7 +49,7 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 			}
 			return l.tellGrown(ctx, c)
 		case "failed":
-			return errdefs.DataLossf("QEMU does not take the saved state of %s", l.plan.Incoming.State)
+			return errdefs.DataLossf("QEMU rejects the saved state %s", l.plan.Incoming.State)
 		}
 	}
 }

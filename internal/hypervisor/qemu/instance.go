@@ -383,10 +383,10 @@ func (i *instance) connect(ctx context.Context) *qmp.Client {
 	// An earlier daemon may have been killed during a save. Then no process reads what QEMU writes, and the guest may stay
 	// paused.
 	if err := i.settle(ctx, client); err != nil {
-		i.d.log.Warn("migration does not end", "vm", i.h.ID, "err", err)
+		i.d.log.Warn("migration of an earlier save does not end", "vm", i.h.ID, "err", err)
 	}
 	if err := i.learnFault(ctx, client); err != nil {
-		i.d.log.Debug("disks not asked for faults", "vm", i.h.ID, "err", err)
+		i.d.log.Debug("disk faults not read", "vm", i.h.ID, "err", err)
 	}
 	return client
 }
@@ -430,7 +430,7 @@ func (i *instance) lay(ctx context.Context, c *qmp.Client, reason string) {
 	reason = i.reason
 	i.mu.Unlock()
 	if err := i.h.writeNote(reason); err != nil {
-		i.d.log.Warn("end of guest not noted", "vm", i.h.ID, "err", err)
+		i.d.log.Warn("end of guest not recorded", "vm", i.h.ID, "err", err)
 	}
 	if err := c.Execute(ctx, "quit", nil, nil); err != nil && !errdefs.IsUnavailable(err) && ctx.Err() == nil {
 		i.d.log.Warn("hypervisor does not quit", "vm", i.h.ID, "err", err)

@@ -308,17 +308,17 @@ func (l *launch) explain(ctx context.Context, class errdefs.Class, err error) er
 	if werr != nil {
 		return err
 	}
-	what := "QEMU ended at once"
+	what := "QEMU ended while it started"
 	if exit.Signal != 0 { // it was killed, which tells nothing about the saved state
 		class = errdefs.Internal
 	}
 	if class == errdefs.DataLoss {
-		what = "QEMU does not take the saved state of " + l.plan.Incoming.State
+		what = "QEMU rejects the saved state " + l.plan.Incoming.State
 	}
 	if last := lastWords(filepath.Join(l.plan.Dir, qemuLog), l.logAt); last != "" {
 		return errdefs.New(class, "%s: %s", what, l.cmd.named(last))
 	}
-	return errdefs.New(class, "%s; it ended with code %d, signal %d and said nothing", what, exit.Code, exit.Signal)
+	return errdefs.New(class, "%s; it ended with code %d, signal %d and logged no message", what, exit.Code, exit.Signal)
 }
 
 // named replaces QEMU's descriptor numbers by file names.

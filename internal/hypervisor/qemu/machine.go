@@ -36,7 +36,7 @@ func ask(ctx context.Context, bin string) (f binaryFacts, err error) {
 		}
 		m := what.re.FindSubmatch(out)
 		if m == nil {
-			return f, errdefs.Unavailablef("%s does not tell its %s", bin, arg)
+			return f, errdefs.Unavailablef("%s has no usable output for %s", bin, arg)
 		}
 		*what.field = string(m[1])
 	}

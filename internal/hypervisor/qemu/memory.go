@@ -54,7 +54,7 @@ func openMemory(in *hypervisor.Incoming, size int64) (*sparse.File, error) {
 	}
 	if src.Size() != size {
 		_ = src.Close()
-		return nil, errdefs.DataLossf("the saved memory %s has %d bytes; the VM's has %d", in.Memory, src.Size(), size)
+		return nil, errdefs.DataLossf("the saved memory %s has %d bytes, but the VM has %d", in.Memory, src.Size(), size)
 	}
 	return src, nil
 }
@@ -140,7 +140,7 @@ func copyPiece(dst *os.File, src *sparse.File, e sparse.Extent, buf []byte) erro
 	for at := e.Offset; at < e.End(); {
 		n, err := src.ReadAt(buf[:min(int64(len(buf)), e.End()-at)], at)
 		if errors.Is(err, io.EOF) {
-			return errdefs.DataLossf("it was cut short")
+			return errdefs.DataLossf("it is truncated")
 		}
 		if err != nil {
 			return err

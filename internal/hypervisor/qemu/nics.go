@@ -38,7 +38,7 @@ func (i *instance) SetLink(ctx context.Context, nic int, up bool) error {
 func (i *instance) SwapNIC(ctx context.Context, nic int, mac string) error {
 	hw, err := net.ParseMAC(mac)
 	if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
-		return errdefs.Invalidf("%q cannot be the address of an interface", mac)
+		return errdefs.Invalidf("invalid MAC address %q of an interface", mac)
 	}
 	c, err := i.connected(ctx)
 	if err == nil {
@@ -57,7 +57,7 @@ func (i *instance) swapNIC(ctx context.Context, c *qmp.Client, nic int, mac net.
 		return known
 	}
 	if err := setLink(ctx, c, nic, false); refused(err) {
-		return errdefs.NotFoundf("there is none: %w", err)
+		return errdefs.NotFoundf("there is no such interface: %w", err)
 	} else if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (i *instance) unplug(ctx context.Context, c *qmp.Client, id string) error {
 	for {
 		ev, err := e.next(ctx, c)
 		if ctx.Err() != nil {
-			return errdefs.Unavailablef("the guest does not let its device %s go: %w", id, ctx.Err())
+			return errdefs.Unavailablef("the guest does not release its device %s: %w", id, ctx.Err())
 		}
 		if err != nil {
 			return err
@@ -97,7 +97,7 @@ func (i *instance) unplug(ctx context.Context, c *qmp.Client, id string) error {
 		case "DEVICE_DELETED":
 			return nil
 		case "DEVICE_UNPLUG_GUEST_ERROR":
-			return errdefs.Unavailablef("the guest refuses to let its device %s go", id)
+			return errdefs.Unavailablef("the guest refuses to release its device %s", id)
 		}
 	}
 }

@@ -102,7 +102,7 @@ func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	case cfg.TBSize < 1 || cfg.SparePorts < 0 || cfg.LogLimit < 4096 || cfg.LaunchTime < 0 || cfg.MemoryCache < 0:
 		return nil, errdefs.Invalidf("configuration of the qemu driver: sizes must be positive and logs at least 4096 bytes")
 	case cfg.UIDBase+cfg.UIDCount < cfg.UIDBase || cfg.UIDBase < 1000:
-		return nil, errdefs.Invalidf("configuration of the qemu driver: user ids from %d, %d of them, are not a range of ordinary ids", cfg.UIDBase, cfg.UIDCount)
+		return nil, errdefs.Invalidf("configuration of the qemu driver: invalid range of user ids (first %d, count %d); the first must be at least 1000", cfg.UIDBase, cfg.UIDCount)
 	case cfg.Cgroup != filepath.Base(cfg.Cgroup) || cfg.Cgroup == "." || cfg.Cgroup == "..":
 		return nil, errdefs.Invalidf("configuration of the qemu driver: cgroup %q must be a single name", cfg.Cgroup)
 	}
@@ -133,7 +133,7 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	if code, _ := d.ovmf(); code != "" {
 		info.Firmware = append(info.Firmware, vm.FirmwareUEFI)
 	} else {
-		info.Notes = append(info.Notes, "UEFI guests need OVMF; `apt-get install ovmf` brings it")
+		info.Notes = append(info.Notes, "UEFI guests need OVMF; run `apt-get install ovmf`")
 	}
 	if d.firmware("qboot.rom") == "" {
 		info.Notes = append(info.Notes, "qboot.rom is missing; container guests boot through SeaBIOS, which takes longer")
@@ -150,7 +150,7 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 func (d *Driver) binary() (string, error) {
 	bin, err := exec.LookPath(d.cfg.Binary)
 	if err != nil {
-		return "", errdefs.Unavailablef("QEMU is not installed (%w); `apt-get install qemu-system-x86` brings it", err)
+		return "", errdefs.Unavailablef("QEMU is not installed (%w); run `apt-get install qemu-system-x86`", err)
 	}
 	return filepath.Abs(bin)
 }

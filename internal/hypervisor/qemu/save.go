@@ -64,7 +64,7 @@ func (i *instance) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.
 
 func (s *save) run(ctx context.Context) (saved hypervisor.Saved, err error) {
 	if s.plan.State == "" || s.plan.Memory == "" || s.plan.State == s.plan.Memory {
-		return saved, errdefs.Invalidf("state and memory need a file each")
+		return saved, errdefs.Invalidf("state and memory need separate files")
 	}
 	if s.c, err = s.i.connected(ctx); err != nil {
 		return saved, err
@@ -97,7 +97,7 @@ func (s *save) look(ctx context.Context) error {
 		s.running = true
 	case "paused", "prelaunch":
 	case "postmigrate":
-		return errdefs.Preconditionf("it was saved and has stood since; let it go on, or end it")
+		return errdefs.Preconditionf("it was saved and is still paused; resume it, or end it")
 	default:
 		return errdefs.Preconditionf("its state is %q; only a running or paused guest can be saved", now)
 	}
@@ -131,7 +131,7 @@ func (s *save) prepare(ctx context.Context) error {
 		return err
 	}
 	if s.disks.inUse && s.running {
-		return errdefs.Preconditionf("a new overlay is in use already and the guest has run since; make another one on top of it")
+		return errdefs.Preconditionf("a new overlay is already in use, and the guest has run since; make another overlay on top of it")
 	}
 	s.method = methodStopped
 	if s.running && !s.plan.Hold && s.tracked() {
@@ -299,9 +299,9 @@ func (s *save) why(ctx context.Context, status string) error {
 		return err
 	}
 	if desc == "" {
-		desc = "it does not say why"
+		desc = "no reason given"
 	}
-	return errdefs.Unsupportedf("QEMU ended the save as %s: %s", status, desc)
+	return errdefs.Unsupportedf("QEMU ended the save with status %s: %s", status, desc)
 }
 
 // steady handles a guest that changes its memory faster than it is saved: it allows a longer pause, and finally stops the

@@ -61,14 +61,14 @@ const busyLimit, busyPause = 5 * time.Second, time.Millisecond
 func openTap(ctx context.Context, n vm.NIC) (*os.File, error) {
 	req, err := unix.NewIfreq(n.Tap)
 	if err != nil || n.Tap == "" {
-		return nil, errdefs.Invalidf("%q cannot be the name of a tap", n.Tap)
+		return nil, errdefs.Invalidf("invalid tap name %q", n.Tap)
 	}
 	if err := linkExists(n.Tap); err != nil {
 		return nil, err
 	}
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, errdefs.Preconditionf("open /dev/net/tun: %w; `modprobe tun` may bring it", err)
+		return nil, errdefs.Preconditionf("open /dev/net/tun: %w; try `modprobe tun`", err)
 	}
 	req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
 	_, err = backoff.Retry(ctx, func() (attached bool, err error) {

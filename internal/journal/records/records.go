@@ -105,11 +105,11 @@ func (k *Keeper) check() error {
 	revision := k.Revision()
 	for _, row := range rows {
 		if row.Record.Revision > revision {
-			return journal.Refuse("the journal is at revision %d, and VM %s (%s) has a record of revision %d", revision, row.Record.Spec.Name, row.Record.ID, row.Record.Revision)
+			return journal.Refuse("the journal is at revision %d, but VM %s (%s) has a record of revision %d", revision, row.Record.Spec.Name, row.Record.ID, row.Record.Revision)
 		}
 	}
 	if revision == 0 && len(rest) > 0 {
-		return journal.Refuse("the journal is empty, and there are %d folders of VMs, such as %s", len(rest), rest[0])
+		return journal.Refuse("the journal is empty, but there are %d folders of VMs, such as %s", len(rest), rest[0])
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func (j *Journal) Load(ctx context.Context) ([]vm.Record, []journal.Intent, erro
 // Begin stores an intent with its record.
 func (j *Journal) Begin(ctx context.Context, in journal.Intent, r vm.Record) (vm.Record, error) {
 	if in.ID != r.ID || in.ID == "" || in.Op == "" {
-		return r, errdefs.Invalidf("begin %q of vm %q with the record of %q", in.Op, in.ID, r.ID)
+		return r, errdefs.Invalidf("begin %q of vm %q: the record belongs to vm %q", in.Op, in.ID, r.ID)
 	}
 	err := j.submit(ctx, func(t *batch) error {
 		exists, busy, err := t.find(r.ID)
@@ -84,7 +84,7 @@ func (j *Journal) Step(ctx context.Context, id vm.ID, step string, r vm.Record) 
 		case !exists:
 			return refusal{errdefs.NotFoundf("no such vm")}
 		case !busy:
-			return refusal{errdefs.Preconditionf("no operation is under way")}
+			return refusal{errdefs.Preconditionf("no operation is in progress")}
 		}
 		return t.write(vm.EventModified, &r, func(data []byte) error {
 			return exec(t.ctx, t.st.step, string(id), data, step)

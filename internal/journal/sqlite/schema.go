@@ -42,7 +42,7 @@ func migrate(ctx context.Context, c *sql.Conn) error {
 	}
 	steps := migrations()
 	if version > len(steps) {
-		return errdefs.Preconditionf("a newer Cocoon wrote it (schema %d, this one knows %d); use that one", version, len(steps))
+		return errdefs.Preconditionf("a newer Cocoon wrote it (schema %d, this version knows %d); use the newer Cocoon", version, len(steps))
 	}
 	for ; version < len(steps); version++ {
 		if err := step(ctx, c, steps[version], version+1); err != nil {

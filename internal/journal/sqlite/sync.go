@@ -67,7 +67,7 @@ func (j *Journal) Sync(ctx context.Context) error {
 	}
 	reached := j.revision.Load() // all commits so far are in the log, or in the file, which SQLite then has synced
 	if err := s.log.Sync(); err != nil {
-		s.err = errdefs.New(errdefs.DataLoss, "the journal cannot be written to the disk: %w; mend the disk and start cocoond anew", err)
+		s.err = errdefs.New(errdefs.DataLoss, "the journal cannot be written to the disk: %w; repair the disk and restart cocoond", err)
 		return s.err
 	}
 	s.upTo = reached
@@ -119,7 +119,7 @@ func readMark(path string) (int64, error) {
 	}
 	revision, ok := parseMark(text)
 	if !ok {
-		return 0, journal.Refuse("its mark %s, which says how far it had come, cannot be read", markPath(path))
+		return 0, journal.Refuse("its revision mark %s cannot be read", markPath(path))
 	}
 	return revision, nil
 }
@@ -133,10 +133,10 @@ func (j *Journal) verify(ctx context.Context, cfg Config) error {
 	case err != nil:
 		return err
 	case mark > revision && !cfg.Older:
-		return journal.Refuse("it is at revision %d and had been at %d", revision, mark)
+		return journal.Refuse("it is at revision %d, but it was at %d before", revision, mark)
 	case mark > revision:
 		if err := j.leap(ctx, mark+jump); err != nil {
-			return fmt.Errorf("go on from an older state: %w", err)
+			return fmt.Errorf("continue with an older state: %w", err)
 		}
 	}
 	if j.syncs.mark, err = os.OpenFile(markPath(cfg.Path), os.O_RDWR|os.O_CREATE, 0o600); err != nil {

@@ -40,5 +40,5 @@ func adopted(name string, mtu int) (place, error) {
 		}
 		return place{prefix: prefix, gateway: gateway, mac: br.Attrs().HardwareAddr, mtu: mtu}, nil
 	}
-	return place{}, errdefs.Preconditionf("bridge %s has no IPv4 address that guests can have as gateway; give it one with `ip addr add CIDR dev %s`", name, name)
+	return place{}, errdefs.Preconditionf("bridge %s has no IPv4 address that guests can use as gateway; give it one with `ip addr add CIDR dev %s`", name, name)
 }

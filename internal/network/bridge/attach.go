@@ -77,7 +77,7 @@ func (n *Network) nic(lv *live, l ipam.Lease) vm.NIC {
 func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
 	br, err := netlink.LinkByName(n.cfg.Bridge)
 	if err != nil {
-		return errdefs.New(errdefs.FailedPrecondition, "bridge %s is gone: %w; restart the daemon, which makes it again", n.cfg.Bridge, err)
+		return errdefs.New(errdefs.FailedPrecondition, "bridge %s is missing: %w; restart the daemon to create it again", n.cfg.Bridge, err)
 	}
 	const attempts = 8 // of 50 bits each: all are taken only by intent
 	for salt := range attempts {

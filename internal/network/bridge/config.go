@@ -86,21 +86,21 @@ func (c Config) withDefaults() (Config, error) {
 	case !labelRE.MatchString(c.Instance):
 		return c, errdefs.Invalidf("network %s: instance %q must be up to 32 lower-case letters, digits and inner dashes", c.Name, c.Instance)
 	case !linkRE.MatchString(c.Bridge):
-		return c, errdefs.Invalidf("network %s: %q cannot name a link; use up to 15 letters, digits, '_', '.' and '-'", c.Name, c.Bridge)
+		return c, errdefs.Invalidf("network %s: invalid link name %q; use up to 15 letters, digits, '_', '.' and '-'", c.Name, c.Bridge)
 	case c.MasqueradeLink != "" && !linkRE.MatchString(c.MasqueradeLink):
-		return c, errdefs.Invalidf("network %s: %q cannot name a link", c.Name, c.MasqueradeLink)
+		return c, errdefs.Invalidf("network %s: invalid link name %q", c.Name, c.MasqueradeLink)
 	case c.StateDir == "":
 		return c, errdefs.Invalidf("network %s: a state folder is needed", c.Name)
 	case c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535):
 		return c, errdefs.Invalidf("network %s: MTU %d is not between 576 and 65535", c.Name, c.MTU)
 	}
 	if c.Adopt && (c.Subnet != SubnetAuto || c.Gateway != "" || c.Isolation) {
-		return c, errdefs.Invalidf("network %s: subnet and gateway of an adopted bridge are its own, and it cannot be isolated", c.Name)
+		return c, errdefs.Invalidf("network %s: an adopted bridge has its own subnet and gateway and cannot be isolated; omit subnet, gateway and isolation", c.Name)
 	}
 	if c.Subnet != SubnetAuto {
 		prefix, err := netip.ParsePrefix(c.Subnet)
 		if err != nil {
-			return c, errdefs.Invalidf("network %s: subnet %q is neither %q nor like 10.88.0.0/24", c.Name, c.Subnet, SubnetAuto)
+			return c, errdefs.Invalidf("network %s: invalid subnet %q; use %q or a subnet such as 10.88.0.0/24", c.Name, c.Subnet, SubnetAuto)
 		}
 		if err := ipam.CheckPrefix(prefix); err != nil {
 			return c, err
@@ -152,7 +152,7 @@ func (c Config) nameServers(ipv6 bool) (out []netip.Addr, err error) {
 			return nil, errdefs.Invalidf("network %s: DNS server %q is not an IP address", c.Name, d)
 		}
 		if a.Is6() && !ipv6 {
-			return nil, errdefs.Invalidf("network %s: guests have no IPv6 to reach DNS server %s by; set subnet6, or leave the server out", c.Name, d)
+			return nil, errdefs.Invalidf("network %s: guests have no IPv6, so they cannot reach DNS server %s; set subnet6, or omit the server", c.Name, d)
 		}
 		out = append(out, a)
 	}
@@ -164,12 +164,12 @@ func (c Config) routes() ([]dhcp.Route, error) {
 	for _, r := range c.Routes {
 		to, err := netip.ParsePrefix(r.To)
 		if err != nil || !to.Addr().Is4() || to != to.Masked() {
-			return nil, errdefs.Invalidf("network %s: a route to %q is not to an IPv4 subnet such as 192.168.7.0/24", c.Name, r.To)
+			return nil, errdefs.Invalidf("network %s: invalid route destination %q; use an IPv4 subnet such as 192.168.7.0/24", c.Name, r.To)
 		}
 		route := dhcp.Route{To: to}
 		if r.Via != "" {
 			if route.Via, err = netip.ParseAddr(r.Via); err != nil || !route.Via.Is4() {
-				return nil, errdefs.Invalidf("network %s: the route to %s goes by %q, which is no IPv4 address", c.Name, r.To, r.Via)
+				return nil, errdefs.Invalidf("network %s: the route to %s has gateway %q, which is not an IPv4 address", c.Name, r.To, r.Via)
 			}
 		}
 		out = append(out, route)
@@ -184,7 +184,7 @@ func (c Config) gatewayIn(prefix netip.Prefix) (netip.Addr, error) {
 	}
 	g, err := netip.ParseAddr(c.Gateway)
 	if err != nil || !prefix.Contains(g) || g == prefix.Addr() || g == lastOf(prefix) {
-		return netip.Addr{}, errdefs.Invalidf("network %s: gateway %q is not an address of a host in %s", c.Name, c.Gateway, prefix)
+		return netip.Addr{}, errdefs.Invalidf("network %s: gateway %q is not a host address in %s", c.Name, c.Gateway, prefix)
 	}
 	return g, nil
 }

@@ -27,7 +27,7 @@ var router6 = netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1})
 func (c Config) prefix6() (netip.Prefix, error) {
 	switch {
 	case c.IPv6Mode != "" && c.IPv6Mode != IPv6SLAAC && c.IPv6Mode != IPv6Stateful:
-		return netip.Prefix{}, errdefs.Invalidf("network %s: ipv6Mode %q is neither %s nor %s", c.Name, c.IPv6Mode, IPv6SLAAC, IPv6Stateful)
+		return netip.Prefix{}, errdefs.Invalidf("network %s: invalid ipv6Mode %q; use %s or %s", c.Name, c.IPv6Mode, IPv6SLAAC, IPv6Stateful)
 	case c.Subnet6 == "" && c.IPv6Mode != "":
 		return netip.Prefix{}, errdefs.Invalidf("network %s: ipv6Mode %s needs subnet6; set both, or neither", c.Name, c.IPv6Mode)
 	case c.Subnet6 == "":
@@ -36,11 +36,11 @@ func (c Config) prefix6() (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(c.Subnet6)
 	switch {
 	case err != nil || !p.Addr().Is6() || p.Addr().Is4In6() || p.Addr().Zone() != "" || p.Bits() != radv.Prefix || p != p.Masked():
-		return p, errdefs.Invalidf("network %s: subnet6 %q is not the address of a /%d such as fd12:3456:789a::/64", c.Name, c.Subnet6, radv.Prefix)
+		return p, errdefs.Invalidf("network %s: invalid subnet6 %q; use a /%d subnet such as fd12:3456:789a::/64", c.Name, c.Subnet6, radv.Prefix)
 	case !p.Addr().IsGlobalUnicast():
-		return p, errdefs.Invalidf("network %s: %s is not a prefix that hosts have addresses of; take one of your own, or of fd00::/8", c.Name, p)
+		return p, errdefs.Invalidf("network %s: subnet6 %s is not usable for hosts; use a prefix of your own, or one in fd00::/8", c.Name, p)
 	case c.Adopt:
-		return p, errdefs.Invalidf("network %s: an adopted bridge is somebody else's to give IPv6 addresses to; leave subnet6 out", c.Name)
+		return p, errdefs.Invalidf("network %s: an adopted bridge gets no IPv6 subnet from Cocoon; omit subnet6", c.Name)
 	}
 	return p, nil
 }
@@ -70,7 +70,7 @@ func (n *Network) checkIPv6(prefix netip.Prefix) error {
 	}
 	forwards, err := host.Sysctl(forward6Key)
 	if err != nil {
-		return errdefs.Preconditionf("network %s: this kernel has no IPv6; leave subnet6 out, or boot without ipv6.disable", n.cfg.Name)
+		return errdefs.Preconditionf("network %s: this kernel has no IPv6; omit subnet6, or boot without ipv6.disable", n.cfg.Name)
 	}
 	links, err := host.ListLinks()
 	if err != nil {
@@ -100,7 +100,7 @@ func (n *Network) checkIPv6(prefix netip.Prefix) error {
 			}
 			accepts, _ := host.Sysctl("ipv6/conf/" + name + "/accept_ra") // "" does not count as "1"
 			if r.Protocol == unix.RTPROT_RA && forwards == "0" && accepts == "1" {
-				return errdefs.Preconditionf("network %s: guests with IPv6 make this host a router, and it would lose its own route through %s, which a router told it; run `sysctl -w net.ipv6.conf.%s.accept_ra=2`, which keeps it, and make that permanent",
+				return errdefs.Preconditionf("network %s: IPv6 for guests makes this host a router, and the host would lose its own route through %s, which comes from router advertisements; run `sysctl -w net.ipv6.conf.%s.accept_ra=2` to keep the route, and make that setting permanent",
 					n.cfg.Name, name, name)
 			}
 		}

@@ -26,7 +26,7 @@ func (n *Network) setAside(damage error) error {
 		return err
 	}
 	n.damaged.Add(1)
-	n.log.Warn("lease file damaged and set aside; leases are made anew from taps and the records of vms", "network", n.cfg.Name, "path", to, "err", damage)
+	n.log.Warn("lease file damaged and moved aside, leases are rebuilt from taps and the records of vms", "network", n.cfg.Name, "path", to, "err", damage)
 	return nil
 }
 
@@ -52,6 +52,6 @@ func (n *Network) Remember(_ context.Context, held []network.Held) error {
 	if found == 0 {
 		return nil
 	}
-	n.log.Warn("leases made anew from the records of vms", "network", n.cfg.Name, "count", found)
+	n.log.Warn("leases rebuilt from the records of vms", "network", n.cfg.Name, "count", found)
 	return n.file.Sync(lv.pool)
 }

@@ -63,10 +63,10 @@ func nftError(err error) error {
 		return nil
 	}
 	if errors.Is(err, os.ErrPermission) {
-		return errdefs.New(errdefs.FailedPrecondition, "nftables may not be used: %w; run the daemon as root", err)
+		return errdefs.New(errdefs.FailedPrecondition, "no permission for nftables: %w; run the daemon as root", err)
 	}
 	return errdefs.New(errdefs.FailedPrecondition,
-		"this kernel lacks what the rules need: %w; load the modules with `modprobe -a nf_tables nft_masq nft_ct`, or turn NAT and the guard off", err)
+		"this kernel does not support the nftables rules: %w; load the modules with `modprobe -a nf_tables nft_masq nft_ct`, or turn NAT and the guard off", err)
 }
 
 // apply replaces the rules as one atomic batch. guests are those with an existing tap. spoof says whether senders are checked,

@@ -142,7 +142,7 @@ func (n *Network) checkHost() error {
 		return err
 	}
 	if br != nil && !n.cfg.Adopt && !n.ownBridge(br) {
-		return errdefs.Preconditionf("link %s exists and is not ours (%s, alias %q); configure another bridge name, or remove it with `ip link del %s`",
+		return errdefs.Preconditionf("link %s exists, but does not belong to Cocoon (%s, alias %q); configure another bridge name, or remove it with `ip link del %s`",
 			n.cfg.Bridge, br.Type(), br.Attrs().Alias, n.cfg.Bridge)
 	}
 	return nil
@@ -242,7 +242,7 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 		lv.gate = &gate{rules: lv.rules, space: n.space}
 	}
 	if lv.rules.guard && !checked {
-		n.log.Warn("senders are not checked: this kernel has no nftables for bridges", "network", n.cfg.Name)
+		n.log.Warn("source addresses of guests are not checked, this kernel has no nftables for bridges", "network", n.cfg.Name)
 	}
 	created, err := n.ensureBridge(lv)
 	if created {

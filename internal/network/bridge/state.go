@@ -61,7 +61,7 @@ func (n *Network) loadState() (state, error) {
 	}
 	var s state
 	if err := json.Unmarshal(b, &s); err != nil || s.Version != stateVersion {
-		return state{}, errdefs.DataLossf("%s is not the state of a network, version %d; move it away, then the subnet is chosen anew", n.statePath(), stateVersion)
+		return state{}, errdefs.DataLossf("%s is not a network state file of version %d; move it away, then Cocoon chooses the subnet again", n.statePath(), stateVersion)
 	}
 	return s, nil
 }

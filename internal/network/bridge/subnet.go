@@ -111,7 +111,7 @@ func chooseSubnet(cfg Config, before netip.Prefix, keep bool, uses []use) (netip
 			return before, nil
 		}
 		if keep {
-			return before, errdefs.Preconditionf("network %s: subnet %s, which its VMs have addresses of, now clashes with %s of this host; remove that, or the VMs", cfg.Name, before, by)
+			return before, errdefs.Preconditionf("network %s: subnet %s is in use by its VMs, but now clashes with %s of this host; remove one of the two", cfg.Name, before, by)
 		}
 	}
 	for _, r := range autoRanges {
@@ -121,7 +121,7 @@ func chooseSubnet(cfg Config, before netip.Prefix, keep bool, uses []use) (netip
 			}
 		}
 	}
-	return netip.Prefix{}, errdefs.Preconditionf("network %s: the host uses parts of all of %v; configure a subnet that is free", cfg.Name, autoRanges)
+	return netip.Prefix{}, errdefs.Preconditionf("network %s: no free subnet in %v, the host uses parts of all of them; configure a free subnet", cfg.Name, autoRanges)
 }
 
 // candidates returns the subnets of r in the order in which they are tried. Each instance starts at a different place, so that

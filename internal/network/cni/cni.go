@@ -188,7 +188,7 @@ func (n *Network) probe(ctx context.Context) error {
 	}
 	for _, p := range list.Plugins {
 		if _, err := invoke.FindInPath(p.Network.Type, n.cfg.BinDirs); err != nil {
-			return errdefs.Preconditionf("CNI plugin %q is in none of %v; install it (Debian: containernetworking-plugins)", p.Network.Type, n.cfg.BinDirs)
+			return errdefs.Preconditionf("CNI plugin %q not found in %v; install it (Debian: containernetworking-plugins)", p.Network.Type, n.cfg.BinDirs)
 		}
 	}
 	if err := os.MkdirAll(n.cfg.StateDir, 0o700); err != nil {

@@ -48,7 +48,7 @@ func (n *Network) join(r record) error {
 			return err
 		}
 		if tap == nil || tap.Attrs().Alias != n.alias(r) {
-			return errdefs.Existsf("link %s in %s is not ours; look at `ip -n %s link`", name, n.space(r).Path, n.space(r).Path)
+			return errdefs.Existsf("link %s in %s does not belong to Cocoon; look at `ip -n %s link`", name, n.space(r).Path, n.space(r).Path)
 		}
 		return wire()
 	})

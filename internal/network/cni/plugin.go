@@ -46,7 +46,7 @@ func (n *Network) plug(ctx context.Context, list *libcni.NetworkConfigList, r *r
 		return err
 	}
 	if r.MAC != "" && r.NIC.MAC != r.MAC {
-		return errdefs.Preconditionf("the CNI plugins gave MAC %s and not %s; this conflist lets nobody choose", r.NIC.MAC, r.MAC)
+		return errdefs.Preconditionf("the CNI plugins set MAC %s instead of %s; this conflist does not allow to choose the MAC", r.NIC.MAC, r.MAC)
 	}
 	if r.NIC.IP != "" {
 		return nil
@@ -92,7 +92,7 @@ func (n *Network) read(r *record, res *types100.Result) error {
 	err := n.space(*r).Do(func() error {
 		l, err := netlink.LinkByName(r.link())
 		if err != nil {
-			return errdefs.New(errdefs.FailedPrecondition, "the CNI plugins made no %s: %w", r.link(), err)
+			return errdefs.New(errdefs.FailedPrecondition, "the CNI plugins did not create link %s: %w", r.link(), err)
 		}
 		r.NIC.MAC, r.NIC.MTU = l.Attrs().HardwareAddr.String(), l.Attrs().MTU
 		return nil
@@ -188,7 +188,7 @@ func (n *Network) unplug(ctx context.Context, r record) error {
 	list, err := n.known(r)
 	if err != nil && !r.Added {
 		// ADD was interrupted and its conflist is gone. Removing the namespace removes its links, and we know of nothing else.
-		n.log.Warn("half-made interface removed without its CNI plugins", "network", n.cfg.Name, "vm", r.ID, "err", err)
+		n.log.Warn("incomplete interface removed without its CNI plugins", "network", n.cfg.Name, "vm", r.ID, "err", err)
 		return nil
 	}
 	if err != nil {

@@ -61,7 +61,7 @@ func (n *Network) load(tap string) (*record, error) {
 	}
 	var r record
 	if err := json.Unmarshal(b, &r); err != nil || r.Version != recordVersion || r.ID == "" || n.tap(r) != tap {
-		return nil, errdefs.DataLossf("%s is not the record of an attachment, version %d; move it away", n.recordPath(tap), recordVersion)
+		return nil, errdefs.DataLossf("%s is not an attachment record of version %d; move it away", n.recordPath(tap), recordVersion)
 	}
 	return &r, nil
 }

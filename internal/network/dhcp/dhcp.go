@@ -49,7 +49,7 @@ func (c Config) Check() error {
 	}
 	res := Reservation{IP: c.Server, Hostname: strings.Repeat("x", 63)}
 	if n := len(c.reply(Answer{}, req, res, Ack).Packet); n > maxMessage {
-		return errdefs.Invalidf("search domains and routes make DHCP messages of %d bytes, and clients accept %d; configure fewer", n, maxMessage)
+		return errdefs.Invalidf("search domains and routes make DHCP messages of %d bytes, but clients accept at most %d; configure fewer", n, maxMessage)
 	}
 	return nil
 }

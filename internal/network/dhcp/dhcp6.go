@@ -41,7 +41,7 @@ func (c Config6) Check() error {
 	c.identities(resp, req, netip.IPv6Unspecified())
 	c.tell(resp, req)
 	if n := len(resp.ToBytes()); n > maxMessage6 {
-		return errdefs.Invalidf("name servers and search domains make DHCPv6 messages of %d bytes, and links carry %d; configure fewer", n, maxMessage6)
+		return errdefs.Invalidf("name servers and search domains make DHCPv6 messages of %d bytes, but links carry at most %d; configure fewer", n, maxMessage6)
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func Listen(name string) (*Socket, error) {
 	}
 	udp, err := listenUDP(name)
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, errdefs.Preconditionf("listen for DHCP on %s: another program holds UDP port 67; stop it or keep it off %s (dnsmasq: except-interface=%s)", name, name, name)
+		return nil, errdefs.Preconditionf("listen for DHCP on %s: another program uses UDP port 67; stop it or exclude %s in it (dnsmasq: except-interface=%s)", name, name, name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("listen for DHCP on %s: %w", name, err)

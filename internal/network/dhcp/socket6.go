@@ -33,7 +33,7 @@ func Listen6(name string) (*Socket6, error) {
 	}
 	udp, err := listenUDP6(link)
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, errdefs.Preconditionf("listen for DHCPv6 on %s: another program holds UDP port 547; stop it or keep it off %s (dnsmasq: except-interface=%s)", name, name, name)
+		return nil, errdefs.Preconditionf("listen for DHCPv6 on %s: another program uses UDP port 547; stop it or exclude %s in it (dnsmasq: except-interface=%s)", name, name, name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("listen for DHCPv6 on %s: %w", name, err)

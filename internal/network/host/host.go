@@ -129,7 +129,7 @@ func OpenTun() (*os.File, error) {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, errdefs.New(errdefs.FailedPrecondition, "%s is missing; run `modprobe tun`, or in a container pass --device=%s: %w", TunDevice, TunDevice, err)
 	case errors.Is(err, os.ErrPermission):
-		return nil, errdefs.New(errdefs.FailedPrecondition, "%s may not be opened; run the daemon as root: %w", TunDevice, err)
+		return nil, errdefs.New(errdefs.FailedPrecondition, "no permission to open %s; run the daemon as root: %w", TunDevice, err)
 	case err != nil:
 		return nil, errdefs.New(errdefs.FailedPrecondition, "open %s: %w; run `modprobe tun`", TunDevice, err)
 	}

@@ -30,7 +30,7 @@ func Parse(b []byte) ([]Lease, error) {
 	for i, l := range leases {
 		hw, err := net.ParseMAC(l.MAC)
 		if err != nil || len(hw) != 6 || !l.IP.Is4() || l.Index < 0 {
-			return nil, errdefs.DataLossf("lease %d has MAC %q and IP %q", i, l.MAC, l.IP)
+			return nil, errdefs.DataLossf("lease %d is invalid: MAC %q, IP %q", i, l.MAC, l.IP)
 		}
 		leases[i].MAC = hw.String()
 	}

@@ -92,11 +92,11 @@ func CheckPrefix(p netip.Prefix) error {
 	case !p.IsValid() || !p.Addr().Is4():
 		return errdefs.Invalidf("subnet %s is not an IPv4 subnet such as 10.88.0.0/24", p)
 	case p.Masked() != p:
-		return errdefs.Invalidf("subnet %s has bits behind its prefix; write %s", p, p.Masked())
+		return errdefs.Invalidf("subnet %s has bits set after its prefix length; use %s", p, p.Masked())
 	case p.Bits() < 8 || p.Bits() > 30:
 		return errdefs.Invalidf("subnet %s must have a prefix between /8 and /30", p)
 	case p.Addr().IsLoopback() || p.Addr().IsMulticast() || p.Addr().IsUnspecified() || p.Addr().IsLinkLocalUnicast() || p.Addr().As4()[0] >= 240:
-		return errdefs.Invalidf("subnet %s is not one that hosts can have; use a private one such as 10.88.0.0/24", p)
+		return errdefs.Invalidf("subnet %s is not usable for hosts; use a private one such as 10.88.0.0/24", p)
 	}
 	return nil
 }
@@ -121,7 +121,7 @@ func (p *Pool) Load(leases []Lease, now time.Time) error {
 				l.IP, l.holder(), p.cfg.Prefix, p.cfg.Gateway)
 		}
 		if p.byMAC[l.MAC] != nil || p.byIP[l.IP] != nil || l.Owned() && p.byKey[key{l.ID, l.Index}] != nil {
-			return errdefs.DataLossf("the leases hold %s or %s twice", l.MAC, l.IP)
+			return errdefs.DataLossf("two leases have MAC %s or address %s", l.MAC, l.IP)
 		}
 		p.put(l)
 	}

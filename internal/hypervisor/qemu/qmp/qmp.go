@@ -62,7 +62,7 @@ func (c *Client) greet(r *bufio.Reader) error {
 		return lost(err)
 	}
 	if f.greeting == nil {
-		return errdefs.DataLossf("the peer did not greet")
+		return errdefs.DataLossf("QEMU sent no greeting")
 	}
 	c.version = *f.greeting
 	return nil

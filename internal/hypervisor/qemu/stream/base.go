@@ -64,7 +64,7 @@ func (b *base) same(at int64, data []byte) (bool, error) {
 func (b *base) read(p []byte, at int64) error {
 	n, err := b.f.ReadAt(p, at)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return errdefs.DataLossf("read the memory %s, which this one was to stand on: %w; remove the snapshots that have it", b.f.Name(), err)
+		return errdefs.DataLossf("read the memory %s, the base of this save: %w; remove the snapshots that use it", b.f.Name(), err)
 	}
 	clear(p[n:])
 	return nil

@@ -41,7 +41,7 @@ func NewFile(f, under *os.File) *File {
 // Size implements Memory.
 func (m *File) Size(size int64) error {
 	if size > vm.MaxMemory {
-		return errdefs.DataLossf("the migration stream tells of %d bytes of memory; no guest has more than %d", size, int64(vm.MaxMemory))
+		return errdefs.DataLossf("the migration stream has %d bytes of memory; no guest has more than %d", size, int64(vm.MaxMemory))
 	}
 	if err := m.f.Truncate(size); err != nil {
 		return m.failed(err)
@@ -137,7 +137,7 @@ func (m *File) failed(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), errors.Is(err, unix.EFBIG):
-		return errdefs.Exhaustedf("write the guest's memory: %w; make room there", err)
+		return errdefs.Exhaustedf("write the guest's memory: %w; free some space there", err)
 	}
 	return fmt.Errorf("write the guest's memory: %w", err)
 }

@@ -131,14 +131,14 @@ func (s *splitter) header() (machine string, err error) {
 	if m, err := s.uint32(); err != nil {
 		return "", err
 	} else if m != magic {
-		return "", errdefs.DataLossf("what QEMU wrote is no migration stream")
+		return "", errdefs.DataLossf("the output of QEMU is not a migration stream")
 	}
 	v, err := s.uint32()
 	if err != nil {
 		return "", err
 	}
 	if v != version {
-		return "", errdefs.Unsupportedf("the migration stream has version %d; %d is known", v, version)
+		return "", errdefs.Unsupportedf("the migration stream has version %d; only %d is supported", v, version)
 	}
 	kind, err := s.in.ReadByte()
 	if err != nil {
@@ -152,7 +152,7 @@ func (s *splitter) header() (machine string, err error) {
 		return "", err
 	}
 	if n > maxMachine {
-		return "", errdefs.DataLossf("the migration stream names its machine in %d bytes", n)
+		return "", errdefs.DataLossf("the migration stream has an invalid machine name of %d bytes", n)
 	}
 	name := make([]byte, n)
 	if _, err := io.ReadFull(s.in, name); err != nil {
@@ -171,7 +171,7 @@ func (s *splitter) section(kind byte) error {
 	switch kind {
 	case sectionStart, sectionPart, sectionEnd:
 	default:
-		return errdefs.Unsupportedf("the migration stream has a part of kind %#x, which is not known", kind)
+		return errdefs.Unsupportedf("the migration stream has a part of kind %#x, which is unknown", kind)
 	}
 	id, err := s.uint32()
 	if err != nil {
@@ -183,7 +183,7 @@ func (s *splitter) section(kind byte) error {
 			return err
 		}
 	case kind == sectionStart || s.sizes == nil || id != s.ram:
-		return errdefs.Unsupportedf("the migration stream has a section %d beside that of memory", id)
+		return errdefs.Unsupportedf("the migration stream has a section %d besides the memory", id)
 	}
 	if kind == sectionEnd {
 		s.resume(sectionEnd)
@@ -261,7 +261,7 @@ func (s *splitter) records() error {
 		case flagPage, flagZero, flagPage | flagContinue, flagZero | flagContinue:
 			err = s.record(at, flags)
 		default:
-			err = errdefs.Unsupportedf("the migration stream has a memory record with flags %#x, which are not known", flags)
+			err = errdefs.Unsupportedf("the migration stream has a memory record with unknown flags %#x", flags)
 		}
 		if err != nil {
 			return err
@@ -272,7 +272,7 @@ func (s *splitter) records() error {
 // blocks reads the sizes of all blocks; their sum is total bytes.
 func (s *splitter) blocks(total int64) error {
 	if len(s.sizes) > 0 || !s.open || total < 0 {
-		return errdefs.DataLossf("the migration stream lists the blocks of memory where they cannot be")
+		return errdefs.DataLossf("the migration stream lists the blocks of memory in the wrong place")
 	}
 	s.put64(uint64(total) | flagSizes)
 	for left := total; left > 0; {
@@ -287,7 +287,7 @@ func (s *splitter) blocks(total int64) error {
 		size := int64(word)
 		_, twice := s.sizes[name]
 		if twice || size <= 0 || size > left || size%PageSize != 0 || len(s.sizes) == maxBlocks || name != s.block && size > maxBlock {
-			return errdefs.DataLossf("the migration stream has a block %.80q of memory of %d bytes", name, size)
+			return errdefs.DataLossf("the migration stream has an invalid memory block %.80q of %d bytes", name, size)
 		}
 		s.sizes[name] = size
 		left -= size
@@ -312,7 +312,7 @@ func (s *splitter) record(at int64, flags uint64) error {
 	}
 	size, ok := s.sizes[s.last]
 	if !ok || at < 0 || at >= size {
-		return errdefs.DataLossf("the migration stream has a page at %d of block %.80q, which has %d bytes", at, s.last, size)
+		return errdefs.DataLossf("the migration stream has a page at %d outside block %.80q of %d bytes", at, s.last, size)
 	}
 	ours := s.last == s.block
 	if !ours {
