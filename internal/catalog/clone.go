@@ -68,7 +68,7 @@ func (s *Snapshots) fetchImage(ctx context.Context, x snapshot.Snapshot, want sn
 		return err
 	}
 	if want.Name == "" || strings.HasPrefix(want.Name, "sha256:") {
-		return errdefs.NotFoundf("snapshot %s needs the image %s, which is not here and has no name to pull it by; import it", snap, want.Digest)
+		return errdefs.NotFoundf("snapshot %s needs the image %s, which is not here and has no name to pull; import it", snap, want.Digest)
 	}
 	name := want.Name
 	switch {

@@ -50,7 +50,7 @@ func (s *Snapshots) pullFromPeer(ctx context.Context, from, name string, progres
 	// A peer with a release from before owners answers everybody, with the state of VMs whose names two namespaces
 	// may share.
 	if who := vm.Behalf(ctx); !who.Operator() && theirs.Owner.Operator() && !who.Invited(theirs.Published) {
-		return snapshot.Snapshot{}, errdefs.NotFoundf("pull %s: the node does not say that it is of namespace %s; upgrade that node", from, who.Namespace)
+		return snapshot.Snapshot{}, errdefs.NotFoundf("pull %s: the node does not confirm that the snapshot belongs to namespace %s; upgrade that node", from, who.Namespace)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	r, w := io.Pipe()

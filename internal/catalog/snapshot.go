@@ -59,7 +59,7 @@ func (s *Snapshots) PublishSnapshot(ctx context.Context, ref string, namespaces 
 	}
 	for _, ns := range namespaces {
 		if ns != vm.Everyone && !namespaceRE.MatchString(ns) {
-			return snapshot.Snapshot{}, errdefs.Invalidf("publish snapshot %s: %q cannot be the name of a namespace", ref, ns)
+			return snapshot.Snapshot{}, errdefs.Invalidf("publish snapshot %s: %q is not a valid name of a namespace", ref, ns)
 		}
 	}
 	snap, err := s.Store.Get(ctx, ref)
@@ -67,7 +67,7 @@ func (s *Snapshots) PublishSnapshot(ctx context.Context, ref string, namespaces 
 	case err != nil:
 		return snap, err
 	case !snap.Owner.Operator() && len(namespaces) > 0:
-		return snap, errdefs.Preconditionf("snapshot %s is of namespace %s, whose memory it holds; only the operator's own are published", snap.Name, snap.Owner.Namespace)
+		return snap, errdefs.Preconditionf("snapshot %s belongs to namespace %s and holds memory of its guests; only snapshots of the operator can be published", snap.Name, snap.Owner.Namespace)
 	}
 	slices.Sort(namespaces)
 	return s.Store.Update(ctx, snap.ID, func(x *snapshot.Snapshot) { x.Published = slices.Compact(namespaces) })
@@ -126,7 +126,7 @@ func folder(ctx context.Context, op, dir string) error {
 		return err
 	}
 	if !strings.HasPrefix(dir, "/") { // it would depend on where cocoond was started
-		return errdefs.Invalidf("%s of a snapshot: %q is no absolute path", op, dir)
+		return errdefs.Invalidf("%s of a snapshot: %q is not an absolute path", op, dir)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ started with one (vm run --interactive). It ends with the process, or with our i
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&stdin, "interactive", "i", false, "pass standard input on")
-	f.BoolVarP(&tty, "tty", "t", false, "the process has a terminal: give it our size and every key")
+	f.BoolVarP(&tty, "tty", "t", false, "the process has a terminal: send it the terminal size and every key")
 	f.StringVarP(&at.Container, "container", "c", "", "of this container, where the VM has several (default: its first app)")
 	f.IntVar(&controlFD, "control-fd", 0, "descriptor from which sizes are read as JSON, for programs")
 	f.Lookup("control-fd").Hidden = true
@@ -107,7 +107,7 @@ are reached too. Only guests of container images have the agent that this needs;
 		RunE: func(cmd *cobra.Command, args []string) error {
 			port, err := strconv.ParseUint(args[1], 10, 16)
 			if err != nil || port == 0 {
-				return errdefs.Invalidf("%q is no TCP port", args[1])
+				return errdefs.Invalidf("%q is not a TCP port", args[1])
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
 				return c.Forward(cmd.Context(), args[0], int(port), guest.Streams{Stdin: a.Stdin, Stdout: a.Stdout})

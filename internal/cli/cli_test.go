@@ -62,7 +62,7 @@ func TestErrorsAreOneSentence(t *testing.T) {
 		{[]string{"snapshot", "import", "--from-dir", "/x", "file"}, 2, "not from both"},
 		{[]string{"snapshot", "import", "/no/such/file"}, 3, "/no/such/file"},
 		{[]string{"snapshot", "push", "warm", "r/x", "--token-file", "/no/such/file"}, 2, "/no/such/file"},
-		{[]string{"snapshot", "push", "warm", "r/x", "--ca-cert", "/"}, 2, "no small file"},
+		{[]string{"snapshot", "push", "warm", "r/x", "--ca-cert", "/"}, 2, "a folder or too large"},
 		{[]string{"snapshot", "pull", "r/x", "--auth-file", "/no/such/file"}, 2, "/no/such/file"},
 		{[]string{"vm", "clone"}, 2, "--from-dir"},
 		{[]string{"vm", "clone", "--from-dir", "/x", "warm"}, 2, "not of both"},

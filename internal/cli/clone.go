@@ -129,7 +129,7 @@ func (f *cloneFlags) spec(args []string, changed func(string) bool) (vm.CloneSpe
 	case f.nics < 0 || f.nics > maxNICs:
 		return s, errdefs.Invalidf("--nics %d: between 0 and %d interfaces are possible", f.nics, maxNICs)
 	case changed("stop-grace") && s.StopGrace <= 0:
-		return s, errdefs.Invalidf("--stop-grace %s: it must be more than nothing", s.StopGrace)
+		return s, errdefs.Invalidf("--stop-grace %s: it must be more than 0", s.StopGrace)
 	case f.network != "" && f.nics == 0 && s.FromDir != "":
 		return s, errdefs.Invalidf("--network with --from-dir needs --nics: as many as the snapshot has")
 	case f.authFile != "" && !f.pull:

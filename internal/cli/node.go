@@ -107,7 +107,7 @@ Images stay. Afterwards cocoond can be stopped and leaves nothing behind.`,
 func (a *app) confirm(question string) error {
 	f := file(a.Stdin)
 	if f == nil || !term.IsTerminal(int(f.Fd())) {
-		return errdefs.Preconditionf("nobody is there to ask; say --yes to go on")
+		return errdefs.Preconditionf("there is no terminal to ask for confirmation; give --yes to go on")
 	}
 	fmt.Fprint(a.Stderr, question)
 	answer, _ := bufio.NewReader(f).ReadString('\n')
@@ -122,8 +122,8 @@ func (a *app) doctorCommand() *cobra.Command {
 	var fix, remote bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Find out what this host is missing, and mend what is safe to mend",
-		Long: `Find out what this host is missing for each feature, and print the command that mends it.
+		Short: "Find out what this host is missing, and fix what is safe to fix",
+		Long: `Find out what this host is missing for each feature, and print the command that fixes it.
 
 It works without cocoond. --fix does what is safe: make folders and device nodes. It never installs packages.
 It ends with exit code 5 when something fails that no VM can run without.`,
@@ -131,7 +131,7 @@ It ends with exit code 5 when something fails that no VM can run without.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if fix && remote {
-				return errdefs.Invalidf("--fix mends this host; it cannot be combined with --node")
+				return errdefs.Invalidf("--fix changes this host; it cannot be combined with --node")
 			}
 			var checks []nodewire.Check
 			var err error
@@ -146,8 +146,8 @@ It ends with exit code 5 when something fails that no VM can run without.`,
 			return a.printChecks(checks, out)
 		},
 	}
-	cmd.Flags().BoolVar(&fix, "fix", false, "mend what is safe to mend")
-	cmd.Flags().BoolVar(&remote, "node", false, "ask cocoond to look, instead of looking ourselves")
+	cmd.Flags().BoolVar(&fix, "fix", false, "fix what is safe to fix")
+	cmd.Flags().BoolVar(&remote, "node", false, "let cocoond do the checks, instead of this program")
 	outputFlag(cmd, &out)
 	return cmd
 }
@@ -177,7 +177,7 @@ func (a *app) printChecks(checks []nodewire.Check, out format) error {
 		}
 	}
 	if err == nil && failed > 0 {
-		err = errdefs.Preconditionf("%s failed; the commands above mend this host", plural(failed, "check"))
+		err = errdefs.Preconditionf("%s failed; the commands above fix this host", plural(failed, "check"))
 	}
 	return err
 }

@@ -39,7 +39,7 @@ func (p *pullPolicy) Set(v string) error {
 			return nil
 		}
 	}
-	return errdefs.Invalidf("it is missing, always or never")
+	return errdefs.Invalidf("use missing, always or never")
 }
 
 func pullPolicyFlag(cmd *cobra.Command, p *pullPolicy, name string, value image.PullPolicy, usage string) {

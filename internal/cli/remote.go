@@ -113,7 +113,7 @@ func readSmall(path, what string) ([]byte, error) {
 		return nil, errdefs.New(errdefs.InvalidArgument, "read %s: %w", what, err)
 	}
 	if fi.IsDir() || fi.Size() > maxSecretFile {
-		return nil, errdefs.Invalidf("read %s: %s is no small file", what, path)
+		return nil, errdefs.Invalidf("read %s: %s is a folder or too large", what, path)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {

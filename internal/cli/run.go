@@ -97,7 +97,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	case f.nics < 0 || f.nics > maxNICs:
 		return s, errdefs.Invalidf("--nics %d: between 0 and %d interfaces are possible", f.nics, maxNICs)
 	case f.stopGrace <= 0:
-		return s, errdefs.Invalidf("--stop-grace %s: it must be more than nothing", f.stopGrace)
+		return s, errdefs.Invalidf("--stop-grace %s: it must be more than 0", f.stopGrace)
 	}
 	var err error
 	if s.CloudInit, err = f.cloudInit.value(); err != nil {

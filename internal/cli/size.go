@@ -66,7 +66,7 @@ func (s *sizeFlag) Set(v string) error {
 		return err
 	}
 	if n == 0 {
-		return errdefs.Invalidf("it must be more than nothing")
+		return errdefs.Invalidf("it must be more than 0")
 	}
 	*s = sizeFlag(n)
 	return nil

@@ -190,7 +190,7 @@ func checkDatasource(d string) error {
 	case "", DatasourceNoCloud, DatasourceConfigDrive:
 		return nil
 	}
-	return errdefs.Invalidf("cloud-init: data source %q is neither nocloud nor configdrive", d)
+	return errdefs.Invalidf("cloud-init: invalid data source %q; use nocloud or configdrive", d)
 }
 
 // metaData reads the map whose keys replace generated ones.

@@ -58,7 +58,7 @@ func checkData(name, doc string) error {
 		return err
 	}
 	if !slices.ContainsFunc(starts, func(s string) bool { return strings.HasPrefix(leading(doc), s) }) {
-		return errdefs.Invalidf("cloud-init: %s begins with nothing that cloud-init knows; begin it with #cloud-config or #!", name)
+		return errdefs.Invalidf("cloud-init: %s does not begin with a header that cloud-init knows; begin it with #cloud-config or #!", name)
 	}
 	return nil
 }
@@ -175,7 +175,7 @@ func (w *writer) mapping(n *yaml.Node, depth int) (*yaml.Node, error) {
 			return nil, err
 		}
 		if key.Kind != yaml.ScalarNode {
-			return nil, errdefs.Invalidf("cloud-init: %s has a key that is no scalar (line %d)", w.name, n.Content[i].Line)
+			return nil, errdefs.Invalidf("cloud-init: %s has a key that is not a scalar (line %d)", w.name, n.Content[i].Line)
 		}
 		if seen[key.Value] {
 			return nil, errdefs.Invalidf("cloud-init: %s has a key twice (line %d)", w.name, n.Content[i].Line)
@@ -190,7 +190,7 @@ func (w *writer) mapping(n *yaml.Node, depth int) (*yaml.Node, error) {
 		}
 		for _, s := range sources {
 			if s.Kind != yaml.MappingNode {
-				return nil, errdefs.Invalidf("cloud-init: %s merges what is no map (line %d)", w.name, n.Line)
+				return nil, errdefs.Invalidf("cloud-init: %s merges a value that is not a map (line %d)", w.name, n.Line)
 			}
 			for i := 0; i < len(s.Content); i += 2 {
 				if key := s.Content[i]; !seen[key.Value] {

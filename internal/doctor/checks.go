@@ -243,7 +243,7 @@ func (d doctor) folder(path string) func(context.Context) finding {
 		case err == nil && fi.IsDir():
 			return finding{status: OK, detail: path}
 		case err == nil:
-			return finding{Fail, path + " is no folder", "move it out of the way"}
+			return finding{Fail, path + " is not a folder", "move it out of the way"}
 		case errors.Is(err, fs.ErrNotExist):
 			return finding{Warn, path + " is not there yet; cocoond makes it", "sudo install -d -m 0711 " + path}
 		}

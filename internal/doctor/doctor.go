@@ -70,7 +70,7 @@ func Run(ctx context.Context, cfg Config, fix bool) []nodewire.Check {
 		result := nodewire.Check{Name: c.name, Feature: c.feature, Fixable: c.fix != nil && f.status != OK}
 		if fix && result.Fixable {
 			if err := c.fix(); err != nil {
-				f.detail = fmt.Sprintf("%s; mending it failed: %v", f.detail, err)
+				f.detail = fmt.Sprintf("%s; fixing it failed: %v", f.detail, err)
 			} else {
 				f = c.look(ctx)
 				result.Fixed = f.status == OK

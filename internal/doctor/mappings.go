@@ -28,5 +28,5 @@ func (d doctor) mappings(ctx context.Context) finding {
 		}
 		all = append(all, where+": "+p.Message)
 	}
-	return finding{Warn, strings.Join(all, "; "), "mend the mapping; it is read again at the next use"}
+	return finding{Warn, strings.Join(all, "; "), "correct the mapping; it is read again at the next use"}
 }

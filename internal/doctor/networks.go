@@ -25,7 +25,7 @@ func (d doctor) networks(ctx context.Context) finding {
 	}
 	switch {
 	case len(down) > 0:
-		return finding{Warn, strings.Join(down, "; "), "mend what it says; the network is tried again at its next use"}
+		return finding{Warn, strings.Join(down, "; "), "correct what it reports; the network is tried again at its next use"}
 	case len(up) == 0:
 		return finding{status: OK, detail: "none: VMs have no interfaces"}
 	}

@@ -32,7 +32,7 @@ func (d doctor) reflink(context.Context) finding {
 		return finding{status: OK, detail: fmt.Sprintf("not examined: %v", err)}
 	}
 	if err := sparse.Clone(dst, src); err != nil {
-		return finding{status: OK, detail: "no: snapshots are links, and what links cannot do is copied"}
+		return finding{status: OK, detail: "no: snapshots use hard links, and full copies where links are not possible"}
 	}
 	return finding{status: OK, detail: "yes: copies share their blocks"}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrTaken says that another process has the lock, or that this process has it through another open file.
-var ErrTaken = errors.New("another process has the lock")
+var ErrTaken = errors.New("another process holds the lock")
 
 // patience is how long Take waits for the lock. A child that is just being started holds its parent's files open for a moment,
 // although it will not use them, and a killed process may not be gone yet.

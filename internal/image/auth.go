@@ -17,7 +17,7 @@ func ParseDockerConfig(data []byte) ([]RegistryAuth, error) {
 		Auths map[string]dockerAuth `json:"auths"`
 	}
 	if json.Unmarshal(data, &config) != nil { // its error would quote the secret
-		return nil, errdefs.Invalidf("it is no docker configuration")
+		return nil, errdefs.Invalidf("it is not a docker configuration")
 	}
 	return decodeAuths(config.Auths)
 }
@@ -26,7 +26,7 @@ func ParseDockerConfig(data []byte) ([]RegistryAuth, error) {
 func ParseDockerCfg(data []byte) ([]RegistryAuth, error) {
 	var auths map[string]dockerAuth
 	if json.Unmarshal(data, &auths) != nil {
-		return nil, errdefs.Invalidf("it is no docker configuration")
+		return nil, errdefs.Invalidf("it is not a docker configuration")
 	}
 	return decodeAuths(auths)
 }

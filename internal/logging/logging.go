@@ -17,7 +17,7 @@ import (
 func New(w io.Writer, level, format string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, errdefs.Invalidf("log level %q is none of debug, info, warn, error", level)
+		return nil, errdefs.Invalidf("invalid log level %q; use debug, info, warn or error", level)
 	}
 	opts := &slog.HandlerOptions{Level: l, ReplaceAttr: oneLine}
 	switch format {
@@ -26,7 +26,7 @@ func New(w io.Writer, level, format string) (*slog.Logger, error) {
 	case "json":
 		return slog.New(slog.NewJSONHandler(w, opts)), nil
 	}
-	return nil, errdefs.Invalidf("log format %q is neither text nor json", format)
+	return nil, errdefs.Invalidf("invalid log format %q; use text or json", format)
 }
 
 // oneLine shows an error as its message: slog's text handler would print the stack that some libraries' errors carry.

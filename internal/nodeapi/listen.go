@@ -92,7 +92,7 @@ func removeStale(path, short string) error {
 	case err != nil:
 		return errdefs.New(errdefs.FailedPrecondition, "look at the node API's socket: %w", err)
 	case fi.Mode().Type() != fs.ModeSocket:
-		return errdefs.Preconditionf("%s is in the way of the node API's socket and is no socket", path)
+		return errdefs.Preconditionf("%s is at the path of the node API's socket and is not a socket; remove it", path)
 	}
 	if conn, err := net.DialTimeout("unix", short, time.Second); err == nil {
 		conn.Close()

@@ -27,7 +27,7 @@ func (c *Client) Pull(ctx context.Context, r image.PullRequest, _ func(image.Pro
 	case image.PullAlways, "":
 		args = append(args, "--policy=always")
 	default:
-		return image.Image{}, errdefs.Invalidf("pull policy %q is none", r.Policy)
+		return image.Image{}, errdefs.Invalidf("invalid pull policy %q; use Always, IfNotPresent or Never", r.Policy)
 	}
 	if r.Force {
 		args = append(args, "--force")

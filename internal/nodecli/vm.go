@@ -298,7 +298,7 @@ func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
 		return guest.Stats{}, err
 	}
 	if len(all) != 1 {
-		return guest.Stats{}, errdefs.New(errdefs.Internal, "%s told of %d VMs, asked for one", c.binary, len(all))
+		return guest.Stats{}, errdefs.New(errdefs.Internal, "%s listed %d VMs instead of one", c.binary, len(all))
 	}
 	return all[0].Stats(), nil
 }

@@ -103,7 +103,7 @@ func (s *Session) put(ctx context.Context, digest string, size int64, body func(
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusRequestedRangeNotSatisfiable: // the session is gone; another may work
 		return errdefs.Unavailablef("%s lost the upload of the %s; try again", s.ref.Host, what)
 	case resp.StatusCode == http.StatusBadRequest && mentions(resp, "DIGEST_INVALID", "SIZE_INVALID"):
-		return errdefs.DataLossf("%s says that the %s arrived with other bytes", s.ref.Host, what)
+		return errdefs.DataLossf("%s reports that the %s arrived with a wrong digest", s.ref.Host, what)
 	}
 	return s.refused(resp, what)
 }
@@ -132,7 +132,7 @@ func (s *Session) putSingle(ctx context.Context, digest string, size int64, body
 		return true, nil
 	case http.StatusBadRequest:
 		if mentions(resp, "DIGEST_INVALID", "SIZE_INVALID") {
-			return false, errdefs.DataLossf("%s says that the %s arrived with other bytes", s.ref.Host, what)
+			return false, errdefs.DataLossf("%s reports that the %s arrived with a wrong digest", s.ref.Host, what)
 		}
 		return false, nil
 	case http.StatusAccepted, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusLengthRequired, http.StatusUnsupportedMediaType,
@@ -301,7 +301,7 @@ func (b *blob) open() error {
 			return b.err
 		}
 	case resp.StatusCode == http.StatusPartialContent:
-		err = errdefs.DataLossf("%s answers a request for bytes from %d of the %s with others", resp.Request.URL.Host, b.at, b.what())
+		err = errdefs.DataLossf("%s answers a request for bytes from %d of the %s with other bytes", resp.Request.URL.Host, b.at, b.what())
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone: // a manifest names it
 		err = errdefs.NotFoundf("%s has no %s, which the manifest names", b.s.ref.Host, b.what())
 	default:

@@ -126,7 +126,7 @@ func (s *Session) login(ctx context.Context, auth Auth, scope string, rt *guard)
 	}
 	registry, err := name.NewRegistry(s.ref.Host, opts...)
 	if err != nil {
-		return nil, errdefs.Invalidf("the host %q is no registry: %w", s.ref.Host, err)
+		return nil, errdefs.Invalidf("the host %q is not a registry: %w", s.ref.Host, err)
 	}
 	who := authn.Anonymous
 	if auth.Username != "" || auth.Password != "" || auth.Identity != "" || auth.Token != "" {
@@ -146,9 +146,9 @@ func (s *Session) login(ctx context.Context, auth Auth, scope string, rt *guard)
 		case !ok:
 			return nil, s.failed(ctx, err)
 		case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
-			return nil, backoff.Permanent(errdefs.Preconditionf("%s refuses the credentials for %s (%d %s); give ones that may do %q there", s.ref.Host, s.ref.Repository, e.StatusCode, http.StatusText(e.StatusCode), scope))
+			return nil, backoff.Permanent(errdefs.Preconditionf("%s refuses the credentials for %s (%d %s); give credentials that allow %q there", s.ref.Host, s.ref.Repository, e.StatusCode, http.StatusText(e.StatusCode), scope))
 		case !transient(e.StatusCode):
-			return nil, backoff.Permanent(errdefs.Unavailablef("%s does not speak as a registry: it answers %d %s", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode)))
+			return nil, backoff.Permanent(errdefs.Unavailablef("%s is not a registry: it answers %d %s", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode)))
 		}
 		return nil, errdefs.Unavailablef("%s answers %d %s; try again later", s.ref.Host, e.StatusCode, http.StatusText(e.StatusCode))
 	})
@@ -243,17 +243,17 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 		return g.either(req)
 	}
 	if req.URL.Scheme != g.scheme && g.scheme == "https" {
-		return nil, errdefs.Preconditionf("%s leads from https to plain HTTP, which is refused", req.URL.Host)
+		return nil, errdefs.Preconditionf("%s redirects from https to plain HTTP, which is refused", req.URL.Host)
 	}
 	if req.URL.Scheme == "https" && g.scheme == "http" && req.URL.Path == "/v2/" { // the handshake tries https first
-		return nil, errdefs.Preconditionf("%s is to be reached over plain HTTP", req.URL.Host)
+		return nil, errdefs.Preconditionf("%s must be reached over plain HTTP", req.URL.Host)
 	}
 	return g.next.RoundTrip(req)
 }
 
 func (g *guard) either(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme == "http" && !g.insecure && !Loopback(req.URL.Hostname()) {
-		return nil, errdefs.Unavailablef("%s is reached over plain HTTP only, which is not allowed; make it insecure in the configuration of that registry", req.URL.Host)
+		return nil, errdefs.Unavailablef("%s answers over plain HTTP only, which is not allowed; to allow it, set insecure in the configuration of that registry", req.URL.Host)
 	}
 	resp, err := g.next.RoundTrip(req)
 	if cert, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
@@ -415,7 +415,7 @@ func (s *Session) once(ctx context.Context, r request) (*http.Response, error) {
 	}
 	req, err := http.NewRequestWithContext(ctx, r.method, r.url, body)
 	if err != nil {
-		return nil, errdefs.Unavailablef("%s names a place that is no URL", s.ref.Host)
+		return nil, errdefs.Unavailablef("%s gives a location that is not a URL", s.ref.Host)
 	}
 	req.ContentLength = r.size
 	for k, v := range r.header {
@@ -463,7 +463,7 @@ func (s *Session) explain(resp *http.Response, what string) error {
 	case code == http.StatusNotFound || code == http.StatusGone:
 		return errdefs.NotFoundf("%s has no %s", host, what)
 	case code == http.StatusTooManyRequests:
-		return errdefs.Unavailablef("%s limits how often it may be asked (%s for the %s); try again later, or give credentials", host, status, what)
+		return errdefs.Unavailablef("%s limits the rate of requests (%s for the %s); try again later, or give credentials", host, status, what)
 	case transient(code):
 		return errdefs.Unavailablef("%s answers %s for the %s; try again later", host, status, what)
 	case code == http.StatusMethodNotAllowed || code == http.StatusNotImplemented:

@@ -138,7 +138,7 @@ func (s *Session) manifest(ctx context.Context, id, what string) ([]byte, string
 	case err != nil:
 		return nil, "", s.unreachable(ctx, err)
 	case len(raw) > MaxManifest:
-		return nil, "", errdefs.Invalidf("the %s is larger than %d bytes: not plausible", what, MaxManifest)
+		return nil, "", errdefs.Invalidf("the %s is larger than the allowed %d bytes", what, MaxManifest)
 	}
 	if named := digest.Digest(id); ociname.IsDigest(id) && named.Algorithm().FromBytes(raw) != named {
 		return nil, "", errdefs.DataLossf("the %s is damaged: %s serves bytes with the digest %s", what, s.ref.Host, named.Algorithm().FromBytes(raw))
@@ -210,7 +210,7 @@ func (s *Session) Image(ctx context.Context, id, arch string) (string, Manifest,
 			Manifests []Descriptor `json:"manifests"`
 		}
 		if err := json.Unmarshal(raw, &head); err != nil {
-			return "", Manifest{}, errdefs.Invalidf("the manifest %s cannot be read: it is no JSON of a manifest", s.named(id))
+			return "", Manifest{}, errdefs.Invalidf("the manifest %s cannot be read: it is not the JSON of a manifest", s.named(id))
 		}
 		if head.MediaType != "" {
 			media = head.MediaType
@@ -218,7 +218,7 @@ func (s *Session) Image(ctx context.Context, id, arch string) (string, Manifest,
 		if media != MediaIndex && media != MediaDockerList && len(head.Manifests) == 0 {
 			var m Manifest
 			if err := json.Unmarshal(raw, &m); err != nil {
-				return "", Manifest{}, errdefs.Invalidf("the manifest %s cannot be read: it is no manifest of an image", s.named(id))
+				return "", Manifest{}, errdefs.Invalidf("the manifest %s cannot be read: it is not the manifest of an image", s.named(id))
 			}
 			return top, m, nil
 		}
@@ -231,7 +231,7 @@ func (s *Session) Image(ctx context.Context, id, arch string) (string, Manifest,
 			}
 		}
 		if next == "" {
-			return "", Manifest{}, errdefs.Unsupportedf("the index %s names nothing for linux/%s", s.named(id), arch)
+			return "", Manifest{}, errdefs.Unsupportedf("the index %s lists nothing for linux/%s", s.named(id), arch)
 		}
 		if raw, media, err = s.Manifest(ctx, next); err != nil {
 			return "", Manifest{}, err

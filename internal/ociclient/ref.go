@@ -120,7 +120,7 @@ func checkHost(host string) (string, error) {
 		case err == nil:
 			name = n
 			if v, perr := strconv.ParseUint(p, 10, 16); perr != nil || v == 0 {
-				return "", errdefs.Invalidf("the port %q is no number from 1 to 65535", p)
+				return "", errdefs.Invalidf("the port %q is not a number from 1 to 65535", p)
 			}
 		case strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]"):
 			name = host[1 : len(host)-1]
@@ -130,7 +130,7 @@ func checkHost(host string) (string, error) {
 	}
 	if strings.HasPrefix(host, "[") {
 		if ip := net.ParseIP(name); ip == nil || ip.To4() != nil && !strings.Contains(name, ":") {
-			return "", errdefs.Invalidf("the host %q is no IPv6 address", host)
+			return "", errdefs.Invalidf("the host %q is not an IPv6 address", host)
 		}
 		return name, nil
 	}
@@ -139,7 +139,7 @@ func checkHost(host string) (string, error) {
 	}
 	for label := range strings.SplitSeq(name, ".") {
 		if !hostLabel.MatchString(label) {
-			return "", errdefs.Invalidf("the host %q is no host name", host)
+			return "", errdefs.Invalidf("the host %q is not a host name", host)
 		}
 	}
 	return name, nil

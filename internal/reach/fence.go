@@ -24,7 +24,7 @@ func Forbidden(addr netip.Addr) error {
 func Fence(_, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return errdefs.Preconditionf("the node does not connect to %q for a pod: it is no IP address and port", address)
+		return errdefs.Preconditionf("the node does not connect to %q for a pod: it is not an IP address and port", address)
 	}
 	return Forbidden(to.Addr())
 }

@@ -26,8 +26,8 @@ const (
 // String returns the kind for an error message: … is at …, … is ….
 func (k Kind) String() string {
 	return [...]string{
-		"a public address", "a private address", "a reserved address", "no address of anybody", "the node's loopback", "an address of the node's own link",
-		"the address of many", "a metadata service of clouds", "an address of the node itself",
+		"a public address", "a private address", "a reserved address", "not the address of a host", "the node's loopback", "an address of the node's own link",
+		"a multicast or broadcast address", "a metadata service of clouds", "an address of the node itself",
 	}[k]
 }
 

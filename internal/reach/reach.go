@@ -81,7 +81,7 @@ func (p Policy) Guard(t *http.Transport, d *net.Dialer) {
 		c, err := guarded.DialContext(ctx, network, addr)
 		if r, ok := errors.AsType[*refused](err); ok { // the full error would reveal what an internal name resolves to
 			host, _, _ := net.SplitHostPort(addr)
-			return nil, errdefs.Preconditionf("%s is at %s, which pods do not reach by way of the node; %s opens it", host, r.kind, p.Setting)
+			return nil, errdefs.Preconditionf("%s is at %s, which pods cannot reach through the node; %s allows it", host, r.kind, p.Setting)
 		}
 		return c, err
 	}

@@ -168,7 +168,7 @@ func (a *assembly) tar(ctx context.Context) error {
 
 func (a *assembly) small(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	if d.Size > maxConfig {
-		return nil, errdefs.DataLossf("blob %s of the snapshot %s has %d bytes; at most %d are plausible", d.Digest, a.repo, d.Size, maxConfig)
+		return nil, errdefs.DataLossf("blob %s of the snapshot %s has %d bytes; at most %d are allowed", d.Digest, a.repo, d.Size, maxConfig)
 	}
 	if err := a.have(ctx, d); err != nil {
 		return nil, err
@@ -205,7 +205,7 @@ func (a *assembly) file(ctx context.Context, name string, f artifact.File, layer
 		return errdefs.DataLossf("file %s of the snapshot %s: %w", name, a.repo, errdefs.Invalidf(format, args...))
 	}
 	if f.Size < 0 || f.Size > maxFile || f.SparseSize < 0 || f.SparseSize > maxFile {
-		return bad("its size is not possible")
+		return bad("its size is invalid")
 	}
 	for _, l := range layers {
 		if err := a.have(ctx, l); err != nil {
@@ -306,7 +306,7 @@ func (a *assembly) chunked(name string, f artifact.File, layers []v1.Descriptor,
 		l, ok := by[c.Layer]
 		switch {
 		case !ok:
-			return bad("chunk %d is in no layer of it", i)
+			return bad("chunk %d is in none of its layers", i)
 		case c.Length <= 0 || c.Offset < end || c.Offset > f.Size || c.Length > f.Size-c.Offset:
 			return bad("chunk %d of %d bytes at %d is out of order or outside of its %d bytes", i, c.Length, c.Offset, f.Size)
 		case !compressed(l) && l.Size != c.Length:

@@ -175,7 +175,7 @@ func (g *Registry) side(r *request) error {
 	case "/api/gc", "/api/scrub":
 		return g.admin(r)
 	}
-	return &failure{status: http.StatusNotFound, err: errdefs.NotFoundf("nothing is at this path; the API is below /v2/")}
+	return &failure{status: http.StatusNotFound, err: errdefs.NotFoundf("this path does not exist; the API is below /v2/")}
 }
 
 // admin runs the commands "epoch gc" and "epoch scrub" in the server.

@@ -65,7 +65,7 @@ func (g *Registry) token(r *request) error {
 	}
 	if !given || secret == anonymousToken {
 		if !g.cfg.AnonymousPull {
-			return &failure{status: http.StatusUnauthorized, code: content.Unauthorized, err: errdefs.Preconditionf("who has no token gets none: give any user name, and a token as the password")}
+			return &failure{status: http.StatusUnauthorized, code: content.Unauthorized, err: errdefs.Preconditionf("this needs a token: give any user name, and the token as the password")}
 		}
 		secret = anonymousToken
 	} else if r.who, err = g.tokens.Check(secret, g.now()); err != nil {

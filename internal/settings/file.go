@@ -22,12 +22,12 @@ const maxFile = 1 << 20
 func (s *Set) read(path string) error {
 	st, err := os.Stat(path)
 	if err == nil && (st.Mode()&(fs.ModeDir|fs.ModeDevice) != 0 || st.Size() > maxFile) {
-		return errdefs.Invalidf("configuration %s: it is no small file", path)
+		return errdefs.Invalidf("configuration %s: it is not a regular file of at most 1 MiB", path)
 	}
 	text, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return errdefs.NotFoundf("there is no configuration file %s", path)
+		return errdefs.NotFoundf("the configuration file %s does not exist", path)
 	case err != nil:
 		return errdefs.Invalidf("read the configuration: %w", err)
 	}
@@ -45,7 +45,7 @@ func (s *Set) read(path string) error {
 func (s *Set) group(prefix string, tree json.RawMessage) error {
 	var keys map[string]json.RawMessage
 	if json.Unmarshal(tree, &keys) != nil {
-		return errdefs.Invalidf("%s holds no keys with values", cmp.Or(strings.TrimSuffix(prefix, "."), "it"))
+		return errdefs.Invalidf("%s is not a map of keys and values", cmp.Or(strings.TrimSuffix(prefix, "."), "it"))
 	}
 	for _, name := range slices.Sorted(maps.Keys(keys)) {
 		key := prefix + name

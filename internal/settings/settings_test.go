@@ -117,12 +117,12 @@ func TestErrors(t *testing.T) {
 		{file: "log: {'': s}\n", say: []string{`unknown field "log."`}},
 		{file: "lo: s\n", say: []string{`unknown field "lo"`}},
 		{file: "names: s\n", say: []string{`unknown field "names"`}},
-		{file: "log: high\n", say: []string{"log holds no keys"}},
-		{file: "- a\n", say: []string{"it holds no keys"}},
+		{file: "log: high\n", say: []string{"log is not a map"}},
+		{file: "- a\n", say: []string{"it is not a map"}},
 		{file: "{", say: []string{"t.yaml: "}},
-		{args: []string{"--config=/dev/null"}, say: []string{"/dev/null: it is no small file"}},
-		{args: []string{"--config=/"}, say: []string{"/: it is no small file"}},
-		{file: "# " + strings.Repeat("x", maxFile), say: []string{"it is no small file"}},
+		{args: []string{"--config=/dev/null"}, say: []string{"/dev/null: it is not a regular file of at most 1 MiB"}},
+		{args: []string{"--config=/"}, say: []string{"/: it is not a regular file of at most 1 MiB"}},
+		{file: "# " + strings.Repeat("x", maxFile), say: []string{"it is not a regular file of at most 1 MiB"}},
 	} {
 		_, err := parse(t, tt.file, tt.env, tt.args...)
 		if !errdefs.IsInvalid(err) || strings.Contains(err.Error(), "\n") {

@@ -80,7 +80,7 @@ func (s Snapshot) Heir(who vm.Owner) (vm.Owner, error) {
 	case s.Owner.Operator() || who.Reaches(s.Owner):
 		return who, nil
 	}
-	return vm.Owner{}, errdefs.NotFoundf("no snapshot there is of namespace %s", who.Namespace)
+	return vm.Owner{}, errdefs.NotFoundf("no snapshot of this name belongs to namespace %s", who.Namespace)
 }
 
 // Writable reports whether a VM made from the snapshot writes to the disk, on its own overlay.

@@ -18,7 +18,7 @@ const (
 
 	another     = "is the name of a VM of another namespace"
 	noSnapshot  = "has no snapshot"
-	notItsOwn   = "no snapshot there is of namespace dev"
+	notItsOwn   = "no snapshot of this name belongs to namespace dev"
 	notOfIt     = ":latest is not of dev"
 	doesNotSay  = "does not say whose it is"
 	notListed   = "the operator lists"

@@ -159,7 +159,7 @@ func (c *Config) complete() error {
 		c.Network.Leases = filepath.Join(c.StateDir, "net", "leases.json")
 	}
 	if c.Network.Mode != modeBridge && c.Network.Mode != modeCNI {
-		return errdefs.Invalidf("network mode %q is neither %s nor %s", c.Network.Mode, modeBridge, modeCNI)
+		return errdefs.Invalidf("invalid network mode %q; use %s or %s", c.Network.Mode, modeBridge, modeCNI)
 	}
 	if c.Network.Mode == modeCNI && c.Network.CNI.ConfDir == "" {
 		c.Network.CNI.ConfDir = cni.DefaultConfDir
@@ -171,7 +171,7 @@ func (c *Config) complete() error {
 		c.Socket = filepath.Join(c.RunDir, "cocoond.sock")
 	}
 	if c.Driver != qemu.Name && c.Driver != fake.Name {
-		return errdefs.Invalidf("driver %q is neither %s nor %s", c.Driver, qemu.Name, fake.Name)
+		return errdefs.Invalidf("invalid driver %q; use %s or %s", c.Driver, qemu.Name, fake.Name)
 	}
 	if s := c.Guest.SilenceSeconds; s < 0 || s > 86400 {
 		return errdefs.Invalidf("guest.silenceSeconds is %d; it must be between 1 and 86400, or 0 for 60", s)
@@ -181,7 +181,7 @@ func (c *Config) complete() error {
 	}
 	for _, dir := range c.CloneDirs {
 		if !filepath.IsAbs(dir) {
-			return errdefs.Invalidf("cloneDirs names %q, which is no absolute path", dir)
+			return errdefs.Invalidf("cloneDirs: %q is not an absolute path", dir)
 		}
 	}
 	if err := c.Images.complete(); err != nil {

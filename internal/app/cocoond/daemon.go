@@ -290,7 +290,7 @@ func (d *daemon) stopAll(ctx context.Context, e *engine.Engine, grace time.Durat
 	case <-e.Recovered():
 	case err := <-ended:
 		ended <- err
-		return errors.Join(err, errdefs.Unavailablef("the engine did not come up"))
+		return errors.Join(err, errdefs.Unavailablef("the engine did not start"))
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -31,7 +31,7 @@ func (d *daemon) gateway() (string, error) {
 			return gateway.String(), nil
 		}
 	}
-	return "", errdefs.Preconditionf("the virtual node is to have the address of the bridge, and there is none")
+	return "", errdefs.Preconditionf("the virtual node needs the address of the bridge, and the bridge has none")
 }
 
 // doors makes the configured doors, except the node API.

@@ -74,7 +74,7 @@ func (i *Images) complete() error {
 	}
 	i.Mappings = dir
 	if i.MaxParallelPulls < 0 {
-		return errdefs.Invalidf("images.maxParallelPulls %d: it cannot be less than 1", i.MaxParallelPulls)
+		return errdefs.Invalidf("images.maxParallelPulls %d: it must be at least 1", i.MaxParallelPulls)
 	}
 	if _, err := pull.ParseVerification(i.Verification); err != nil {
 		return errdefs.Invalidf("images.pullCredentialsVerification: %w", err)

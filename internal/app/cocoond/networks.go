@@ -114,7 +114,7 @@ func (n *networks) look() {
 	}
 	names, err := cni.Names(n.cfg.Network.CNI.ConfDir)
 	if err != nil {
-		n.log.Warn("conflists not read again", "err", err)
+		n.log.Warn("conflists not reloaded", "err", err)
 		return
 	}
 	n.mu.Lock()
@@ -124,10 +124,10 @@ func (n *networks) look() {
 			continue
 		}
 		if err := n.add(name); err != nil {
-			n.log.Warn("new conflist not taken up", "network", name, "err", err)
+			n.log.Warn("new conflist not used", "network", name, "err", err)
 			continue
 		}
-		n.log.Info("new conflist taken up", "network", name)
+		n.log.Info("new conflist in use", "network", name)
 	}
 }
 

@@ -39,11 +39,11 @@ func (d *daemon) newNode(h *host) *node {
 func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 	var si unix.Sysinfo_t
 	if err := unix.Sysinfo(&si); err != nil {
-		return nodewire.NodeInfo{}, fmt.Errorf("ask the kernel for its memory: %w", err)
+		return nodewire.NodeInfo{}, fmt.Errorf("read the kernel's memory size: %w", err)
 	}
 	hostname, err := os.Hostname()
 	if err != nil {
-		return nodewire.NodeInfo{}, fmt.Errorf("ask for the host name: %w", err)
+		return nodewire.NodeInfo{}, fmt.Errorf("read the host name: %w", err)
 	}
 	all, err := n.engine.List(ctx)
 	if err != nil {
@@ -113,7 +113,7 @@ func (n *node) noStrayTaps(ctx context.Context) error {
 	}
 	for _, s := range all {
 		if len(s.Taps) > 0 {
-			return errdefs.Preconditionf("VM %s, which is not on record, has a network; adopt or remove it first (`cocoon recover`)", s.ID)
+			return errdefs.Preconditionf("VM %s is not in the records and has a network; adopt or remove it first (`cocoon recover`)", s.ID)
 		}
 	}
 	return nil

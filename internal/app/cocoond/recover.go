@@ -27,7 +27,7 @@ the new one. Give it the same configuration as the daemon.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !rebuild {
-				return errdefs.Invalidf("say --rebuild; `cocoon recover` lists what a running cocoond keeps aside")
+				return errdefs.Invalidf("--rebuild is missing; `cocoon recover` lists what a running cocoond keeps aside")
 			}
 			d, err := prepare()
 			if err != nil {
@@ -36,7 +36,7 @@ the new one. Give it the same configuration as the daemon.`,
 			return d.rebuild(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().BoolVar(&rebuild, "rebuild", false, "put a new journal in the place of the old one")
+	cmd.Flags().BoolVar(&rebuild, "rebuild", false, "replace the old journal with a new one")
 	return cmd
 }
 

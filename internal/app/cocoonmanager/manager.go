@@ -101,7 +101,7 @@ func parse(args []string, env func(string) string, out io.Writer) (Config, error
 		return c, err
 	}
 	if c.Sets < 1 || c.Hibernations < 1 {
-		return c, errdefs.Invalidf("at least one object must be worked on at a time")
+		return c, errdefs.Invalidf("the numbers of CocoonSets and CocoonHibernations that are worked on at a time must be at least 1")
 	}
 	return c, c.Webhook.check()
 }

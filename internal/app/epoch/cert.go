@@ -57,10 +57,10 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	}
 	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
 	if err != nil {
-		c.log.Warn("serving certificate unusable, that of before stays", "err", err)
+		c.log.Warn("serving certificate unusable, the previous one stays in use", "err", err)
 		return c.pair, nil
 	}
 	c.pair, c.seen = &pair, at
-	c.log.Info("serving certificate read again")
+	c.log.Info("serving certificate reloaded")
 	return c.pair, nil
 }

@@ -208,13 +208,13 @@ func (c *Config) complete() error {
 		return errdefs.Invalidf("--tls-cert and --tls-key go together")
 	}
 	if c.Data == "" {
-		return errdefs.Invalidf("--data is missing: a folder of your own for the registry")
+		return errdefs.Invalidf("--data is missing: give the folder of the registry")
 	}
 	if c.MaxUploads < 0 || c.MaxPerToken < 0 {
 		return errdefs.Invalidf("--max-uploads and --max-uploads-per-token cannot be negative; 0 is no limit")
 	}
 	if c.GCInterval == 0 || c.UploadTTL == 0 {
-		return errdefs.Invalidf("--gc-interval and --upload-ttl must be longer than nothing")
+		return errdefs.Invalidf("--gc-interval and --upload-ttl must be longer than 0")
 	}
 	return nil
 }

@@ -79,7 +79,7 @@ func TestCommandLine(t *testing.T) {
 		{"serve --data " + t.TempDir() + " --token-file /no/such/file", 1, "token file"},
 		{"serve --data " + t.TempDir() + " --addr nowhere --token-file " + tokens, 1, "serve on nowhere"},
 		{"gc", 2, "--server or --data"},
-		{"gc --data " + t.TempDir(), 1, "no registry's data folder"},
+		{"gc --data " + t.TempDir(), 1, "not the data folder of a registry"},
 		{"scrub --server http://127.0.0.1:1", 1, "registry"},
 		{"token new", 2, "name"},
 		{"token new --name a --scope write:x", 2, "scope"},

@@ -134,7 +134,7 @@ func (s *server) alive(ctx context.Context) error {
 	var w answer
 	s.registry.ServeHTTP(&w, r)
 	if w.status >= http.StatusBadRequest {
-		return errdefs.Unavailablef("the registry answers its own question with %d", w.status)
+		return errdefs.Unavailablef("the registry answers its own health check with status %d", w.status)
 	}
 	return nil
 }

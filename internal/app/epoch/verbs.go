@@ -71,7 +71,7 @@ func workCommand(verb string, env func(string) string) *cobra.Command {
 		case server != "":
 			done, err = remote(cmd.Context(), server, verb, token)
 		case cfg.Data == "":
-			return errdefs.Invalidf("--server or --data is missing: where is the registry?")
+			return errdefs.Invalidf("--server or --data is missing: give the URL or the folder of the registry")
 		default:
 			done, err = local(cmd.Context(), cfg, verb, slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
 		}

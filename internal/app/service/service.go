@@ -43,7 +43,7 @@ func Watchdog(ctx context.Context, alive func(context.Context) error, log *slog.
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			log.Error("not alive, the watchdog is not fed", "err", err)
+			log.Error("health check failed, watchdog not notified", "err", err)
 		default:
 			notify(daemon.SdNotifyWatchdog, log)
 		}

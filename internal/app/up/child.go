@@ -67,7 +67,7 @@ type process struct {
 func (s *spawner) run(c child) (*process, error) {
 	if fi, err := os.Stat(c.log); err == nil && fi.Size() > maxLog {
 		if err := os.Rename(c.log, c.log+".1"); err != nil {
-			return nil, fmt.Errorf("put aside log of %s: %w", c.name, err)
+			return nil, fmt.Errorf("move aside the log of %s: %w", c.name, err)
 		}
 	}
 	out, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

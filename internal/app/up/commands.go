@@ -61,7 +61,7 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Dir = dir(); o.Dir == "" {
-				return errdefs.Invalidf("say where the cluster shall live: cocoon up --dir DIR")
+				return errdefs.Invalidf("--dir is missing; give the folder of the cluster: cocoon up --dir DIR")
 			}
 			o.Assets = FindAssets()
 			if cmd.Flags().Changed("nodes") {
@@ -104,7 +104,7 @@ func downCommand(dir func() string) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir() == "" {
-				return errdefs.Invalidf("say which cluster: cocoon down --dir DIR")
+				return errdefs.Invalidf("--dir is missing; give the folder of the cluster: cocoon down --dir DIR")
 			}
 			return Down(cmd.Context(), dir(), FindAssets())
 		},

@@ -123,11 +123,11 @@ func (o Options) check() error {
 		}
 	}
 	if o.Nodes != nil && (*o.Nodes < 0 || *o.Nodes > mostNodes) {
-		return errdefs.Invalidf("%d nodes are not between 0 and %d", *o.Nodes, mostNodes)
+		return errdefs.Invalidf("invalid number of nodes, %d; use 0 to %d", *o.Nodes, mostNodes)
 	}
 	for _, part := range o.With {
 		if !slices.Contains(parts, part) {
-			return errdefs.Invalidf("%q cannot run beside the nodes; choose from %s", part, strings.Join(parts, ", "))
+			return errdefs.Invalidf("invalid part %q; choose from %s", part, strings.Join(parts, ", "))
 		}
 	}
 	if _, err := (reach.Policy{}).Open(o.AllowImages); err != nil {

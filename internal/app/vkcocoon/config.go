@@ -88,7 +88,7 @@ func (c Config) complete() (Config, error) {
 	if c.NodeIP == "" {
 		c.NodeIP = firstIPv4()
 	} else if _, err := netip.ParseAddr(c.NodeIP); err != nil {
-		return c, errdefs.Invalidf("node address %q is no IP address", c.NodeIP)
+		return c, errdefs.Invalidf("node address %q is not an IP address", c.NodeIP)
 	}
 	if bad := validation.IsValidLabelValue(c.CPUClass); len(bad) > 0 {
 		return c, errdefs.Invalidf("CPU class %q: %s", c.CPUClass, strings.Join(bad, "; "))
@@ -100,10 +100,10 @@ func (c Config) complete() (Config, error) {
 		return c, errdefs.Invalidf("kubelet port %d is not between 1 and 65535", c.KubeletPort)
 	}
 	if c.ReservePercent < 0 || c.ReservePercent > 100 {
-		return c, errdefs.Invalidf("a reserve of %d per cent is not between 0 and 100", c.ReservePercent)
+		return c, errdefs.Invalidf("invalid reserve of %d per cent; use 0 to 100", c.ReservePercent)
 	}
 	if c.Pods < 0 {
-		return c, errdefs.Invalidf("%d pods cannot be a maximum", c.Pods)
+		return c, errdefs.Invalidf("invalid maximum of %d pods; it must not be negative", c.Pods)
 	}
 	if c.MetricsAddr != "" {
 		if _, _, err := net.SplitHostPort(c.MetricsAddr); err != nil {

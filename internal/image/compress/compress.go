@@ -125,9 +125,9 @@ func (p *plain) classify(err error) error {
 	case p.in.failed != nil:
 		return p.in.failed
 	case errors.Is(err, xz.ErrMemlimit), errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return errdefs.Unsupportedf("the %s stream wants more than %d MiB of memory to be decompressed; compress it with a smaller window", p.kind, maxWindow>>20)
+		return errdefs.Unsupportedf("decompressing the %s stream needs more than %d MiB of memory; compress it with a smaller window", p.kind, maxWindow>>20)
 	case errors.Is(err, xz.ErrOptions), errors.Is(err, xz.ErrUnsupportedCheck):
-		return errdefs.Unsupportedf("the xz stream uses a filter or check that is not known here; compress it with common settings")
+		return errdefs.Unsupportedf("the xz stream uses an unsupported filter or check; compress it with the default settings")
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, xz.ErrBuf):
 		return errdefs.DataLossf("the compressed file is truncated; fetch it again")
 	}

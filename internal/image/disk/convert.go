@@ -48,7 +48,7 @@ func Check(format vm.DiskFormat, r io.ReaderAt, size int64) (virtual int64, err 
 		return CheckVHD(r, size)
 	case vm.DiskRaw, vm.DiskQCOW2: // these are not converted
 	}
-	return 0, errdefs.Invalidf("disks of the format %q are not converted", format)
+	return 0, errdefs.Invalidf("cannot convert disks of the format %q", format)
 }
 
 // Convert writes the disk in, which passed Check, to out as qcow2 of at most limit bytes. scratch is an empty file for the
@@ -104,11 +104,11 @@ func verdict(exit proc.Exit, scratch *os.File, limit int64) error {
 	case exit == proc.Exit{}:
 		return nil
 	case exit.Signal == int(unix.SIGXFSZ):
-		return errdefs.Exhaustedf("the disk is larger than the %d bytes there is room for when it is converted", limit)
+		return errdefs.Exhaustedf("the converted disk is larger than the limit of %d bytes", limit)
 	case exit.Signal == int(unix.SIGXCPU):
-		return errdefs.Exhaustedf("converting the disk took more than %d seconds of computing", convertCPU)
+		return errdefs.Exhaustedf("converting the disk took more than %d seconds of CPU time", convertCPU)
 	case exit.Signal != 0:
-		return errdefs.Invalidf("the disk cannot be converted: qemu-img died of signal %d over it", exit.Signal)
+		return errdefs.Invalidf("the disk cannot be converted: signal %d ended qemu-img", exit.Signal)
 	}
 	buf := make([]byte, 4*convertSays)
 	n, _ := scratch.ReadAt(buf, 0)
@@ -139,7 +139,7 @@ func (c Converter) find() (string, error) {
 	}
 	p, err := exec.LookPath("qemu-img")
 	if err != nil {
-		return "", errdefs.Preconditionf("qemu-img is missing, with which VMware and Hyper-V disks are converted; `apt-get install qemu-utils` brings it")
+		return "", errdefs.Preconditionf("qemu-img is missing; it converts VMware and Hyper-V disks; install it with `apt-get install qemu-utils`")
 	}
 	return p, nil
 }

@@ -45,7 +45,7 @@ func Recognise(head []byte) (vm.DiskFormat, error) {
 			return vm.DiskRaw, nil
 		}
 	}
-	return "", errdefs.Invalidf("not an image we know: neither an OCI or docker archive, nor a qcow2, VMDK or VHDX disk, nor a raw disk with a partition table or file system")
+	return "", errdefs.Invalidf("unknown image format: neither an OCI or docker archive, nor a qcow2, VMDK or VHDX disk, nor a raw disk with a partition table or file system")
 }
 
 type signature struct {

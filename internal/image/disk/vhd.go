@@ -40,9 +40,9 @@ func CheckVHD(r io.ReaderAt, size int64) (virtual int64, err error) {
 		switch kind := be.Uint32(buf[60:]); kind {
 		case vhdDynamic, vhdFixed:
 		case vhdDifferencing:
-			return 0, errdefs.Invalidf("the Hyper-V disk stands on a parent and is not complete by itself; %s", hvRemedy)
+			return 0, errdefs.Invalidf("the Hyper-V disk is a differencing disk and not complete without its parent; %s", hvRemedy)
 		default:
-			return 0, errdefs.Invalidf("the Hyper-V disk is of the unknown kind %d: refused", kind)
+			return 0, errdefs.Invalidf("the Hyper-V disk has the unknown type %d: refused", kind)
 		}
 		if sizes[i], err = plausible("Hyper-V disk", be.Uint64(buf[48:])); err != nil {
 			return 0, err
@@ -96,7 +96,7 @@ func CheckVHDX(r io.ReaderAt, size int64) (virtual int64, err error) {
 	le := binary.LittleEndian
 	count := int(le.Uint16(table[10:]))
 	if string(table[:8]) != "metadata" || count > vhdxEntries {
-		return 0, errdefs.Invalidf("the Hyper-V disk has no table of metadata where its header says: refused")
+		return 0, errdefs.Invalidf("the Hyper-V disk has no metadata table at the offset in its header: refused")
 	}
 	params := false
 	for e := table[32 : 32+count*32]; len(e) > 0; e = e[32:] {
@@ -107,7 +107,7 @@ func CheckVHDX(r io.ReaderAt, size int64) (virtual int64, err error) {
 			return 0, vhdxHasParent()
 		case bytes.Equal(e[:16], vhdxParams), bytes.Equal(e[:16], vhdxSize):
 			if length != 8 || off < vhdxTable || off > 1<<20 {
-				return 0, errdefs.Invalidf("the Hyper-V disk has metadata of %d bytes at %d: refused", length, off)
+				return 0, errdefs.Invalidf("the Hyper-V disk has an invalid metadata item of %d bytes at %d: refused", length, off)
 			}
 			if err := readAt(r, item[:], at+off); err != nil {
 				return 0, err
@@ -127,7 +127,7 @@ func CheckVHDX(r io.ReaderAt, size int64) (virtual int64, err error) {
 			return 0, vhdxHasParent()
 		}
 		if block < 1<<20 || block > 256<<20 || block&(block-1) != 0 {
-			return 0, errdefs.Invalidf("the Hyper-V disk claims blocks of %d bytes: refused", block)
+			return 0, errdefs.Invalidf("the Hyper-V disk has the invalid block size of %d bytes: refused", block)
 		}
 	}
 	if virtual == 0 || !params {
@@ -137,7 +137,7 @@ func CheckVHDX(r io.ReaderAt, size int64) (virtual int64, err error) {
 }
 
 func vhdxHasParent() error {
-	return errdefs.Invalidf("the Hyper-V disk stands on a parent and is not complete by itself; %s", hvRemedy)
+	return errdefs.Invalidf("the Hyper-V disk is a differencing disk and not complete without its parent; %s", hvRemedy)
 }
 
 // vhdxLog checks both headers. Either may be the current one, so neither may have an open log.
@@ -153,7 +153,7 @@ func vhdxLog(r io.ReaderAt) error {
 		}
 		found = true
 		if !bytes.Equal(buf[48:64], make([]byte, 16)) && newest(r, i, buf) {
-			return errdefs.Invalidf("the Hyper-V disk was not closed: its log holds writes that are not in place yet; attach and detach it once where it comes from")
+			return errdefs.Invalidf("the Hyper-V disk was not closed cleanly: its log holds writes that are not applied yet; attach and detach it once on the machine that it comes from")
 		}
 	}
 	if !found {
@@ -184,7 +184,7 @@ func vhdxRegion(r io.ReaderAt, size int64) (at int64, err error) {
 			continue
 		}
 		if count > vhdxEntries {
-			return 0, errdefs.Invalidf("the Hyper-V disk claims %d regions: refused", count)
+			return 0, errdefs.Invalidf("the Hyper-V disk has an invalid number of regions, %d: refused", count)
 		}
 		for e := table[16 : 16+count*32]; len(e) > 0; e = e[32:] {
 			off, length := le.Uint64(e[16:]), uint64(le.Uint32(e[24:]))
@@ -198,12 +198,12 @@ func vhdxRegion(r io.ReaderAt, size int64) (at int64, err error) {
 				}
 				at = int64(off)
 			case !bytes.Equal(e[:16], vhdxBAT) && le.Uint32(e[28:])&1 != 0:
-				return 0, errdefs.Invalidf("the Hyper-V disk needs a region that we do not know: refused")
+				return 0, errdefs.Invalidf("the Hyper-V disk needs a region of an unknown type: refused")
 			}
 		}
 	}
 	if at == 0 {
-		return 0, errdefs.Invalidf("the Hyper-V disk has no table of metadata: refused")
+		return 0, errdefs.Invalidf("the Hyper-V disk has no metadata table: refused")
 	}
 	return at, nil
 }

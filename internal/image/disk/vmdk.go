@@ -54,11 +54,11 @@ func parseSparse(b []byte) (sparse, error) {
 	case h.capacity > qcow2.MaxVirtualSize/qcow2.SectorSize:
 		return sparse{}, errdefs.Invalidf("the VMware disk claims a size of %d sectors; at most %d (64 TiB) are possible", h.capacity, int64(qcow2.MaxVirtualSize/qcow2.SectorSize))
 	case h.grainSize == 0 || h.grainSize > vmdkMaxGrain || h.grainSize&(h.grainSize-1) != 0:
-		return sparse{}, errdefs.Invalidf("the VMware disk claims grains of %d sectors: refused", h.grainSize)
+		return sparse{}, errdefs.Invalidf("the VMware disk has the invalid grain size of %d sectors: refused", h.grainSize)
 	case h.gtesPerGT == 0 || h.gtesPerGT > 512:
-		return sparse{}, errdefs.Invalidf("the VMware disk claims grain tables of %d entries: refused", h.gtesPerGT)
+		return sparse{}, errdefs.Invalidf("the VMware disk has invalid grain tables of %d entries: refused", h.gtesPerGT)
 	case h.compression > 1:
-		return sparse{}, errdefs.Invalidf("the VMware disk is compressed by the unknown method %d: refused", h.compression)
+		return sparse{}, errdefs.Invalidf("the VMware disk uses the unknown compression method %d: refused", h.compression)
 	}
 	return h, nil
 }
@@ -114,7 +114,7 @@ func (h sparse) descriptor(r io.ReaderAt, size int64) error {
 		return nil
 	}
 	if h.descAt > 1<<40 || h.descSize*qcow2.SectorSize > vmdkMaxDesc || h.descSize > vmdkMaxDesc {
-		return errdefs.Invalidf("the VMware disk claims a descriptor of %d sectors at sector %d: refused", h.descSize, h.descAt)
+		return errdefs.Invalidf("the VMware disk has an invalid descriptor of %d sectors at sector %d: refused", h.descSize, h.descAt)
 	}
 	off := int64(h.descAt) * qcow2.SectorSize
 	if off >= size {
@@ -125,7 +125,7 @@ func (h sparse) descriptor(r io.ReaderAt, size int64) error {
 		return err
 	}
 	if bytes.Contains(buf, []byte("parentFileNameHint")) {
-		return errdefs.Invalidf("the VMware disk stands on a parent and is not complete by itself; %s", vmdkRemedy)
+		return errdefs.Invalidf("the VMware disk is not complete without its parent disk; %s", vmdkRemedy)
 	}
 	text, _, _ := bytes.Cut(buf[:min(int64(len(buf)), int64(h.descSize)*qcow2.SectorSize)], []byte{0})
 	return checkDescriptor(string(text))
@@ -140,11 +140,11 @@ func checkDescriptor(text string) error {
 		switch strings.ToLower(strings.TrimSpace(key)) {
 		case "parentcid":
 			if !strings.EqualFold(value, vmdkNoParent) {
-				return errdefs.Invalidf("the VMware disk stands on a parent and is not complete by itself; %s", vmdkRemedy)
+				return errdefs.Invalidf("the VMware disk is not complete without its parent disk; %s", vmdkRemedy)
 			}
 		case "createtype":
 			if !strings.EqualFold(value, "monolithicSparse") && !strings.EqualFold(value, "streamOptimized") {
-				return errdefs.Invalidf("the VMware disk is of the kind %q, which keeps its data in other files; %s", value, vmdkRemedy)
+				return errdefs.Invalidf("the VMware disk has the type %q, which keeps its data in other files; %s", value, vmdkRemedy)
 			}
 		}
 		if f := strings.Fields(line); len(f) >= 4 && (f[0] == "RW" || f[0] == "RDONLY" || f[0] == "NOACCESS") {

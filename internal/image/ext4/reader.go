@@ -40,7 +40,7 @@ func Open(r io.ReaderAt) (*FS, error) {
 	}
 	s := b[superOffset:]
 	if binary.LittleEndian.Uint16(s[56:]) != superMagic || binary.LittleEndian.Uint32(s[96:]) != featureIncompat || binary.LittleEndian.Uint16(s[88:]) != inodeSize {
-		return nil, damaged("its superblock is not ours")
+		return nil, damaged("its superblock has unexpected values")
 	}
 	return &FS{r: r, table: int64(binary.LittleEndian.Uint32(b[BlockSize+8:])) * BlockSize, inodes: binary.LittleEndian.Uint32(s)}, nil
 }
@@ -160,7 +160,7 @@ func (e *Entry) List() (map[string]uint32, error) {
 		return e.listed, nil
 	}
 	if !e.IsFolder() || e.size < 0 || e.size > maxFolder {
-		return nil, damaged("a folder that is none")
+		return nil, damaged("an inode that must be a folder is not a folder")
 	}
 	b := make([]byte, e.size)
 	if _, err := e.fs.r.ReadAt(b, e.Content.Offset()); err != nil {
@@ -170,7 +170,7 @@ func (e *Entry) List() (map[string]uint32, error) {
 	for len(b) >= 8 {
 		number, size, name := binary.LittleEndian.Uint32(b), int(binary.LittleEndian.Uint16(b[4:])), int(b[6])
 		if size < 8 || size > len(b) || 8+name > size {
-			return nil, damaged("a folder with an entry that reaches out of it")
+			return nil, damaged("a folder with an entry that extends beyond its end")
 		}
 		if n := string(b[8 : 8+name]); number != 0 && n != "." && n != ".." {
 			list[n] = number

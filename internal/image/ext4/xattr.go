@@ -126,7 +126,7 @@ func unpack(b []byte, delta int, into map[string]string) error {
 		off := int(binary.LittleEndian.Uint16(e[2:])) - delta
 		size := int(binary.LittleEndian.Uint32(e[8:]))
 		if off < 0 || size < 0 || off+size > len(b) || at+16+name > len(b) {
-			return damaged("an extended attribute reaches out of its block")
+			return damaged("an extended attribute extends beyond its block")
 		}
 		for _, p := range prefixes {
 			if p.index == e[1] {

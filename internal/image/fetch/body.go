@@ -22,7 +22,7 @@ const (
 )
 
 var (
-	errStalled = errors.New("no byte came for too long")
+	errStalled = errors.New("the server sent no data for too long")
 	errClosed  = errors.New("the body was closed")
 )
 
@@ -133,7 +133,7 @@ func (b *Body) finish() error {
 }
 
 func mismatch(l location, want, got string) error {
-	return errdefs.DataLossf("fetch %s: digest mismatch: the server has sha256:%s, asked for was sha256:%s", l, got, want)
+	return errdefs.DataLossf("fetch %s: digest mismatch: the server has sha256:%s, expected sha256:%s", l, got, want)
 }
 
 // WriteTo implements io.WriterTo with large reads.
@@ -191,7 +191,7 @@ func (b *Body) resume(cause error) error {
 	}
 	why := errdefs.Unavailablef("fetch %s: the connection was lost after %d%s bytes (%w)", b.from, b.off, of, cause)
 	if b.off > 0 && b.now.strong() == "" && b.want == "" {
-		return fmt.Errorf("%w, and the server gives no ETag by which the rest could be asked for; try again", why)
+		return fmt.Errorf("%w, and the server gives no ETag, so the fetch cannot be resumed; try again", why)
 	}
 	return b.connect(b.ctx, validators{}, &failure{err: why, retry: true})
 }
@@ -232,7 +232,7 @@ func (b *Body) pause(ctx context.Context, f *failure) error {
 		return fmt.Errorf("%w (tried %d times)", f.err, b.tries)
 	}
 	wait := b.wait(f.after)
-	o.Log.WarnContext(ctx, "fetch is tried again", "op", "fetch", "dur", wait, "err", f.err)
+	o.Log.WarnContext(ctx, "retrying fetch", "op", "fetch", "dur", wait, "err", f.err)
 	select {
 	case <-time.After(wait):
 		return nil
@@ -295,10 +295,10 @@ func (b *Body) accept(res *http.Response, at location, have validators) *failure
 	case res.StatusCode == http.StatusPartialContent && b.continues(res, got):
 		return nil
 	case res.StatusCode == http.StatusOK && got == b.now && got.strong() != "":
-		return &failure{err: errdefs.Unavailablef("fetch %s: the connection was lost, and the server does not continue where it broke off; try again", at)}
+		return &failure{err: errdefs.Unavailablef("fetch %s: the connection was lost, and the server cannot resume the transfer; try again", at)}
 	case res.StatusCode == http.StatusOK, res.StatusCode == http.StatusPartialContent,
 		res.StatusCode == http.StatusRequestedRangeNotSatisfiable, res.StatusCode == http.StatusPreconditionFailed:
-		return &failure{err: errdefs.Unavailablef("fetch %s: it was changed while it was fetched; try again", at)}
+		return &failure{err: errdefs.Unavailablef("fetch %s: the file changed during the fetch; try again", at)}
 	}
 	return statusFailure(res, at)
 }

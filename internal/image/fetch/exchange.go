@@ -50,9 +50,9 @@ func (s *session) exchange(ctx context.Context, l location, header http.Header) 
 		seen = append(seen, l.url.String())
 		switch {
 		case slices.Contains(seen, next.url.String()) && len(seen) >= limit+1:
-			return nil, l, &failure{err: errdefs.Preconditionf("fetch %s: it redirects in a circle, by way of %s", first, next)}
+			return nil, l, &failure{err: errdefs.Preconditionf("fetch %s: the redirects form a loop through %s", first, next)}
 		case len(seen) > limit:
-			return nil, l, &failure{err: errdefs.Preconditionf("fetch %s: it redirects more than %d times, which maxRedirects does not allow", first, limit)}
+			return nil, l, &failure{err: errdefs.Preconditionf("fetch %s: it redirects more than %d times, the limit set by maxRedirects", first, limit)}
 		case next.who != nil: // the redirect itself has credentials
 			known = next.who
 		case !next.sameOrigin(l):
@@ -73,7 +73,7 @@ func redirects(status int) bool {
 func (s *session) roundTrip(ctx context.Context, l location, who *url.Userinfo, header http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, l.url.String(), nil)
 	if err != nil {
-		return nil, errdefs.Invalidf("%s cannot be asked for", l)
+		return nil, errdefs.Invalidf("the URL %s cannot be requested", l)
 	}
 	req.Header = header.Clone()
 	req.Header.Set("User-Agent", s.c.opts.UserAgent)
@@ -116,7 +116,7 @@ func networkFailure(ctx context.Context, l location, err error) *failure {
 		if now := time.Now(); now.Before(invalid.Cert.NotBefore) {
 			return refuse("the certificate of %s is not valid before %s; check this machine's clock", host, invalid.Cert.NotBefore.Format(time.RFC3339))
 		}
-		return refuse("the certificate of %s expired on %s; it has to be renewed there", host, invalid.Cert.NotAfter.Format(time.RFC3339))
+		return refuse("the certificate of %s expired on %s; renew it on that server", host, invalid.Cert.NotAfter.Format(time.RFC3339))
 	case errors.As(err, &unknown):
 		return refuse("the certificate of %s is not signed by an authority known here; add its CA to tls.certificates of the transport", host)
 	case errors.As(err, &hostname):

@@ -18,7 +18,7 @@ type location struct {
 func parseURL(raw string) (location, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" || u.Hostname() == "" || u.Opaque != "" {
-		return location{}, errdefs.Invalidf("this is no absolute http or https URL that can be fetched; check its spelling")
+		return location{}, errdefs.Invalidf("this is not an absolute http or https URL; check its spelling")
 	}
 	if u.Scheme != "http" && u.Scheme != "https" {
 		return location{}, errdefs.Invalidf("URL scheme %q is neither http nor https", u.Scheme)
@@ -61,14 +61,14 @@ func (l location) sameOrigin(o location) bool {
 func (l location) follow(to string) (location, error) {
 	ref, err := url.Parse(to)
 	if err != nil || to == "" {
-		return location{}, errdefs.Preconditionf("%s redirects to something that is no URL", l)
+		return location{}, errdefs.Preconditionf("%s redirects to an invalid URL", l)
 	}
 	n := located(l.url.ResolveReference(ref))
 	switch {
 	case n.url.Scheme != "http" && n.url.Scheme != "https" || n.url.Hostname() == "":
 		return location{}, errdefs.Preconditionf("%s redirects to a URL that is neither http nor https", l)
 	case l.url.Scheme == "https" && n.url.Scheme == "http":
-		return location{}, errdefs.Preconditionf("%s redirects from https to plain http (%s), which is refused; ask for the http URL itself if that is meant", l, n)
+		return location{}, errdefs.Preconditionf("%s redirects from https to plain http (%s), which is refused; if you want plain http, use the http URL itself", l, n)
 	}
 	return n, nil
 }

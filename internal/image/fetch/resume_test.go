@@ -165,27 +165,27 @@ func TestAFileThatCannotBeGoneOnWith(t *testing.T) {
 	}{
 		"changed": {func(w http.ResponseWriter, r *http.Request) {
 			(&origin{data: second, etag: `"b"`}).ServeHTTP(w, r)
-		}, `"a"`, "changed while it was fetched; try again"},
+		}, `"a"`, "changed during the fetch; try again"},
 		"changed, of a server that ignores If-Range": {func(w http.ResponseWriter, r *http.Request) {
 			r.Header.Del("If-Range")
 			(&origin{data: second, etag: `"b"`}).ServeHTTP(w, r)
-		}, `"a"`, "changed while it was fetched; try again"},
+		}, `"a"`, "changed during the fetch; try again"},
 		"became shorter": {func(w http.ResponseWriter, r *http.Request) {
 			r.Header.Del("If-Range")
 			(&origin{data: second[:10], etag: `"a"`}).ServeHTTP(w, r)
-		}, `"a"`, "changed while it was fetched; try again"},
+		}, `"a"`, "changed during the fetch; try again"},
 		"another part than asked for": {func(w http.ResponseWriter, r *http.Request) {
 			r.Header.Set("Range", "bytes=5-")
 			(&origin{data: first, etag: `"a"`}).ServeHTTP(w, r)
-		}, `"a"`, "changed while it was fetched; try again"},
+		}, `"a"`, "changed during the fetch; try again"},
 		"partial without saying of what": {func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusPartialContent)
 			_, _ = w.Write(first[100<<10:])
-		}, `"a"`, "changed while it was fetched; try again"},
+		}, `"a"`, "changed during the fetch; try again"},
 		"ignores Range": {func(w http.ResponseWriter, r *http.Request) {
 			r.Header.Del("Range")
 			(&origin{data: first, etag: `"a"`}).ServeHTTP(w, r)
-		}, `"a"`, "does not continue"},
+		}, `"a"`, "cannot resume"},
 		"no ETag": {nil, "", "no ETag"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -52,7 +52,7 @@ func (s *session) small(ctx context.Context, l location) ([]byte, error) {
 		return nil, err
 	}
 	if len(text) > maxSums {
-		return nil, errdefs.Preconditionf("fetch %s: it is larger than %d bytes; that is no checksum file", l, maxSums)
+		return nil, errdefs.Preconditionf("fetch %s: it is larger than %d bytes, too large for a checksum file", l, maxSums)
 	}
 	return text, nil
 }

@@ -37,7 +37,7 @@ func (c *Client) tlsConfig(t *translate.TLS) (*tls.Config, error) {
 		}
 		chains := chainsOf(certs, keys[0])
 		if len(chains) == 0 && !onlyAuthorities(certs) {
-			return nil, errdefs.Invalidf("the key of certificate %d of the transport belongs to none of its certificates", i+1)
+			return nil, errdefs.Invalidf("the key of certificate %d of the transport matches none of its certificates", i+1)
 		}
 		for _, chain := range chains {
 			if chain.Leaf.NotAfter.Before(time.Now()) {
@@ -69,7 +69,7 @@ func onlyAuthorities(certs []*x509.Certificate) bool {
 // readPEM reads the certificates of a pair, and its private keys: the keys from Key come first.
 func (c *Client) readPEM(pair translate.Certificate, index int) (certs []*x509.Certificate, keys []crypto.Signer) {
 	skip := func(field string, block int, why string) {
-		c.opts.Log.Warn("part of a certificate is passed over",
+		c.opts.Log.Warn("part of a certificate ignored",
 			"op", fmt.Sprintf("read block %d in %s of certificate %d", block, field, index+1), "err", why)
 	}
 	for _, f := range []struct{ name, text string }{{"key", pair.Key}, {"cert", pair.Cert}} {
@@ -105,7 +105,7 @@ func (c *Client) readPEM(pair translate.Certificate, index int) (certs []*x509.C
 			}
 		}
 		if len(bytes.TrimSpace(rest)) > 0 {
-			skip(f.name, n+1, "it is no PEM")
+			skip(f.name, n+1, "it is not PEM")
 		}
 	}
 	return certs, keys

@@ -88,7 +88,7 @@ func proxyOf(raw string) (func(*http.Request) (*url.URL, error), error) {
 		return func(r *http.Request) (*url.URL, error) {
 			u, err := ask(r.URL)
 			if err != nil { // the error quotes the variable, which may hold a password
-				return nil, errdefs.Preconditionf("the proxy that the environment names for %s is no URL", r.URL.Scheme)
+				return nil, errdefs.Preconditionf("the proxy for %s in the environment is not a URL", r.URL.Scheme)
 			}
 			return u, nil
 		}, nil
@@ -98,13 +98,13 @@ func proxyOf(raw string) (func(*http.Request) (*url.URL, error), error) {
 	}
 	u, err := url.Parse(raw)
 	if err != nil || u.Hostname() == "" {
-		return nil, errdefs.Invalidf("the proxy of the transport is no URL")
+		return nil, errdefs.Invalidf("the proxy of the transport is not a URL")
 	}
 	switch u.Scheme {
 	case "http", "https", "socks5", "socks5h":
 		return http.ProxyURL(u), nil
 	}
-	return nil, errdefs.Invalidf("the proxy of the transport has scheme %q, which is none of http, https, socks5", u.Scheme)
+	return nil, errdefs.Invalidf("the proxy of the transport has the invalid scheme %q; use http, https or socks5", u.Scheme)
 }
 
 // proxyAnswer classifies a proxy's refusal to connect.
@@ -113,7 +113,7 @@ func proxyAnswer(_ context.Context, _ *url.URL, req *http.Request, res *http.Res
 	case code/100 == 2:
 		return nil
 	case code == http.StatusProxyAuthRequired || code == http.StatusForbidden || code == http.StatusUnauthorized:
-		return errdefs.Preconditionf("the proxy does not let us connect to %s (%s)", req.URL.Host, status(res))
+		return errdefs.Preconditionf("the proxy refuses the connection to %s (%s)", req.URL.Host, status(res))
 	default:
 		return errdefs.Unavailablef("the proxy cannot connect to %s (%s)", req.URL.Host, status(res))
 	}

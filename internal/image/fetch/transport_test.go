@@ -115,11 +115,11 @@ func TestStatement28_WithoutMaxRedirectsNineAreFollowed(t *testing.T) {
 
 func TestBadRedirects(t *testing.T) {
 	for name, tc := range map[string]struct{ to, words string }{
-		"loop":         {"/loop", "in a circle"},
+		"loop":         {"/loop", "form a loop"},
 		"other scheme": {"file:///etc/passwd", "neither http nor https"},
 		"no host":      {"http:///x", "neither http nor https"},
-		"no location":  {"", "no URL"},
-		"no URL":       {"http://u:hush@%zz/", "no URL"},
+		"no location":  {"", "invalid URL"},
+		"no URL":       {"http://u:hush@%zz/", "invalid URL"},
 	} {
 		url := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", tc.to)
@@ -327,7 +327,7 @@ func TestStatement32_KeysOfAnyFormAreFoundInKeyAndThenInCert(t *testing.T) {
 			if err != nil || len(cfg.Certificates) != 1 || !cfg.Certificates[0].Leaf.Equal(tc.leaf.cert) {
 				t.Fatalf("%d certificates, %v", len(cfg.Certificates), err)
 			}
-			if n := strings.Count(log.String(), "passed over"); n != tc.logs || strings.Contains(log.String(), "hush") {
+			if n := strings.Count(log.String(), "part of a certificate ignored"); n != tc.logs || strings.Contains(log.String(), "hush") {
 				t.Errorf("%d lines:\n%s", n, log.String())
 			}
 		})

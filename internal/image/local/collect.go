@@ -37,9 +37,9 @@ func checkLimits(l image.GCLimits) error {
 	case l.MinAge < 0 || l.MaxAge < 0 || l.MaxSize < 0:
 		return errdefs.Invalidf("the limits of a collection cannot be negative")
 	case l.High < 0 || l.High > 100 || l.Low < 0 || l.Low > 100:
-		return errdefs.Invalidf("the disk usage at which images go is a percentage; %d and %d are given", l.High, l.Low)
+		return errdefs.Invalidf("the high and low limits of disk usage are percentages from 0 to 100, not %d and %d", l.High, l.Low)
 	case l.High > 0 && l.Low > l.High:
-		return errdefs.Invalidf("images that go at %d%% disk usage cannot go until it is at %d%%: the low limit must not exceed the high one", l.High, l.Low)
+		return errdefs.Invalidf("the high limit of disk usage is %d%% and the low limit is %d%%: the low limit must not exceed the high one", l.High, l.Low)
 	}
 	return nil
 }
@@ -124,7 +124,7 @@ func (s *Store) inventory(inUse func(string) bool) (inv inventory, err error) {
 	}
 	for _, d := range dirs {
 		if !isHex(d.Name()) {
-			s.strange("data", d.Name(), "it is no image")
+			s.strange("data", d.Name(), "it is not an image")
 			continue
 		}
 		it := item{hex: d.Name(), size: onDisk(s.path("data", d.Name())), busy: used(inUse, d.Name())}
@@ -285,7 +285,7 @@ func (s *Store) staleOrigins(names []named) (keys []string, err error) {
 		file, isJSON := strings.CutSuffix(e.Name(), ".json")
 		key := strings.ReplaceAll(file, "%", "/")
 		if !isJSON || !e.Type().IsRegular() || CheckKey(key) != nil {
-			s.strange("origins", e.Name(), "it is no origin of an image")
+			s.strange("origins", e.Name(), "it is not the origin of an image")
 			continue
 		}
 		i := slices.IndexFunc(names, func(n named) bool { return n.name == key })
@@ -304,7 +304,7 @@ func (s *Store) layerSizes() (map[string]int64, error) {
 	sizes := map[string]int64{}
 	for _, d := range dirs {
 		if !isHex(d.Name()) || !d.IsDir() {
-			s.strange("layers", d.Name(), "it is no layer")
+			s.strange("layers", d.Name(), "it is not a layer")
 			continue
 		}
 		sizes[d.Name()] = onDisk(s.path("layers", d.Name()))
@@ -366,7 +366,7 @@ func (d diskUsage) percent(freed int64) int {
 func statfs(path string) (diskUsage, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil {
-		return diskUsage{}, fmt.Errorf("ask how full the disk of the image store is: %w", err)
+		return diskUsage{}, fmt.Errorf("read the usage of the image store's disk: %w", err)
 	}
 	return diskUsage{used: int64(fs.Blocks-fs.Bfree) * fs.Bsize, avail: int64(fs.Bavail) * fs.Bsize}, nil
 }

@@ -205,7 +205,7 @@ func copySparse(f *os.File, r io.Reader, limit, room int64) (int64, error) {
 		}
 		if n > 0 && !sparse.IsZero(buf[:n]) {
 			if room -= int64(n); room < 0 {
-				return 0, errdefs.Exhaustedf("the disk image needs more room than there is; `cocoon image rm` frees some")
+				return 0, errdefs.Exhaustedf("the disk of the image store has too little free space for the disk image; free some with `cocoon image rm`")
 			}
 			if _, err := f.WriteAt(buf[:n], size); err != nil {
 				return 0, fmt.Errorf("write image: %w", err)

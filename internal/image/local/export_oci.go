@@ -45,7 +45,7 @@ func (s *Store) exportOCI(ctx context.Context, img image.Image, w io.Writer) (er
 			return err
 		}
 		if infos[n].DiffID == "" {
-			return errdefs.Unsupportedf("image %s has more than %d layers, of which the lowest were merged, so it cannot be exported as it came; take it from its registry or with `docker save`", orID(img), maxLayers)
+			return errdefs.Unsupportedf("image %s has more than %d layers, and its lowest layers were merged, so it cannot be exported unchanged; get it from its registry or with `docker save`", orID(img), maxLayers)
 		}
 		digest, err := v1.NewHash(infos[n].DiffID)
 		if err != nil {

@@ -106,7 +106,7 @@ func (s *Store) grants(hex string) (map[string]Grant, error) {
 	}
 	var g grants
 	if err := json.Unmarshal(data, &g); err != nil || g.Version != grantsVersion || g.Of == nil {
-		s.cfg.Log.Warn("grants of an image unreadable; registries are asked anew", "image", digest(hex), "err", err)
+		s.cfg.Log.Warn("image grants unreadable; asking the registries again", "image", digest(hex), "err", err)
 		return map[string]Grant{}, nil
 	}
 	return g.Of, nil

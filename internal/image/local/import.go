@@ -140,7 +140,7 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 		return record{}, err
 	}
 	if t.total > room {
-		return record{}, errdefs.Exhaustedf("the image has %s, and the disk of the image store has room for %s; `cocoon image rm` frees some", human(t.total), human(room))
+		return record{}, errdefs.Exhaustedf("the image needs %s, and the disk of the image store has only %s free; free some with `cocoon image rm`", human(t.total), human(room))
 	}
 	var b builder
 	if oci.IsArchive(head) {
@@ -159,7 +159,7 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 		rec, err = s.publish(ctx, work, t, b)
 	}
 	if errdefs.Is(err, errdefs.ResourceExhausted) {
-		err = fmt.Errorf("%w (the disk of the image store had room for %s)", err, human(room))
+		err = fmt.Errorf("%w (the disk of the image store had %s free)", err, human(room))
 	}
 	return rec, err
 }

@@ -32,14 +32,14 @@ func CheckKey(key string) error {
 	}
 	for i, p := range strings.Split(repo, "/") {
 		if !keyPartRE.MatchString(p) || p == "." || p == ".." || i == 0 && strings.ContainsRune(".-:", rune(p[0])) {
-			return errdefs.Invalidf("the image name %q has the part %q; letters, digits and ._~+=,:- are allowed, neither . nor .. alone, and no . or - at the start", key, p)
+			return errdefs.Invalidf("the image name %q has the invalid part %q; use letters, digits and ._~+=,:-, not . or .. alone, and no . or - at the start", key, p)
 		}
 	}
 	return nil
 }
 
 func badDigest(ref, digest string) error {
-	return errdefs.Invalidf("the image name %q demands the digest %q; only sha256: and 64 lower-case hexadecimal digits are known", ref, digest)
+	return errdefs.Invalidf("the image name %q has the unsupported digest %q; use sha256: and 64 lower-case hexadecimal digits", ref, digest)
 }
 
 // wanted is a parsed reference by name.

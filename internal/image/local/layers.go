@@ -79,7 +79,7 @@ func (s *Store) takeImage(ctx context.Context, t target, img *oci.Image, open La
 		return record{}, err
 	}
 	if t.total > room {
-		return record{}, errdefs.Exhaustedf("the image has %s, and the disk of the image store has room for %s; `cocoon image rm` frees some", human(t.total), human(room))
+		return record{}, errdefs.Exhaustedf("the image needs %s, and the disk of the image store has only %s free; free some with `cocoon image rm`", human(t.total), human(room))
 	}
 	if t.accept != nil {
 		if err := t.accept(img.ID); err != nil {
@@ -93,7 +93,7 @@ func (s *Store) takeImage(ctx context.Context, t target, img *oci.Image, open La
 	}}
 	rec, err = s.publish(ctx, work, t, b)
 	if errdefs.Is(err, errdefs.ResourceExhausted) {
-		err = fmt.Errorf("%w (the disk of the image store had room for %s)", err, human(room))
+		err = fmt.Errorf("%w (the disk of the image store had %s free)", err, human(room))
 	}
 	return rec, err
 }

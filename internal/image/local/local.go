@@ -254,7 +254,7 @@ func (s *Store) byDigest(w wanted) (reference, error) {
 
 func (s *Store) byPrefix(ref, hex string) (reference, error) {
 	if !isHexPrefix(hex) {
-		return reference{}, errdefs.Invalidf("image id %q: %d to 64 hexadecimal digits are needed after sha256:", ref, minPrefix)
+		return reference{}, errdefs.Invalidf("invalid image id %q; use %d to 64 hexadecimal digits after sha256:", ref, minPrefix)
 	}
 	dirs, err := os.ReadDir(s.path("data"))
 	if err != nil {
@@ -271,7 +271,7 @@ func (s *Store) byPrefix(ref, hex string) (reference, error) {
 		return reference{}, notFound(ref)
 	case 1:
 	default:
-		return reference{}, errdefs.Invalidf("%q could be any of %d images; use more characters of the id", ref, len(hits))
+		return reference{}, errdefs.Invalidf("%q matches %d images; use more characters of the id", ref, len(hits))
 	}
 	r := reference{hex: hits[0], byID: true}
 	names, err := s.names()
@@ -282,5 +282,5 @@ func (s *Store) byPrefix(ref, hex string) (reference, error) {
 }
 
 func notFound(ref string) error {
-	return errdefs.NotFoundf("no image is called %q; `cocoon image list` shows those there are", ref)
+	return errdefs.NotFoundf("no image is called %q; `cocoon image list` shows all images", ref)
 }

@@ -110,8 +110,8 @@ func TestBadContentIsOneClearSentence(t *testing.T) {
 		says  string
 	}{
 		"empty":               {nil, errdefs.InvalidArgument, "empty"},
-		"text":                {[]byte("hello"), errdefs.InvalidArgument, "not an image we know"},
-		"zeros":               {make([]byte, 1<<20), errdefs.InvalidArgument, "not an image we know"},
+		"text":                {[]byte("hello"), errdefs.InvalidArgument, "unknown image format"},
+		"zeros":               {make([]byte, 1<<20), errdefs.InvalidArgument, "unknown image format"},
 		"a tar of files":      {ociimage.Tar(ociimage.File("etc/passwd", "x")), errdefs.InvalidArgument, "docker export"},
 		"vmdk":                {append([]byte("KDMV"), make([]byte, 4096)...), errdefs.InvalidArgument, "version 0"},
 		"truncated tar":       {good[:len(good)-3000], errdefs.DataLoss, "truncated"},

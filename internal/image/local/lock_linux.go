@@ -55,7 +55,7 @@ const reserve = 1 << 30
 func (s *Store) room() (int64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.cfg.Dir, &fs); err != nil {
-		return 0, fmt.Errorf("ask for the free space of the image store: %w", err)
+		return 0, fmt.Errorf("read the free space of the image store: %w", err)
 	}
 	free := int64(fs.Bavail) * fs.Bsize
 	return free - min(reserve, free/8), nil

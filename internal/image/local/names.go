@@ -50,13 +50,13 @@ func ParseName(name string) (string, error) {
 		repo, tag = name[:i], name[i+1:]
 	}
 	if !ociname.IsTag(tag) {
-		return "", errdefs.Invalidf("the image name %q has the tag %q; letters, digits, '_', '.' and '-' are allowed, at most 128", name, tag)
+		return "", errdefs.Invalidf("the image name %q has the invalid tag %q; use at most 128 letters, digits, '_', '.' and '-'", name, tag)
 	}
 	parts := strings.Split(repo, "/")
 	for i, p := range parts {
 		host := i == 0 && len(parts) > 1 && hostRE.MatchString(p)
 		if !host && !ociname.IsComponent(p) {
-			return "", errdefs.Invalidf("the image name %q has the part %q; lower-case letters and digits are allowed, with '.', '_' or '-' between them", name, p)
+			return "", errdefs.Invalidf("the image name %q has the invalid part %q; use lower-case letters and digits, with '.', '_' or '-' between them", name, p)
 		}
 	}
 	if full := repo + ":" + tag; len(full) <= maxName {
@@ -86,7 +86,7 @@ func (s *Store) readName(name string) (string, error) {
 	}
 	hex, ok := strings.CutPrefix(target, linkPrefix)
 	if !ok || !isHex(hex) {
-		return "", errdefs.DataLossf("the image name %s points at %q, which is none of ours; remove %s", name, target, s.namePath(name))
+		return "", errdefs.DataLossf("the image name %s points at %q, which is not an image of this store; remove %s", name, target, s.namePath(name))
 	}
 	if _, err := os.Stat(s.namePath(name)); err != nil {
 		return "", notFound(name)
@@ -104,7 +104,7 @@ func (s *Store) names() ([]named, error) {
 	for _, e := range entries {
 		name := strings.ReplaceAll(e.Name(), "%", "/")
 		if CheckKey(name) != nil || e.Type() != fs.ModeSymlink {
-			s.strange("links", e.Name(), "it is no link of an image name")
+			s.strange("links", e.Name(), "it is not the link of an image name")
 			continue
 		}
 		hex, err := s.readName(name)
@@ -113,10 +113,10 @@ func (s *Store) names() ([]named, error) {
 			out = append(out, named{name, hex})
 		case errdefs.IsNotFound(err):
 			if _, gone := os.Lstat(s.namePath(name)); gone == nil {
-				s.strange("links", e.Name(), "the content that it names is gone")
+				s.strange("links", e.Name(), "its content is missing")
 			}
 		default:
-			s.strange("links", e.Name(), "it leads out of the store")
+			s.strange("links", e.Name(), "it points outside of the store")
 		}
 	}
 	slices.SortFunc(out, func(a, b named) int { return cmp.Compare(a.name, b.name) })
@@ -127,7 +127,7 @@ func (s *Store) names() ([]named, error) {
 func (s *Store) strange(dir, name, why string) {
 	path := s.path(dir, name)
 	if _, known := s.seen.LoadOrStore(path, true); !known {
-		s.cfg.Log.Warn("something in the image store is left alone", "path", path, "err", why)
+		s.cfg.Log.Warn("unknown entry in the image store ignored", "path", path, "err", why)
 	}
 }
 

@@ -157,7 +157,7 @@ func (s *Store) Link(ctx context.Context, key, id string, o Origin) (img image.I
 	}
 	hex, ok := hexOf(id)
 	if !ok {
-		return image.Image{}, errdefs.Invalidf("%q is no image id; sha256: and 64 hexadecimal digits are needed", id)
+		return image.Image{}, errdefs.Invalidf("invalid image id %q; use sha256: and 64 hexadecimal digits", id)
 	}
 	if err := s.Open(ctx); err != nil {
 		return image.Image{}, err

@@ -83,7 +83,7 @@ func (s *Store) layerParts(p *Parts) error {
 			return err
 		}
 		if info.DiffID == "" {
-			return errdefs.Unsupportedf("image %s has more than %d layers, of which the lowest were merged, so it cannot be pushed as it came; copy it from its registry", orID(p.Image), maxLayers)
+			return errdefs.Unsupportedf("image %s has more than %d layers, and its lowest layers were merged, so it cannot be pushed unchanged; copy it from its registry", orID(p.Image), maxLayers)
 		}
 		p.Layers = append(p.Layers, Part{Digest: info.DiffID, Size: info.TarSize, Write: func(ctx context.Context, w io.Writer) error {
 			return s.restoreLayer(ctx, key, info, w)

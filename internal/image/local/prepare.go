@@ -49,7 +49,7 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 		storage = rec.VirtualSize
 	}
 	if storage < rec.VirtualSize {
-		return image.Rootfs{}, errdefs.Invalidf("the disk of image %s has %d bytes (%s), more than the %d (%s) asked for; ask for at least as much storage",
+		return image.Rootfs{}, errdefs.Invalidf("the disk of image %s has %d bytes (%s), more than the requested %d (%s); request at least as much storage",
 			orID(img), rec.VirtualSize, human(rec.VirtualSize), storage, human(storage))
 	}
 	over := vm.Disk{Path: filepath.Join(dir, OverlayFile), Format: vm.DiskQCOW2, Serial: image.SerialDisk, Role: vm.RoleCOW, Backing: &base}
@@ -103,7 +103,7 @@ func (s *Store) prepareOCI(ctx context.Context, rec record, dir string, storage 
 		storage = vm.DefaultStorage
 	}
 	if storage < vm.MinStorage || storage > vm.MaxStorage {
-		return image.Rootfs{}, errdefs.Invalidf("a writable layer of %d bytes (%s) is not possible: between %s and %s are", storage, human(storage), human(vm.MinStorage), human(vm.MaxStorage))
+		return image.Rootfs{}, errdefs.Invalidf("invalid size of a writable layer: %d bytes (%s); use a size between %s and %s", storage, human(storage), human(vm.MinStorage), human(vm.MaxStorage))
 	}
 	storage = roundUp(storage, blockSize)
 	empty, err := s.Template(ctx, storage)
@@ -216,7 +216,7 @@ func (s *Store) findMkfs() (string, error) {
 	}
 	p, err := exec.LookPath("mkfs.ext4")
 	if err != nil {
-		return "", errdefs.Preconditionf("mkfs.ext4 is missing, with which the writable disks of VMs are made; `apt-get install e2fsprogs` brings it")
+		return "", errdefs.Preconditionf("mkfs.ext4 is missing; it makes the writable disks of VMs; install it with `apt-get install e2fsprogs`")
 	}
 	return p, nil
 }

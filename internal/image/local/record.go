@@ -60,7 +60,7 @@ func (s *Store) load(hex string) (record, error) {
 		return record{}, errdefs.DataLossf("the image record %s is damaged; remove the image with `cocoon image rm %s` and import it again", path, digest(hex))
 	}
 	if r.Version != recordVersion {
-		return record{}, errdefs.Unsupportedf("the image record %s has version %d, this program knows %d", path, r.Version, recordVersion)
+		return record{}, errdefs.Unsupportedf("the image record %s has version %d, this program supports version %d", path, r.Version, recordVersion)
 	}
 	return r, nil
 }

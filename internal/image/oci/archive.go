@@ -179,7 +179,7 @@ func (a *Archive) open(b blob) *io.SectionReader { return io.NewSectionReader(a.
 // metadata reads a whole small blob.
 func (a *Archive) metadata(b blob, what string) (*bytes.Reader, error) {
 	if b.size > maxMetadata {
-		return nil, errdefs.Invalidf("%s is %d bytes long; more than %d are not plausible", what, b.size, maxMetadata)
+		return nil, errdefs.Invalidf("%s is %d bytes long; at most %d are allowed", what, b.size, maxMetadata)
 	}
 	buf := make([]byte, b.size)
 	if _, err := io.ReadFull(a.open(b), buf); err != nil {

@@ -98,7 +98,7 @@ func sameName(name string) func(string) bool {
 // byDigest returns a blob of a layout after checking that its content matches its digest.
 func (a *Archive) byDigest(d v1.Descriptor, what string) (blob, error) {
 	if d.Digest.Algorithm != "sha256" {
-		return blob{}, errdefs.Invalidf("the %s %s uses the digest algorithm %q; only sha256 is known", what, d.Digest, d.Digest.Algorithm)
+		return blob{}, errdefs.Invalidf("the %s %s uses the digest algorithm %q; only sha256 is supported", what, d.Digest, d.Digest.Algorithm)
 	}
 	b, ok := a.find("blobs/sha256/" + d.Digest.Hex)
 	switch {
@@ -141,11 +141,11 @@ func NewImage(config []byte, layers int, arch string) (*Image, error) {
 	case c.RootFS.Type != "layers" || layers == 0:
 		return nil, errdefs.Invalidf("this is an OCI artifact or an empty image: it has no file system layers to boot from")
 	case layers > maxLayers:
-		return nil, errdefs.Invalidf("the image has %d layers; more than %d are not plausible", layers, maxLayers)
+		return nil, errdefs.Invalidf("the image has %d layers; at most %d are allowed", layers, maxLayers)
 	case len(c.RootFS.DiffIDs) != layers:
-		return nil, errdefs.Invalidf("the image has %d layers but its configuration speaks of %d", layers, len(c.RootFS.DiffIDs))
+		return nil, errdefs.Invalidf("the image has %d layers but its configuration lists %d", layers, len(c.RootFS.DiffIDs))
 	case !runs(c.OS, c.Architecture, arch):
-		return nil, errdefs.Unsupportedf("the image is for %s/%s, this host runs linux/%s; take the image of that platform", c.OS, c.Architecture, arch)
+		return nil, errdefs.Unsupportedf("the image is for %s/%s, this host runs linux/%s; use the image for the platform of this host", c.OS, c.Architecture, arch)
 	}
 	p, err := process(c.Config)
 	if err != nil {
@@ -155,7 +155,7 @@ func NewImage(config []byte, layers int, arch string) (*Image, error) {
 	img := &Image{ID: "sha256:" + hex.EncodeToString(sum[:]), Arch: c.Architecture, Process: p, Config: config}
 	for _, d := range c.RootFS.DiffIDs {
 		if d.Algorithm != "sha256" {
-			return nil, errdefs.Invalidf("the image names a layer by the digest algorithm %q; only sha256 is known", d.Algorithm)
+			return nil, errdefs.Invalidf("the image names a layer by the digest algorithm %q; only sha256 is supported", d.Algorithm)
 		}
 		img.DiffIDs = append(img.DiffIDs, d.String())
 	}

@@ -127,7 +127,7 @@ func BuildLayer(ctx context.Context, r io.Reader, want string, to Target) (Layer
 	sum := tape.sum.Sum(nil)
 	l := Layer{DiffID: "sha256:" + hex.EncodeToString(sum), TarSize: tape.n}
 	if l.DiffID != want {
-		return l, errdefs.DataLossf("its content has the digest %s, the image promises %s: it is damaged", l.DiffID, want)
+		return l, errdefs.DataLossf("its content has the digest %s, expected %s: it is damaged", l.DiffID, want)
 	}
 	return l, b.finish(ctx, to, &l, [sha256.Size]byte(sum))
 }
@@ -177,7 +177,7 @@ func (b *build) entry(h *tar.Header, content io.Reader, tape *tape) error {
 			case strings.HasPrefix(base, whiteoutMeta):
 				return nil
 			case base == whiteout || base == whiteout+"." || base == whiteout+"..":
-				return errdefs.Invalidf("a layer holds the whiteout %q of no name: refused", h.Name)
+				return errdefs.Invalidf("a layer holds the whiteout %q without a name: refused", h.Name)
 			}
 			return b.hide(append(append([]string{}, dir...), strings.TrimPrefix(base, whiteout)))
 		}

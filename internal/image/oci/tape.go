@@ -103,7 +103,7 @@ func Restore(ctx context.Context, w io.Writer, fs io.ReaderAt, recipe io.Reader,
 			break
 		}
 		if err != nil || n > 2*maxLiteral+1<<20 {
-			return errdefs.DataLossf("the notes kept of the layer %s are damaged; remove the image and fetch it again", want)
+			return errdefs.DataLossf("the stored metadata of the layer %s is damaged; remove the image and fetch it again", want)
 		}
 		if _, err := io.CopyN(out, r, int64(n)); err != nil {
 			return err
@@ -111,7 +111,7 @@ func Restore(ctx context.Context, w io.Writer, fs io.ReaderAt, recipe io.Reader,
 		block, err1 := binary.ReadUvarint(r)
 		size, err2 := binary.ReadUvarint(r)
 		if err1 != nil || err2 != nil || block > 1<<32-1 || size > uint64(ext4.MaxFile) {
-			return errdefs.DataLossf("the notes kept of the layer %s are damaged; remove the image and fetch it again", want)
+			return errdefs.DataLossf("the stored metadata of the layer %s is damaged; remove the image and fetch it again", want)
 		}
 		if size > 0 {
 			if _, err := io.CopyN(out, io.NewSectionReader(fs, ext4.Extent{Block: uint32(block)}.Offset(), int64(size)), int64(size)); err != nil {
@@ -120,7 +120,7 @@ func Restore(ctx context.Context, w io.Writer, fs io.ReaderAt, recipe io.Reader,
 		}
 	}
 	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); got != want {
-		return errdefs.DataLossf("the stored layer gives the digest %s instead of %s; remove the image and fetch it again", got, want)
+		return errdefs.DataLossf("the stored layer has the digest %s instead of %s; remove the image and fetch it again", got, want)
 	}
 	return nil
 }

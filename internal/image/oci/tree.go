@@ -41,16 +41,16 @@ func newWhiteout() *node { return &node{Inode: &ext4.Inode{Mode: ext4.TypeChar},
 // dropped, as in every container runtime (ko writes such layers). A ".." is refused: it has no honest use.
 func layerPath(name string) ([]string, error) {
 	if len(name) > maxPath || strings.ContainsRune(name, 0) {
-		return nil, errdefs.Invalidf("a layer holds a name of %d bytes; %d are possible", len(name), maxPath)
+		return nil, errdefs.Invalidf("a layer holds a name of %d bytes; at most %d are allowed", len(name), maxPath)
 	}
 	var parts []string
 	for part := range strings.SplitSeq(name, "/") {
 		switch {
 		case part == "" || part == ".":
 		case part == "..":
-			return nil, errdefs.Invalidf("a layer holds %q, which climbs out of its folder: refused", name)
+			return nil, errdefs.Invalidf("a layer holds %q, which points outside of its folder: refused", name)
 		case len(part) > maxComponent:
-			return nil, errdefs.Invalidf("a layer holds a name with a component of %d bytes; %d are possible", len(part), maxComponent)
+			return nil, errdefs.Invalidf("a layer holds a name with a component of %d bytes; at most %d are allowed", len(part), maxComponent)
 		default:
 			parts = append(parts, part)
 		}
@@ -80,7 +80,7 @@ func (b *build) folder(parts []string, make bool) (*node, error) {
 			return nil, nil
 		case next == nil || next.whiteout:
 			if len(part) > maxComponent || len(stack) > maxPath/2 {
-				return nil, errdefs.Invalidf("a layer holds a path that no file system can: %q", path.Join(parts...))
+				return nil, errdefs.Invalidf("a layer holds a path that no file system can store: %q", path.Join(parts...))
 			}
 			if err := b.budget.entry(len(part)); err != nil {
 				return nil, err

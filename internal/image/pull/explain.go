@@ -44,7 +44,7 @@ func transport(d translate.Decision) string {
 func policies(d translate.Decision, here found, present bool) []string {
 	switch {
 	case !present && d.Kind == translate.Local:
-		return []string{"no image here has this id, and an id says nothing of where to fetch it"}
+		return []string{"no image here has this id, and an id does not say where to fetch the image"}
 	case !present:
 		return []string{"it is not here: Always and IfNotPresent would fetch it, Never would fail"}
 	case d.Kind == translate.Local:

@@ -31,7 +31,7 @@ func ParseVerification(s string) (Verification, error) {
 	case VerifyPulled, VerifyAll, VerifyNone:
 		return v, nil
 	}
-	return "", errdefs.Invalidf("%q is none of NeverVerifyPreloadedImages, AlwaysVerify, NeverVerify", s)
+	return "", errdefs.Invalidf("invalid value %q; use NeverVerifyPreloadedImages, AlwaysVerify or NeverVerify", s)
 }
 
 // may reports whether the request of ctx may use an image in the store. If the request's credentials prove it, may records
@@ -202,5 +202,5 @@ func (p *Puller) ask(ctx context.Context, d translate.Decision, here found, r im
 
 // foreign is the error for an image that exists here but that the request may not use.
 func foreign(ctx context.Context, name translate.Name) error {
-	return errdefs.NotFoundf("nothing here shows that namespace %s may use the image %s; give the pod imagePullSecrets for its registry and the policy IfNotPresent or Always", vm.Behalf(ctx).Namespace, name)
+	return errdefs.NotFoundf("namespace %s has not proved that it may use the image %s; give the pod imagePullSecrets for its registry and the policy IfNotPresent or Always", vm.Behalf(ctx).Namespace, name)
 }

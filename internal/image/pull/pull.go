@@ -109,7 +109,7 @@ func New(cfg Config, store Store) (*Puller, error) {
 		return nil, err
 	}
 	if cfg.Parallel < 0 {
-		return nil, errdefs.Invalidf("%d parallel pulls are not possible", cfg.Parallel)
+		return nil, errdefs.Invalidf("invalid number of parallel pulls, %d; it must not be negative", cfg.Parallel)
 	}
 	names, err := translate.New(translate.Options{Dir: cfg.Mappings, Protocol: cfg.Protocol, Regexps: cfg.Regexps, Log: cfg.Log})
 	if err != nil {
@@ -156,7 +156,7 @@ func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(im
 	switch policy {
 	case image.PullAlways, image.PullIfNotPresent, image.PullNever:
 	default:
-		return image.Image{}, errdefs.Invalidf("the pull policy %q is none of Always, IfNotPresent, Never", policy)
+		return image.Image{}, errdefs.Invalidf("invalid pull policy %q; use Always, IfNotPresent or Never", policy)
 	}
 	if r.Force && policy == image.PullNever {
 		return image.Image{}, errdefs.Invalidf("an image cannot be fetched by force with the policy Never")
@@ -166,7 +166,7 @@ func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(im
 		return image.Image{}, err
 	}
 	if d.Kind == translate.Local && policy == image.PullAlways && !vm.Behalf(ctx).Operator() {
-		return image.Image{}, errdefs.Invalidf("%s is the id of an image, and with the policy Always a registry has to be asked for it; name it REPOSITORY@DIGEST", d.Name)
+		return image.Image{}, errdefs.Invalidf("%s is the id of an image, and the policy Always needs a registry to ask; name the image REPOSITORY@DIGEST", d.Name)
 	}
 	here, err := p.find(ctx, d, r.Name)
 	have := err == nil
@@ -177,7 +177,7 @@ func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(im
 	case d.Kind == translate.Local:
 		return image.Image{}, err
 	case policy == image.PullNever:
-		return image.Image{}, errdefs.NotFoundf("the image %s is not here, and the policy is never to pull it; `cocoon image pull` fetches it", d.Name)
+		return image.Image{}, errdefs.NotFoundf("the image %s is not here, and the pull policy is Never; fetch it with `cocoon image pull`", d.Name)
 	}
 	switch {
 	case have && (policy != image.PullAlways || d.Kind == translate.Local) && !r.Force:
@@ -186,9 +186,9 @@ func (p *Puller) Pull(ctx context.Context, r image.PullRequest, progress func(im
 			return img, err
 		}
 	case have && here.imported() && !r.Force:
-		return image.Image{}, errdefs.Existsf("the image %s was imported here and has no origin that could be asked; to replace it by what its name leads to, pull it by force", d.Name)
+		return image.Image{}, errdefs.Existsf("the image %s was imported here and has no origin to ask for a newer one; to replace it with the image that its name means elsewhere, pull it by force", d.Name)
 	case d.Kind == translate.Local:
-		return image.Image{}, errdefs.Invalidf("%s is the id of an image, which says nothing of where to fetch it", d.Name)
+		return image.Image{}, errdefs.Invalidf("%s is the id of an image, which does not say where to fetch the image", d.Name)
 	}
 	got, err := p.share(ctx, d, r, progress)
 	if err == nil {
@@ -304,7 +304,7 @@ func (p *Puller) Push(ctx context.Context, r image.PushRequest, progress func(im
 // SyncMappings implements image.Puller.
 func (p *Puller) SyncMappings(_ context.Context, source string, mappings []image.Mapping) ([]image.MappingProblem, error) {
 	if source == "" || source == translate.SourceFiles {
-		return nil, errdefs.Invalidf("%q cannot be a source of mappings that are pushed", source)
+		return nil, errdefs.Invalidf("invalid source %q of pushed mappings", source)
 	}
 	return p.names.Set(source, mappings), nil
 }

@@ -72,7 +72,7 @@ func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image
 	if d.Kind == translate.Mapped && d.Digest != "" { // the name requires a digest that the mapping leaves open
 		repo, pinned, has := strings.Cut(ref, "@")
 		if has && pinned != d.Digest {
-			return registry.Pulled{}, errdefs.DataLossf("digest mismatch: the mapping leads to %s, the name demands %s", pinned, d.Digest)
+			return registry.Pulled{}, errdefs.DataLossf("digest mismatch: the mapping gives %s, the name requires %s", pinned, d.Digest)
 		}
 		if i := strings.LastIndexByte(repo, ':'); i > strings.LastIndexByte(repo, '/') {
 			repo = repo[:i]
@@ -147,7 +147,7 @@ func (p *Puller) keep(ctx context.Context, d translate.Decision, body *fetch.Bod
 		},
 		Accept: func(id string) error {
 			if sums := []string{id, body.Sum(), content.sum()}; d.Digest != "" && sums[0] != d.Digest && sums[1] != d.Digest && sums[2] != d.Digest {
-				return errdefs.DataLossf("digest mismatch: %s brought %s, asked for was %s", d.Printable, body.Sum(), d.Digest)
+				return errdefs.DataLossf("digest mismatch: %s sent %s, expected %s", d.Printable, body.Sum(), d.Digest)
 			}
 			return nil
 		},

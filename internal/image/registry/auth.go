@@ -26,7 +26,7 @@ type Proof struct {
 func Covering(ref string, auth []image.RegistryAuth) (repository string, entries []image.RegistryAuth, err error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
-		return "", nil, errdefs.Invalidf("%q is no image reference: %w", ref, err)
+		return "", nil, errdefs.Invalidf("invalid image reference %q: %w", ref, err)
 	}
 	return r.Context().Name(), covering(r.Context(), auth), nil
 }

@@ -39,7 +39,7 @@ func (p *pull) disk(ctx context.Context, m *v1.Manifest, top string) (image.Imag
 		p.total += l.Size
 	}
 	if len(layers) == 0 {
-		return image.Image{}, errdefs.Invalidf("%s is a cloud image without a layer of its disk", p.name)
+		return image.Image{}, errdefs.Invalidf("the cloud image %s has no layer with a disk", p.name)
 	}
 	slices.SortStableFunc(layers, func(a, b v1.Descriptor) int {
 		return cmp.Or(cmp.Compare(a.Annotations[annotationTitle], b.Annotations[annotationTitle]), cmp.Compare(place(a), place(b)))

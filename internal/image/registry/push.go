@@ -59,7 +59,7 @@ func (c *Client) Push(ctx context.Context, r image.PushRequest, progress func(im
 		return "", err
 	}
 	if to.Digest != "" {
-		return "", errdefs.Invalidf("a push names a tag, not a digest: %s", to)
+		return "", errdefs.Invalidf("a push needs a tag, not a digest: %s", to)
 	}
 	parts, err := c.store.Parts(ctx, r.Ref)
 	if err != nil {

@@ -92,7 +92,7 @@ func New(cfg Config, store Store) *Client {
 func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.RegistryAuth, force bool, progress func(image.Progress)) (Pulled, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
-		return Pulled{}, errdefs.Invalidf("%q is no image reference: %w", ref, err)
+		return Pulled{}, errdefs.Invalidf("invalid image reference %q: %w", ref, err)
 	}
 	if err := local.CheckKey(key); err != nil {
 		return Pulled{}, err
@@ -129,7 +129,7 @@ func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.Registr
 func (c *Client) Verify(ctx context.Context, ref string, auth []image.RegistryAuth) (Proof, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
-		return Proof{}, errdefs.Invalidf("%q is no image reference: %w", ref, err)
+		return Proof{}, errdefs.Invalidf("invalid image reference %q: %w", ref, err)
 	}
 	for _, e := range c.endpoints(r.Context()) {
 		var proof Proof
@@ -219,7 +219,7 @@ func (p *pull) from(ctx context.Context, e endpoint, auth []image.RegistryAuth) 
 		return p.disk(ctx, m, top)
 	}
 	if m.Config.Size > maxMetadata {
-		return image.Image{}, errdefs.Invalidf("the image configuration is %d bytes long; more than %d are not plausible", m.Config.Size, maxMetadata)
+		return image.Image{}, errdefs.Invalidf("the image configuration is %d bytes long; at most %d are allowed", m.Config.Size, maxMetadata)
 	}
 	config, err := p.small(ctx, m.Config)
 	if err != nil {
@@ -245,7 +245,7 @@ func (p *pull) url() string { return "docker://" + p.name }
 
 func (p *pull) layer(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	if d.Digest.Algorithm != "sha256" {
-		return nil, errdefs.Invalidf("the layer %s uses the digest algorithm %q; only sha256 is known", d.Digest, d.Digest.Algorithm)
+		return nil, errdefs.Invalidf("the layer %s uses the digest algorithm %q; only sha256 is supported", d.Digest, d.Digest.Algorithm)
 	}
 	return &metered{p.remote.blob(ctx, d), func(n int64) { p.report(local.PhaseDownload, n) }}, nil
 }

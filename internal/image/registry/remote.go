@@ -46,7 +46,7 @@ func (c *Client) endpoints(repo name.Repository) []endpoint {
 		mcfg := c.cfg.Registries[strings.SplitN(m, "/", 2)[0]]
 		r, err := name.NewRepository(m+"/"+repo.RepositoryStr(), nameOptions(mcfg)...)
 		if err != nil {
-			err = errdefs.Invalidf("the mirror %q of %s is no registry: %w", m, host, err)
+			err = errdefs.Invalidf("the mirror %q of %s is not a registry: %w", m, host, err)
 		}
 		out = append(out, endpoint{repo: r, cfg: mcfg, mirror: true, known: true, err: err})
 	}

@@ -61,7 +61,7 @@ func (w *walk) document(ctx context.Context, raw []byte, media types.MediaType, 
 	}
 	switch {
 	case head.SchemaVersion == 1 || media.IsSchema1():
-		return errdefs.Unsupportedf("the image %s has a manifest of schema 1, which registries gave up long ago; push it again with a current tool", w.p.name)
+		return errdefs.Unsupportedf("the image %s has a manifest of the obsolete schema 1; push it again with a current tool", w.p.name)
 	case media.IsIndex() || len(head.Manifests) > 0:
 		return w.index(ctx, raw, depth)
 	}

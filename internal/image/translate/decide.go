@@ -147,7 +147,7 @@ func (t *Translator) mapped(d *Decision) (bool, error) {
 	switch {
 	case found.rule != nil:
 	case broken.rule != nil:
-		return false, errdefs.Preconditionf("the image name %q is that of a rule that does not count: mapping %s, %s: %w; mend the rule", d.Name.Repo, broken.mapping.title(), broken.rule.id, broken.rule.broken)
+		return false, errdefs.Preconditionf("the image name %q matches an invalid rule: mapping %s, %s: %w; correct the rule", d.Name.Repo, broken.mapping.title(), broken.rule.id, broken.rule.broken)
 	default:
 		return false, nil
 	}
@@ -201,7 +201,7 @@ func (t *Translator) find(d *Decision) (found, broken match) {
 			found = match{m, r, expand}
 			return true
 		}
-		d.step("mapping %s: %s fits, but does not count: %v", m.title(), r.id, r.broken)
+		d.step("mapping %s: %s matches, but is invalid: %v", m.title(), r.id, r.broken)
 		if broken.rule == nil {
 			broken = match{m, r, expand}
 		}
@@ -211,14 +211,14 @@ func (t *Translator) find(d *Decision) (found, broken match) {
 		rest, sees := m.sees(name)
 		switch {
 		case !sees:
-			d.step("mapping %s is about names that start with %s/ only", m.title(), m.prefix)
+			d.step("mapping %s applies only to names that start with %s/", m.title(), m.prefix)
 			continue
 		case m.prefix != "":
 			d.step("mapping %s: after the prefix %s/ the name is %s", m.title(), m.prefix, rest)
 		}
 		for _, r := range m.rules {
 			if r.name == rest && r.name != "" && consider(m, r, literally) {
-				d.step("mapping %s: the rule for the %s fits", m.title(), r.id)
+				d.step("mapping %s: the rule for the %s matches", m.title(), r.id)
 				return found, broken
 			}
 		}
@@ -238,16 +238,16 @@ func (t *Translator) find(d *Decision) (found, broken match) {
 				continue
 			}
 			if !t.regexps {
-				d.step("mapping %s: the %s would fit, but rules by regular expression are switched off", m.title(), r.id)
+				d.step("mapping %s: the %s would match, but rules by regular expression are switched off", m.title(), r.id)
 				continue
 			}
 			expand := func(template string) string { return string(r.regexp.ExpandString(nil, template, rest, at)) }
 			if !consider(m, r, expand) {
 				continue
 			}
-			d.step("mapping %s: the %s fits", m.title(), r.id)
+			d.step("mapping %s: the %s matches", m.title(), r.id)
 			if r.loose && at[1]-at[0] < len(rest) {
-				d.step("warning: it fits only a part of the name, %s; fullMatch: true would prevent that", rest[at[0]:at[1]])
+				d.step("warning: it matches only a part of the name, %s; fullMatch: true would prevent that", rest[at[0]:at[1]])
 			}
 			return found, broken
 		}
@@ -294,18 +294,18 @@ func (t target) of(r *rule, expand func(string) string) (p place, err error) {
 	switch scheme = strings.ToLower(scheme); scheme {
 	case "oci", "docker":
 		if r.transport != "" || r.digest != "" || r.checksums != "" {
-			return p, errors.New("its url is a registry's, for which transport, sha256 and checksums do nothing; a digest can be part of the url")
+			return p, errors.New("its url names a registry, where transport, sha256 and checksums have no effect; put a digest into the url instead")
 		}
 		n, err := Parse("oci://" + rest)
 		if err != nil {
-			return p, errors.New("its url is no name of a registry's image")
+			return p, errors.New("its url is not the name of an image in a registry")
 		}
 		ref, err := n.registry()
 		p.ref = ref.full
 		return p, err
 	case "http", "https":
 	default:
-		return p, errors.New("its url has a scheme that is not known; http, https and oci are")
+		return p, errors.New("its url has an unknown scheme; use http, https or oci")
 	}
 	if p.url, err = parseHTTP(scheme + "://" + rest); err != nil || r.checksums == "" {
 		return p, err

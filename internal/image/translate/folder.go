@@ -102,7 +102,7 @@ func (f *folder) load(name string, old *file) *file {
 		return nil
 	}
 	if !info.Mode().IsRegular() {
-		return old.or(&file{problem: "it is no regular file"})
+		return old.or(&file{problem: "it is not a regular file"})
 	}
 	s := stampOf(info, now)
 	if old != nil && old.stamp == s && !s.young && old.mapping != nil {
@@ -135,7 +135,7 @@ func read(path string) (string, error) {
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return "", errors.New("it is no regular file")
+		return "", errors.New("it is not a regular file")
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxMapping+1)) // one byte more: the parser reports a file that is too large
 	return string(text), err

@@ -67,7 +67,7 @@ func TestStrangeFilesDoNotHold(t *testing.T) {
 	write(t, dir, "z", "translations: [{name: x, url: example.net/x}]")
 	tr := newTranslator(t, Options{Dir: dir})
 	wantURL(t, tr, "x", "https://example.net/x")
-	wantProblems(t, tr, "larger than", "symbolic links", "no regular file")
+	wantProblems(t, tr, "larger than", "symbolic links", "not a regular file")
 
 	tr = newTranslator(t, Options{Dir: filepath.Join(dir, "z")})
 	wantProblems(t, tr, "folder of mappings cannot be read")

@@ -61,7 +61,7 @@ const maxProblems = 100
 
 func (m *mapping) problem(rule, format string, args ...any) {
 	if len(m.problems) == maxProblems {
-		rule, format, args = "", "it has more problems than the %d told", []any{maxProblems}
+		rule, format, args = "", "it has more problems than the %d listed", []any{maxProblems}
 	}
 	if len(m.problems) > maxProblems {
 		return
@@ -82,14 +82,14 @@ func parseMapping(source, name, text string) *mapping {
 		return m
 	}
 	if laterDocument(text) {
-		m.problem("", "it has several YAML documents, of which only the first counts; put each into a file of its own")
+		m.problem("", "it has several YAML documents, and only the first is used; put each into a file of its own")
 	}
 	for _, key := range doc.unknown("prefix", "translations", "transports") {
 		if key == "spec" {
-			m.problem("", "the key %.60q is not known; of an object, a file takes only what stands under spec", key)
+			m.problem("", "the key %.60q is unknown; of a Kubernetes object, copy only the part under spec into the file", key)
 			continue
 		}
-		m.problem("", "the key %.60q is not known and is ignored; prefix, translations and transports are", key)
+		m.problem("", "the key %.60q is unknown and ignored; use prefix, translations and transports", key)
 	}
 	prefix, err := doc.text("prefix")
 	if err != nil {
@@ -139,7 +139,7 @@ func readYAML(text string) (object, error) {
 	case map[string]any:
 		return doc, nil
 	}
-	return nil, errors.New("it is YAML, but no mapping of the keys prefix, translations and transports")
+	return nil, errors.New("it is YAML, but not a map with the keys prefix, translations and transports")
 }
 
 // laterDocument reports whether a second document follows. A marker at the start of a line counts, even in a block of text.
@@ -163,7 +163,7 @@ func (m *mapping) readRule(i int, raw any, profiles map[string]profileOrError) *
 	r := &rule{id: fmt.Sprintf("translation %d", i+1)}
 	o, ok := raw.(map[string]any)
 	if !ok {
-		r.broken = errors.New("it is no mapping of keys like name and url")
+		r.broken = errors.New("it is not a map with keys like name and url")
 		return r
 	}
 	r.broken = r.read(o)
@@ -210,7 +210,7 @@ func (r *rule) read(o object) error {
 		return err
 	}
 	if keys := o.unknown("name", "regexp", "fullMatch", "url", "transport", "sha256", "checksums"); len(keys) > 0 {
-		return fmt.Errorf("the key %.60q is not known; name, regexp, fullMatch, url, transport, sha256 and checksums are", keys[0])
+		return fmt.Errorf("the key %.60q is unknown; use name, regexp, fullMatch, url, transport, sha256 and checksums", keys[0])
 	}
 	if name == "" && pattern == "" {
 		return errors.New("it has neither a name nor a regexp")
@@ -260,7 +260,7 @@ func (r *rule) join(profiles map[string]profileOrError) error {
 	case !ok:
 		return fmt.Errorf("its transport %.60q is not under transports; profiles are not shared between mappings", r.transport)
 	case p.err != nil:
-		return fmt.Errorf("its transport %.60q does not count: %w", r.transport, p.err)
+		return fmt.Errorf("its transport %.60q is invalid: %w", r.transport, p.err)
 	}
 	r.profile = p.profile
 	return nil
@@ -300,7 +300,7 @@ func (m *mapping) doubt(r *rule) {
 			known = known || group == fmt.Sprint(i)
 		}
 		if !known {
-			m.warning(r.id, "its url uses the group %q, which its regexp has not, so it becomes nothing; ${1}x is the first group followed by x", "$"+group)
+			m.warning(r.id, "its url uses the group %q, which its regexp does not have, so the group is empty; write ${1}x for the first group followed by x", "$"+group)
 		}
 	}
 }

@@ -67,7 +67,7 @@ func Parse(name string) (Name, error) {
 	case idRE.MatchString(rest):
 		return Name{ID: rest}, nil
 	case strings.HasPrefix(rest, "sha256:"):
-		return Name{}, errdefs.Invalidf("the image name %s is no id: sha256: and 4 to 64 lower-case hexadecimal digits are", show(name))
+		return Name{}, errdefs.Invalidf("the image name %s is not an id: an id is sha256: and 4 to 64 lower-case hexadecimal digits", show(name))
 	}
 	scheme, after, has := strings.Cut(rest, "://")
 	if !has || !schemeRE.MatchString(scheme) {
@@ -79,7 +79,7 @@ func Parse(name string) (Name, error) {
 	case "oci", "docker":
 		n.Scheme = "oci"
 		if n.Forced != "" {
-			return Name{}, errdefs.Invalidf("the image name %s demands a VM image by its prefix and a registry by its scheme; drop one of them", show(name))
+			return Name{}, errdefs.Invalidf("the image name %s asks for a VM image by its prefix and for a registry by its scheme; remove one of them", show(name))
 		}
 		if strings.Contains(after, "://") {
 			return Name{}, errdefs.Invalidf("the image name %s has two schemes", show(name))
@@ -91,7 +91,7 @@ func Parse(name string) (Name, error) {
 		_, err = n.registry()
 		return n, err
 	}
-	return Name{}, errdefs.Invalidf("the image name %s has the scheme %q; http, https and oci are known", show(name), scheme)
+	return Name{}, errdefs.Invalidf("the image name %s has the unknown scheme %q; use http, https or oci", show(name), scheme)
 }
 
 // parsePlain reads NAME[:TAG][@DIGEST]. whole is the full name for messages.
@@ -100,7 +100,7 @@ func (n Name) parsePlain(whole, s string) (Name, error) {
 		return Name{}, errdefs.Invalidf("the image name %s has %d characters; at most %d are allowed", show(whole), len(whole), maxName)
 	}
 	if c, bad := firstBad(s, plainChar); bad {
-		return Name{}, errdefs.Invalidf("the image name %s has %s; letters, digits and ._-/:@ are allowed", show(whole), c)
+		return Name{}, errdefs.Invalidf("the image name %s contains %s; use only letters, digits and ._-/:@", show(whole), c)
 	}
 	s, digest, has := strings.Cut(s, "@")
 	if has {
@@ -113,7 +113,7 @@ func (n Name) parsePlain(whole, s string) (Name, error) {
 	if i := strings.LastIndexByte(s, ':'); i > strings.LastIndexByte(s, '/') {
 		n.Repo, n.Tag = s[:i], s[i+1:]
 		if !ociname.IsTag(n.Tag) {
-			return Name{}, errdefs.Invalidf("the image name %s has the tag %q; a tag is 1 to 128 letters, digits, '_', '.' and '-' and starts with neither '.' nor '-'", show(whole), n.Tag)
+			return Name{}, errdefs.Invalidf("the image name %s has the invalid tag %q; a tag is 1 to 128 letters, digits, '_', '.' and '-' and starts with neither '.' nor '-'", show(whole), n.Tag)
 		}
 	}
 	parts := strings.Split(n.Repo, "/")
@@ -126,7 +126,7 @@ func (n Name) parsePlain(whole, s string) (Name, error) {
 		case !strings.Contains(p, ":"):
 		case i == 0 && len(parts) > 1 && hostRE.MatchString(p) && portOK(p):
 		default:
-			return Name{}, errdefs.Invalidf("the image name %s has a ':' in %q, where neither a port nor a tag can stand", show(whole), p)
+			return Name{}, errdefs.Invalidf("the image name %s has a ':' in %q, where neither a port nor a tag is possible", show(whole), p)
 		}
 	}
 	return n, nil
@@ -160,11 +160,11 @@ func checkDigest(whole, digest string) error {
 		return nil
 	case !digestishRE.MatchString(digest):
 		// There may be a password before the '@'.
-		return errdefs.Invalidf("the image name %s has an '@' that no digest follows; credentials belong into the URL of a mapping", show(whole))
+		return errdefs.Invalidf("the image name %s has an '@' without a digest after it; put credentials into the URL of a mapping", show(whole))
 	case algorithm != "sha256":
-		return errdefs.Invalidf("the image name %s demands a digest by %q; only sha256 is known", show(whole), algorithm)
+		return errdefs.Invalidf("the image name %s has a digest by %q; only sha256 is supported", show(whole), algorithm)
 	}
-	return errdefs.Invalidf("the image name %s demands a digest that is not sha256: and 64 lower-case hexadecimal digits", show(whole))
+	return errdefs.Invalidf("the image name %s has an invalid digest; use sha256: and 64 lower-case hexadecimal digits", show(whole))
 }
 
 // registryRef is a name in the form of registries and docker.
@@ -188,7 +188,7 @@ func (n Name) registry() (registryRef, error) {
 	}
 	for p := range strings.SplitSeq(path, "/") {
 		if !ociname.IsComponent(p) {
-			return registryRef{}, errdefs.Invalidf("the image name %q has the part %q, which registries do not allow: lower-case letters and digits with one '.', '_', '__' or some '-' between them are", n.Repo, p)
+			return registryRef{}, errdefs.Invalidf("the image name %q has the part %q, which registries do not allow: use lower-case letters and digits with one '.', '_', '__' or some '-' between them", n.Repo, p)
 		}
 	}
 	if slices.Contains(hubs, host) {

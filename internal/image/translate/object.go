@@ -22,9 +22,9 @@ func (o object) text(key string) (string, error) {
 	case string:
 		return v, nil
 	case json.Number, bool:
-		return "", fmt.Errorf("%s must be a text; put it between quotes", key)
+		return "", fmt.Errorf("%s must be a string; put it between quotes", key)
 	}
-	return "", fmt.Errorf("%s must be a text", key)
+	return "", fmt.Errorf("%s must be a string", key)
 }
 
 func (o object) flag(key string) (bool, error) {

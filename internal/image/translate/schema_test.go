@@ -51,8 +51,8 @@ func TestObjectsHaveTheKeysOfFiles(t *testing.T) {
 		if len(m.problems) == 0 {
 			t.Fatalf("%s: no problem", what)
 		}
-		_, known, _ := strings.Cut(m.problems[0].Message, "; ")
-		known = strings.ReplaceAll(strings.TrimSuffix(known, " are"), " and ", ", ")
+		_, known, _ := strings.Cut(m.problems[0].Message, "; use ")
+		known = strings.ReplaceAll(known, " and ", ", ")
 		got, want := strings.Split(known, ", "), slices.Sorted(maps.Keys(part.Properties))
 		if slices.Sort(got); !slices.Equal(got, want) {
 			t.Errorf("%s: the parser knows %q, the schema %q", what, got, want)

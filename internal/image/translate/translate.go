@@ -67,7 +67,7 @@ type Translator struct {
 func New(o Options) (*Translator, error) {
 	protocol := cmp.Or(o.Protocol, "https")
 	if protocol != "http" && protocol != "https" {
-		return nil, errdefs.Invalidf("the download protocol %q is not known; it is http or https", o.Protocol)
+		return nil, errdefs.Invalidf("unknown download protocol %q; use http or https", o.Protocol)
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

@@ -41,7 +41,7 @@ func readProfile(all object, name string) (*Profile, error) {
 	}
 	doc := object(o)
 	if keys := doc.unknown("timeout", "maxRedirects", "proxy", "tls"); len(keys) > 0 {
-		return nil, fmt.Errorf("the key %.60q is not known; timeout, maxRedirects, proxy and tls are", keys[0])
+		return nil, fmt.Errorf("the key %.60q is unknown; use timeout, maxRedirects, proxy and tls", keys[0])
 	}
 	p := &Profile{}
 	timeout, err := doc.number("timeout")
@@ -90,7 +90,7 @@ func readTLS(doc object) (*TLS, error) {
 		return nil, err
 	}
 	if keys := o.unknown("certificates", "serverName", "insecure"); len(keys) > 0 {
-		return nil, fmt.Errorf("the key %.60q is not known under tls; certificates, serverName and insecure are", keys[0])
+		return nil, fmt.Errorf("the key %.60q is unknown under tls; use certificates, serverName and insecure", keys[0])
 	}
 	t := &TLS{}
 	if t.ServerName, err = o.text("serverName"); err != nil {
@@ -119,7 +119,7 @@ func readTLS(doc object) (*TLS, error) {
 
 func readCertificate(o object) (c Certificate, err error) {
 	if keys := o.unknown("cert", "key"); len(keys) > 0 {
-		return c, fmt.Errorf("the key %.60q is not known; cert and key are", keys[0])
+		return c, fmt.Errorf("the key %.60q is unknown; use cert and key", keys[0])
 	}
 	if c.Cert, err = o.text("cert"); err != nil {
 		return c, err

@@ -23,11 +23,11 @@ func parseHTTP(raw string) (*url.URL, error) {
 	u.Scheme = strings.ToLower(u.Scheme)
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https":
-		return nil, fmt.Errorf("its URL has the scheme %q; http, https and oci are known", u.Scheme)
+		return nil, fmt.Errorf("its URL has the unknown scheme %q; use http, https or oci", u.Scheme)
 	case u.Hostname() == "":
-		return nil, errors.New("its URL names no host")
+		return nil, errors.New("its URL has no host")
 	case !urlHostRE.MatchString(u.Host) || !strings.HasPrefix(u.Host, "[") && !portOK(u.Host):
-		return nil, errors.New("its URL has a host or port that cannot be")
+		return nil, errors.New("its URL has an invalid host or port")
 	case u.Fragment != "" || strings.Contains(raw, "#"):
 		return nil, errors.New("its URL has a '#', and what follows that is never sent to a server")
 	}

@@ -170,7 +170,7 @@ func TestVirtletSourcesThatCannotBeUsed(t *testing.T) {
 		"a key that is no YAML":           {[]string{contract.KeyVirtletUserDataSource, "configmap/broken"}, "key bad"},
 		"a key that is not there":         {[]string{contract.KeyVirtletUserDataSource, "configmap/one", contract.KeyVirtletUserDataKey, "zz"}, "no key zz"},
 		"a key that is not base64":        {[]string{contract.KeyVirtletUserDataSource, "configmap/one", contract.KeyVirtletUserDataKey, "bad64", contract.KeyVirtletUserDataEncoding, "base64"}, "key bad64 is not base64"},
-		"a document of no known kind":     {[]string{contract.KeyVirtletUserDataSource, "configmap/one", contract.KeyVirtletUserDataKey, "bad64"}, "begins with nothing"},
+		"a document of no known kind":     {[]string{contract.KeyVirtletUserDataSource, "configmap/one", contract.KeyVirtletUserDataKey, "bad64"}, "does not begin with"},
 		"no authorized_keys":              {[]string{contract.KeyVirtletSSHKeySource, "configmap/nokeys"}, "no key authorized_keys"},
 		"keys that are none":              {[]string{contract.KeyVirtletSSHKeySource, "configmap/one/bad64"}, "SSH key 1"},
 		"a file without a path":           {[]string{contract.KeyVirtletFiles, "configmap/nopath"}, "no key a_path"},

@@ -99,11 +99,11 @@ func TestForwardStatic(t *testing.T) {
 		"the node's loopback":  {"127.0.0.1", everything, "the node's loopback"},
 		"loopback by IPv6":     {"::1", everything, "the node's loopback"},
 		"loopback, as IPv6":    {"::ffff:127.0.0.1", everything, "the node's loopback"},
-		"unspecified":          {"0.0.0.0", everything, "no address of anybody"},
-		"unspecified, by IPv6": {"::", everything, "no address of anybody"},
+		"unspecified":          {"0.0.0.0", everything, "not the address of a host"},
+		"unspecified, by IPv6": {"::", everything, "not the address of a host"},
 		"metadata":             {"169.254.169.254", everything, "a metadata service of clouds"},
 		"link-local":           {"169.254.1.1", everything, "an address of the node's own link"},
-		"multicast":            {"224.0.0.1", everything, "the address of many"},
+		"multicast":            {"224.0.0.1", everything, "a multicast or broadcast address"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := &worker{subject: subject{static: true}, shared: shared{pod: &corev1.Pod{}}}

@@ -266,7 +266,7 @@ func TestPublicRepositories(t *testing.T) {
 		"a state of a VM":          {"prod/", "prod/base:hibernate", "prod/base:hibernate", vm.Owner{}, none},
 		"a state for forks":        {"prod/", "prod/base:fork", "prod/base:fork", vm.Owner{}, none},
 		"another namespace's VM":   {"prod/", "prod/vk-prod-db", "prod/vk-prod-db:latest", vm.Owner{}, "is the name of a VM of another namespace"},
-		"memory of a namespace":    {"prod/", "prod/base", "prod/base:latest", vm.Owner{Namespace: "prod"}, "no snapshot there is of namespace default"},
+		"memory of a namespace":    {"prod/", "prod/base", "prod/base:latest", vm.Owner{Namespace: "prod"}, "no snapshot of this name belongs to namespace default"},
 		"its own before a public":  {"base", "base", "default/base:latest", vm.Owner{Namespace: "default"}, ""},
 		"its own, whatever public": {"", "base", "default/base:latest", vm.Owner{}, ""},
 	} {
@@ -330,7 +330,7 @@ func TestAForcePullThatFails(t *testing.T) {
 				s.registry.put("default/base:latest", "stolen", snapshot.Snapshot{Owner: vm.Owner{Namespace: "prod"}})
 			},
 			func(s *fakeSnapshots) { s.registry.put("default/base:latest", "newer", snapshot.Snapshot{}) },
-			"no snapshot there is of namespace default",
+			"no snapshot of this name belongs to namespace default",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

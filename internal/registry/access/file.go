@@ -79,10 +79,10 @@ func (f *File) current(now time.Time) *Tokens {
 	}
 	t, fi, err := read(f.path)
 	if err != nil {
-		f.log.Warn("token file unusable, the tokens of before stay valid", "err", err)
+		f.log.Warn("token file unusable, the previous tokens stay valid", "err", err)
 		return f.tokens
 	}
 	f.tokens, f.seen = t, fi
-	f.log.Info("token file read again")
+	f.log.Info("token file reloaded")
 	return t
 }

@@ -281,7 +281,7 @@ func (c *Content) eachRepository(ctx context.Context, f func(string) error) erro
 // and pushed again instead of being served.
 func (c *Content) corrupted(ctx context.Context, key string, d digest.Digest) error {
 	c.corrupt.Add(1)
-	c.cfg.Log.Error("stored bytes are not those of their digest; moved to quarantine", "op", "scrub", "object", key)
+	c.cfg.Log.Error("stored bytes do not match their digest; moved to quarantine", "op", "scrub", "object", key)
 	if err := c.store.Move(ctx, key, "quarantine/"+key); err != nil && !errdefs.IsNotFound(err) {
 		c.cfg.Log.Error("quarantine failed", "op", "scrub", "object", key, "err", err)
 	}

@@ -72,7 +72,7 @@ func ParseManifest(mediaType string, body []byte) (*Document, error) {
 		return bad("the manifest says it is %q, the request %q", d.MediaType, mediaType)
 	case d.MediaType == "" && mediaType != "":
 		if mediaType == dockerManifest || mediaType == dockerList {
-			return bad("a manifest of docker says its mediaType")
+			return bad("a docker manifest must have a mediaType")
 		}
 		d.MediaType = mediaType
 	case d.MediaType == "" && d.Manifests != nil:
@@ -83,14 +83,14 @@ func ParseManifest(mediaType string, body []byte) (*Document, error) {
 	switch d.MediaType {
 	case v1.MediaTypeImageManifest, dockerManifest:
 		if d.Config == nil || d.Manifests != nil {
-			return bad("a manifest has a config and no manifests")
+			return bad("an image manifest must have a config and no list of manifests")
 		}
 	case v1.MediaTypeImageIndex, dockerList:
 		if d.Config != nil || d.Layers != nil || d.Manifests == nil {
-			return bad("an index has a list of manifests, and neither config nor layers")
+			return bad("an index must have a list of manifests, and neither config nor layers")
 		}
 	default:
-		return bad("manifests of type %q are not kept here", d.MediaType)
+		return bad("unsupported manifest type %q", d.MediaType)
 	}
 	if d.SchemaVersion != 2 {
 		return bad("schemaVersion is %d, not 2", d.SchemaVersion)

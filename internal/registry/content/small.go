@@ -28,15 +28,15 @@ func (c *Content) putSmall(ctx context.Context, repo string, d digest.Digest, r 
 	defer pieces.Put(buf)
 	data := (*buf)[:length]
 	if n, err := io.ReadFull(r, data); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return code(SizeInvalid, errdefs.Invalidf("%d bytes were announced and %d came", length, n))
+		return code(SizeInvalid, errdefs.Invalidf("%d bytes were announced and %d arrived", length, n))
 	} else if err != nil {
 		return code(BlobUploadInvalid, errdefs.Unavailablef("the body of the request broke off after %d bytes: %w", n, err))
 	}
 	if n, _ := io.ReadFull(r, make([]byte, 1)); n > 0 {
-		return code(SizeInvalid, errdefs.Invalidf("%d bytes were announced and more came", length))
+		return code(SizeInvalid, errdefs.Invalidf("%d bytes were announced and more arrived", length))
 	}
 	if got := digest.FromBytes(data); got != d {
-		return code(DigestInvalid, errdefs.Invalidf("the %d bytes that came have the digest %s, not %s", length, got, d))
+		return code(DigestInvalid, errdefs.Invalidf("the %d bytes that arrived have the digest %s, not %s", length, got, d))
 	}
 	if err := c.reserve(int64(length)); err != nil {
 		return err

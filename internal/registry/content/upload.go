@@ -117,7 +117,7 @@ func (c *Content) Upload(repo, id string) (*Upload, error) {
 func (c *Content) countUploads() error {
 	all, err := os.ReadDir(c.store.Staging())
 	if err != nil {
-		return fmt.Errorf("uploads of before: %w", err)
+		return fmt.Errorf("load unfinished uploads: %w", err)
 	}
 	for _, e := range all {
 		path := filepath.Join(c.store.Staging(), e.Name())
@@ -169,7 +169,7 @@ func (u *Upload) Append(ctx context.Context, r io.Reader, start, length int64) e
 	}
 	defer u.busy.Unlock()
 	if start >= 0 && start != u.Size() {
-		return code(BlobUploadInvalid, errdefs.Invalidf("%w: it begins at %d, but %d bytes are here", ErrRange, start, u.Size()))
+		return code(BlobUploadInvalid, errdefs.Invalidf("%w: it begins at %d, but the upload has %d bytes", ErrRange, start, u.Size()))
 	}
 	if err := u.rehash(ctx); err != nil {
 		return err
@@ -184,7 +184,7 @@ func (u *Upload) Append(ctx context.Context, r io.Reader, start, length int64) e
 		return err
 	}
 	if n := u.Size() - before; length >= 0 && n != length {
-		return code(SizeInvalid, errdefs.Invalidf("%d bytes were announced and %d came", length, n))
+		return code(SizeInvalid, errdefs.Invalidf("%d bytes were announced and %d arrived", length, n))
 	}
 	return nil
 }
@@ -309,7 +309,7 @@ func (u *Upload) Finish(ctx context.Context, want digest.Digest) error {
 	}
 	if got := digest.NewDigest(want.Algorithm(), sum); got != want {
 		u.end()
-		return code(DigestInvalid, errdefs.Invalidf("the %d bytes that came have the digest %s, not %s", u.Size(), got, want))
+		return code(DigestInvalid, errdefs.Invalidf("the %d bytes that arrived have the digest %s, not %s", u.Size(), got, want))
 	}
 	if err := u.c.take(ctx, u.Repo, want, u.path, u.Size()); err != nil {
 		return err

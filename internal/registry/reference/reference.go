@@ -18,7 +18,7 @@ import (
 // Name validates the name of a repository.
 func Name(s string) error {
 	if !ociname.IsRepository(s) {
-		return errdefs.Invalidf("%s is no repository name: parts of a-z, 0-9, '.', '_' and '-', joined by '/', at most %d bytes", quote(s), ociname.MaxRepository)
+		return errdefs.Invalidf("%s is not a repository name: use parts of a-z, 0-9, '.', '_' and '-', joined by '/', at most %d bytes", quote(s), ociname.MaxRepository)
 	}
 	return nil
 }
@@ -26,7 +26,7 @@ func Name(s string) error {
 // Tag validates a tag.
 func Tag(s string) error {
 	if !ociname.IsTag(s) {
-		return errdefs.Invalidf("%s is no tag: letters, digits, '_', '.' and '-', at most %d, the first neither '.' nor '-'", quote(s), ociname.MaxTag)
+		return errdefs.Invalidf("%s is not a tag: use letters, digits, '_', '.' and '-', at most %d, the first neither '.' nor '-'", quote(s), ociname.MaxTag)
 	}
 	return nil
 }
@@ -35,7 +35,7 @@ func Tag(s string) error {
 func Digest(s string) (digest.Digest, error) {
 	d, err := digest.Parse(s)
 	if err != nil || d.Algorithm() != digest.SHA256 && d.Algorithm() != digest.SHA512 {
-		return "", errdefs.Invalidf("%s is no digest: sha256: or sha512: and lower-case hex digits", quote(s))
+		return "", errdefs.Invalidf("%s is not a digest: use sha256: or sha512: and lower-case hex digits", quote(s))
 	}
 	return d, nil
 }

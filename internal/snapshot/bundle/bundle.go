@@ -121,13 +121,13 @@ func (w *Writer) File(f File, data io.Reader) error {
 	}
 	n, err := copyHashed(w.tar, data, w.sum, h.Size)
 	if errors.Is(err, tar.ErrWriteTooLong) {
-		return errdefs.DataLossf("write %s: it has more than the %d bytes of data that its size says: it changed meanwhile", f.Name, h.Size)
+		return errdefs.DataLossf("write %s: it has more bytes of data than its recorded size, %d: it changed during the export", f.Name, h.Size)
 	}
 	if err != nil {
 		return fmt.Errorf("write %s: %w", f.Name, err)
 	}
 	if n != h.Size {
-		return errdefs.DataLossf("write %s: it has %d bytes of data where its size says %d: it changed meanwhile", f.Name, n, h.Size)
+		return errdefs.DataLossf("write %s: it has %d bytes of data, but its recorded size is %d: it changed during the export", f.Name, n, h.Size)
 	}
 	if w.sum != nil {
 		w.sums = fmt.Appendf(w.sums, "%x  %s\n", w.sum.Sum(nil), f.Name)
@@ -197,7 +197,7 @@ func parseSums(data []byte) (map[string]string, error) {
 	for line := range strings.Lines(string(data)) {
 		sum, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "  ")
 		if !ok || !isSum(sum) || sums[name] != "" {
-			return nil, errdefs.Invalidf("the sums of the stream have a line that is none: %.100q", line)
+			return nil, errdefs.Invalidf("the checksums of the stream have an invalid line: %.100q", line)
 		}
 		sums[name] = sum
 	}

@@ -75,7 +75,7 @@ func (r *Reader) Header() (artifact.TarHeader, error) {
 		return artifact.TarHeader{}, err
 	}
 	if f.Name != FileHeader || f.Extents != nil || f.Size > MaxHeader {
-		return artifact.TarHeader{}, errdefs.Invalidf("this is no exported snapshot: it begins with %q of %d bytes, not with %s", f.Name, f.Size, FileHeader)
+		return artifact.TarHeader{}, errdefs.Invalidf("this is not an exported snapshot: it begins with %q of %d bytes, not with %s", f.Name, f.Size, FileHeader)
 	}
 	var buf bytes.Buffer
 	if _, err := r.copy(&buf); err != nil {
@@ -86,7 +86,7 @@ func (r *Reader) Header() (artifact.TarHeader, error) {
 		return artifact.TarHeader{}, errdefs.Invalidf("the record of the exported snapshot cannot be read: %w", err)
 	}
 	if h.Version != Version {
-		return artifact.TarHeader{}, errdefs.Invalidf("the exported snapshot has version %d; %d is known here", h.Version, Version)
+		return artifact.TarHeader{}, errdefs.Invalidf("the exported snapshot has version %d, but this node supports version %d", h.Version, Version)
 	}
 	return h, nil
 }
@@ -98,7 +98,7 @@ func (r *Reader) Next() (File, error) {
 		return f, err
 	}
 	if f.Extents != nil || f.Size > maxSums {
-		return File{}, errdefs.Invalidf("the sums of the stream have %d bytes: refused", f.Size)
+		return File{}, errdefs.Invalidf("the checksums of the stream have an invalid size of %d bytes: refused", f.Size)
 	}
 	var buf bytes.Buffer
 	if _, err := r.copy(&buf); err != nil {
@@ -108,7 +108,7 @@ func (r *Reader) Next() (File, error) {
 		return File{}, err
 	}
 	if f, err := r.next(); err == nil {
-		return File{}, errdefs.Invalidf("the stream has %s behind its sums, which are its last entry", f.Name)
+		return File{}, errdefs.Invalidf("the stream has %s after its checksums, which must be its last entry", f.Name)
 	} else if !errors.Is(err, io.EOF) {
 		return File{}, err
 	}
@@ -125,14 +125,14 @@ func (r *Reader) compare(list []byte) error {
 			continue
 		}
 		if want, ok := sums[name]; !ok {
-			return errdefs.Invalidf("the sums of the stream do not mention %s", name)
+			return errdefs.Invalidf("the checksums of the stream do not list %s", name)
 		} else if got != "" && got != want {
-			return errdefs.DataLossf("%s is damaged: its sha256 is %s where %s was written; fetch the snapshot again", name, got, want)
+			return errdefs.DataLossf("%s is damaged: its sha256 is %s, expected %s; fetch the snapshot again", name, got, want)
 		}
 	}
 	for name := range sums {
 		if _, ok := r.sums[name]; !ok {
-			return errdefs.DataLossf("the stream lacks %s, which its sums mention; fetch the snapshot again", name)
+			return errdefs.DataLossf("the stream lacks %s, which its checksums list; fetch the snapshot again", name)
 		}
 	}
 	return nil
@@ -174,7 +174,7 @@ func (r *Reader) tail() error {
 	for total := 0; ; {
 		n, err := r.src.Read(buf)
 		if total += n; !sparse.IsZero(buf[:n]) || total > maxTail {
-			return errdefs.Invalidf("something follows the end of the exported snapshot: refused")
+			return errdefs.Invalidf("data follows the end of the exported snapshot: refused")
 		}
 		if errors.Is(err, io.EOF) {
 			return io.EOF
@@ -193,35 +193,35 @@ func (r *Reader) fail(err error) error {
 	case r.src.err != nil, err == nil, errors.Is(err, io.ErrUnexpectedEOF):
 		return errdefs.DataLossf("the exported snapshot is truncated; fetch it again")
 	}
-	return errdefs.Invalidf("this is no exported snapshot: %w", err)
+	return errdefs.Invalidf("this is not an exported snapshot: %w", err)
 }
 
 // file validates the header of an entry.
 func file(h *tar.Header) (File, error) {
 	switch {
 	case h.Typeflag != tar.TypeReg:
-		return File{}, errdefs.Invalidf("the stream has %.100q, which is no plain file: refused", h.Name)
+		return File{}, errdefs.Invalidf("the stream has %.100q, which is not a regular file: refused", h.Name)
 	case !nameRE.MatchString(h.Name):
-		return File{}, errdefs.Invalidf("the stream has a file called %.100q: refused", h.Name)
+		return File{}, errdefs.Invalidf("the stream has a file with the invalid name %.100q: refused", h.Name)
 	}
 	for key := range h.PAXRecords {
 		if strings.HasPrefix(key, "GNU.sparse") {
-			return File{}, errdefs.Invalidf("%s is sparse in the way of GNU tar: refused", h.Name)
+			return File{}, errdefs.Invalidf("%s uses the sparse format of GNU tar, which is not supported", h.Name)
 		}
 	}
 	f := File{Name: h.Name, Size: h.Size, Sum: h.PAXRecords[artifact.PAXSum]}
 	if f.Sum != "" && !isSum(f.Sum) {
-		return File{}, errdefs.Invalidf("%s has %.100q for its sha256", f.Name, f.Sum)
+		return File{}, errdefs.Invalidf("%s has the invalid sha256 %.100q", f.Name, f.Sum)
 	}
 	m, sparsely := h.PAXRecords[artifact.PAXSparseMap]
 	size, sized := h.PAXRecords[artifact.PAXSparseSize]
 	if sparsely != sized {
-		return File{}, errdefs.Invalidf("%s has one of %s and %s: both are needed", f.Name, artifact.PAXSparseMap, artifact.PAXSparseSize)
+		return File{}, errdefs.Invalidf("%s has only one of %s and %s: both are needed", f.Name, artifact.PAXSparseMap, artifact.PAXSparseSize)
 	}
 	if sparsely {
 		var err error
 		if f.Size, err = strconv.ParseInt(size, 10, 64); err != nil {
-			return File{}, errdefs.Invalidf("%s has the size %.100q", f.Name, size)
+			return File{}, errdefs.Invalidf("%s has the invalid size %.100q", f.Name, size)
 		}
 		if f.Extents, err = sparse.Parse([]byte(m), f.Size); err != nil {
 			return File{}, fmt.Errorf("%s: %w", f.Name, err)
@@ -230,7 +230,7 @@ func file(h *tar.Header) (File, error) {
 			f.Extents = []sparse.Extent{}
 		}
 		if f.Data() != h.Size {
-			return File{}, errdefs.Invalidf("%s has %d bytes of data where its sparse map has %d", f.Name, h.Size, f.Data())
+			return File{}, errdefs.Invalidf("%s has %d bytes of data, but its sparse map has %d", f.Name, h.Size, f.Data())
 		}
 	}
 	if f.Size < 0 || f.Size > MaxFile {
@@ -266,7 +266,7 @@ func (r *Reader) copy(w io.Writer) (string, error) {
 	}
 	sum := sumOf(h)
 	if r.cur.Sum != "" && sum != r.cur.Sum {
-		return "", errdefs.DataLossf("%s is damaged: its sha256 is %s where %s was written; fetch the snapshot again", r.cur.Name, sum, r.cur.Sum)
+		return "", errdefs.DataLossf("%s is damaged: its sha256 is %s, expected %s; fetch the snapshot again", r.cur.Name, sum, r.cur.Sum)
 	}
 	r.sums[r.cur.Name] = sum
 	return sum, nil

@@ -54,7 +54,7 @@ func parse(data []byte) (snapshot.Snapshot, error) {
 		return snapshot.Snapshot{}, errdefs.Invalidf("the record of the snapshot cannot be read: %w", err)
 	}
 	if !vm.ID(s.ID).Valid() {
-		return snapshot.Snapshot{}, errdefs.Invalidf("the record of the snapshot has the id %.100q, which is none", s.ID)
+		return snapshot.Snapshot{}, errdefs.Invalidf("the record of the snapshot has the invalid id %.100q", s.ID)
 	}
 	if err := checkName(s.Name); err != nil {
 		return snapshot.Snapshot{}, err
@@ -66,7 +66,7 @@ func parse(data []byte) (snapshot.Snapshot, error) {
 // Errors: InvalidArgument.
 func check(s snapshot.Snapshot) error {
 	bad := func(what string, n int64) error {
-		return errdefs.Invalidf("snapshot %s: its record has %d %s: not possible", name(s), n, what)
+		return errdefs.Invalidf("snapshot %s: its record is invalid: it has %d %s", name(s), n, what)
 	}
 	switch {
 	case s.CPU < 0 || s.CPU > maxCPUs:
@@ -78,9 +78,9 @@ func check(s snapshot.Snapshot) error {
 	case s.NICs < 0 || s.NICs > maxNICs || len(s.NIC) > maxNICs:
 		return bad("network interfaces", int64(max(s.NICs, len(s.NIC))))
 	case s.MemoryBase != "" && (!vm.ID(s.MemoryBase).Valid() || !s.Live):
-		return errdefs.Invalidf("snapshot %s: its memory cannot stand on that of %.100q", name(s), s.MemoryBase)
+		return errdefs.Invalidf("snapshot %s: its memory cannot be based on that of %.100q", name(s), s.MemoryBase)
 	case s.Size < 0 || s.Pause < 0:
-		return bad("bytes, or a pause before its beginning", s.Size)
+		return bad("bytes, or a negative pause", s.Size)
 	case len(s.Disks) > maxDisks:
 		return bad("disks", int64(len(s.Disks)))
 	}
@@ -104,18 +104,18 @@ func checkDisk(d snapshot.Disk, seen map[string]bool) error {
 	case len(d.Layers) > maxLayers:
 		return errdefs.Invalidf("it has %d layers; at most %d are possible", len(d.Layers), maxLayers)
 	case len(d.Layers) == 0 && !d.Image:
-		return errdefs.Invalidf("it has no layers and is none of the image's")
+		return errdefs.Invalidf("it has no layers and is not a disk of the image")
 	}
 	for n, l := range d.Layers {
 		switch {
 		case !layerRE.MatchString(l.File):
-			return errdefs.Invalidf("a layer is called %.100q; disk-<disk>.<layer>.<format> is needed", l.File)
+			return errdefs.Invalidf("a layer has the invalid name %.100q; use disk-<disk>.<layer>.<format>", l.File)
 		case seen[l.File]:
 			return errdefs.Invalidf("layer %s is named twice", l.File)
 		case l.Format != vm.DiskRaw && l.Format != vm.DiskQCOW2 || filepath.Ext(l.File) != "."+string(l.Format):
-			return errdefs.Invalidf("layer %s cannot be of the format %.100q", l.File, l.Format)
+			return errdefs.Invalidf("layer %s has the unsupported format %.100q", l.File, l.Format)
 		case l.Format == vm.DiskRaw && (n > 0 || d.Image):
-			return errdefs.Invalidf("layer %s is raw and cannot stand on another", l.File)
+			return errdefs.Invalidf("layer %s is raw and cannot be based on another layer", l.File)
 		}
 		seen[l.File] = true
 	}
@@ -137,7 +137,7 @@ func checkSize(s snapshot.Snapshot, file string, size int64) error {
 		limit, exact = s.Memory, true
 	}
 	if size < 0 || size > limit || exact && size != limit {
-		return errdefs.Invalidf("snapshot %s: %s has %d bytes, where its record allows %d", name(s), file, size, limit)
+		return errdefs.Invalidf("snapshot %s: %s has %d bytes, but its record allows %d", name(s), file, size, limit)
 	}
 	return nil
 }
@@ -155,7 +155,7 @@ func checkFiles(dir string, s snapshot.Snapshot, known map[string]bool) error {
 			return fmt.Errorf("look at snapshot %s: %w", name(s), err)
 		}
 		if !info.Mode().IsRegular() {
-			return errdefs.Invalidf("snapshot %s: %s is no plain file: refused", name(s), file)
+			return errdefs.Invalidf("snapshot %s: %s is not a regular file: refused", name(s), file)
 		}
 		if err := checkSize(s, file, info.Size()); err != nil {
 			return err
@@ -193,7 +193,7 @@ func checkLayer(path string, d snapshot.Disk, format vm.DiskFormat, top bool) er
 		return err
 	}
 	if d.Size > 0 && (size > d.Size || top && size != d.Size) {
-		return errdefs.Invalidf("it shows a disk of %d bytes where the record says %d", size, d.Size)
+		return errdefs.Invalidf("it holds a disk of %d bytes, but the record says %d", size, d.Size)
 	}
 	return nil
 }
@@ -229,7 +229,7 @@ func openPlain(path string) (*os.File, error) {
 	}
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		f.Close()
-		return nil, errors.Join(err, errdefs.Invalidf("%s is no plain file: refused", path))
+		return nil, errors.Join(err, errdefs.Invalidf("%s is not a regular file: refused", path))
 	}
 	return f, nil
 }

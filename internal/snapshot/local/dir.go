@@ -90,11 +90,11 @@ func folderFault(err error) error {
 	switch {
 	case errdefs.ClassOf(err) != errdefs.Internal:
 	case errors.Is(err, fs.ErrNotExist):
-		return errdefs.Invalidf("the folder that it is in does not exist; make that first (%w)", err)
+		return errdefs.Invalidf("its parent folder does not exist; create that first (%w)", err)
 	case errors.Is(err, unix.ENOTDIR):
-		return errdefs.Invalidf("it is no folder (%w)", err)
+		return errdefs.Invalidf("it is not a folder (%w)", err)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
-		return errdefs.Preconditionf("cocoond may not do that there (%w)", err)
+		return errdefs.Preconditionf("cocoond has no permission for that there (%w)", err)
 	}
 	return err
 }
@@ -179,7 +179,7 @@ func readDir(ctx context.Context, dir string) (snapshot.Snapshot, error) {
 	}
 	meta := filepath.Join(dir, snapshot.FileMeta)
 	if err := owned(meta, 0); errors.Is(err, fs.ErrNotExist) {
-		return none, errdefs.Invalidf("it has no %s: it is no exported snapshot, or one that is not finished", snapshot.FileMeta)
+		return none, errdefs.Invalidf("it has no %s: it is not an exported snapshot, or its export did not finish", snapshot.FileMeta)
 	} else if err != nil {
 		return none, err
 	}
@@ -210,9 +210,9 @@ func owned(path string, typ fs.FileMode) error {
 	case err != nil:
 		return folderFault(err)
 	case info.Mode().Type() != typ && typ == fs.ModeDir:
-		return errdefs.Invalidf("it is no folder")
+		return errdefs.Invalidf("it is not a folder")
 	case info.Mode().Type() != typ:
-		return errdefs.Invalidf("%s is no plain file: refused", filepath.Base(path))
+		return errdefs.Invalidf("%s is not a regular file: refused", filepath.Base(path))
 	case !trusted(info):
 		return errdefs.Preconditionf("%s belongs to another user, or others may write to it; `chown root` and `chmod go-w` it if you trust it", path)
 	}

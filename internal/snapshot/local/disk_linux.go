@@ -19,7 +19,7 @@ import (
 func takeLock(ctx context.Context, path string) (*os.File, error) {
 	f, err := filelock.Take(ctx, path)
 	if errors.Is(err, filelock.ErrTaken) {
-		return nil, errdefs.Preconditionf("another process has it; stop that one first: is cocoond running twice?")
+		return nil, errdefs.Preconditionf("another process uses it; stop that process first: is cocoond running twice?")
 	}
 	return f, full(err)
 }
@@ -39,7 +39,7 @@ func full(err error) error {
 func (s *Store) room() (int64, error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.cfg.Dir, &fs); err != nil {
-		return 0, fmt.Errorf("ask for the free space of the snapshot store: %w", err)
+		return 0, fmt.Errorf("read the free space of the snapshot store: %w", err)
 	}
 	return int64(fs.Bavail) * fs.Bsize, nil
 }

@@ -73,7 +73,7 @@ func plan(from string, snap snapshot.Snapshot, base []vm.Disk, storage int64) ([
 			if d.Role == vm.RoleCOW && storage != 0 {
 				want := roundUp(storage, block)
 				if want < size {
-					return nil, errdefs.Invalidf("disk %s has %d bytes, more than the %d asked for; ask for at least as much storage", d.Serial, size, storage)
+					return nil, errdefs.Invalidf("disk %s has %d bytes, more than the requested %d; request at least as much storage", d.Serial, size, storage)
 				}
 				g.size = want
 			}
@@ -90,7 +90,7 @@ func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 func imagePart(d snapshot.Disk, base []vm.Disk) (vm.Disk, error) {
 	at := slices.IndexFunc(base, func(b vm.Disk) bool { return b.Serial == d.Serial })
 	if at < 0 {
-		return vm.Disk{}, errdefs.DataLossf("disk %s belongs to the image, whose disks do not have it: it is not the image that the snapshot was made with", d.Serial)
+		return vm.Disk{}, errdefs.DataLossf("disk %s belongs to the image, but the image has no such disk: it is not the image that the snapshot was made with", d.Serial)
 	}
 	b := base[at].Clone()
 	for !b.ReadOnly && b.Backing != nil {
@@ -140,7 +140,7 @@ func link(ctx context.Context, path, src string) error {
 	case have.Size() == want.Size(): // a link or a copy; the name tells which snapshot it belongs to
 		return nil
 	default:
-		return errdefs.Preconditionf("%s is there and is another disk; remove what is left of the VM first", path)
+		return errdefs.Preconditionf("%s exists and is another disk; remove the remains of the VM first", path)
 	}
 	tmp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by an attempt that was killed
@@ -155,7 +155,7 @@ func link(ctx context.Context, path, src string) error {
 // Overlay implements snapshot.Store.
 func (s *Store) Overlay(_ context.Context, below vm.Disk, dir, name string) (vm.Disk, error) {
 	if name != filepath.Base(name) || name == "." || name == ".." {
-		return vm.Disk{}, errdefs.Invalidf("%q cannot be the name of a disk's file", name)
+		return vm.Disk{}, errdefs.Invalidf("%q is not a valid name for the file of a disk", name)
 	}
 	size, err := sizeOf(below)
 	if err != nil {

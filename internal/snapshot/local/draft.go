@@ -165,7 +165,7 @@ func (d *draft) base(h *held) (string, error) {
 		}
 	}
 	if err != nil {
-		return "", fmt.Errorf("let snapshot %s stand on the memory of %s: %w", d.name, name(s), full(err))
+		return "", fmt.Errorf("base snapshot %s on the memory of %s: %w", d.name, name(s), full(err))
 	}
 	if s.Summed { // otherwise, or if the link fails, Commit computes them
 		_ = os.Link(filepath.Join(h.dir, file+sparse.SumSuffix), filepath.Join(d.Dir(), snapshot.FileBase+sparse.SumSuffix))
@@ -180,7 +180,7 @@ func (d *draft) Commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.done {
-		return snapshot.Snapshot{}, errdefs.Preconditionf("snapshot %s is finished or given up already", d.name)
+		return snapshot.Snapshot{}, errdefs.Preconditionf("snapshot %s is already finished or discarded", d.name)
 	}
 	s = s.Clone()
 	s.ID, s.Name, s.Owner = d.id, d.name, d.owner
@@ -251,7 +251,7 @@ func onlyThese(dir string, files []string) error {
 	}
 	for _, e := range entries {
 		if e.Name() != snapshot.FileMeta && !slices.Contains(files, e.Name()) {
-			return errdefs.New(errdefs.Internal, "its folder has a file %s that its record does not mention", e.Name())
+			return errdefs.New(errdefs.Internal, "its folder has a file %s that its record does not list", e.Name())
 		}
 	}
 	return nil
@@ -288,7 +288,7 @@ func (d *draft) Discard() error {
 	err := os.RemoveAll(d.Dir())
 	d.free()
 	if err != nil {
-		return fmt.Errorf("give up snapshot %s: %w", d.name, err)
+		return fmt.Errorf("discard snapshot %s: %w", d.name, err)
 	}
 	return nil
 }

@@ -104,6 +104,6 @@ func (s *Store) touch(id string, at time.Time) {
 		err = errors.Join(os.WriteFile(path, nil, 0o600), os.Chtimes(path, at, at))
 	}
 	if err != nil {
-		s.cfg.Log.Warn("the last use of a snapshot is not noted", "snapshot", id, "err", err)
+		s.cfg.Log.Warn("last use of a snapshot not recorded", "snapshot", id, "err", err)
 	}
 }

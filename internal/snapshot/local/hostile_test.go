@@ -116,8 +116,8 @@ func TestHostileSnapshots(t *testing.T) {
 		"much state": {func(x *sent) {
 			x.files[0] = file{bundle.File{Name: "vmstate", Size: 5 << 30, Extents: []sparse.Extent{}}, nil}
 		}, errdefs.InvalidArgument, "vmstate"},
-		"path":            {disk(func(d *snapshot.Disk) { d.Layers[0].File = "../../x" }), errdefs.InvalidArgument, "called"},
-		"state as a disk": {disk(func(d *snapshot.Disk) { d.Layers[0].File = "vmstate" }), errdefs.InvalidArgument, "called"},
+		"path":            {disk(func(d *snapshot.Disk) { d.Layers[0].File = "../../x" }), errdefs.InvalidArgument, "invalid name"},
+		"state as a disk": {disk(func(d *snapshot.Disk) { d.Layers[0].File = "vmstate" }), errdefs.InvalidArgument, "invalid name"},
 		"twice":           {disk(func(d *snapshot.Disk) { d.Layers[0] = d.Layers[1] }), errdefs.InvalidArgument, "twice"},
 		"wrong format":    {disk(func(d *snapshot.Disk) { d.Layers[1].Format = vm.DiskRaw }), errdefs.InvalidArgument, "format"},
 		"unknown format":  {disk(func(d *snapshot.Disk) { d.Layers[1].Format = "vmdk" }), errdefs.InvalidArgument, "format"},

@@ -138,7 +138,7 @@ func (s *Store) sweep() error {
 	}
 	for _, e := range entries {
 		if !vm.ID(strings.TrimSuffix(e.Name(), goneSuffix)).Valid() || !e.IsDir() {
-			s.cfg.Log.Warn("something in the snapshot store is left alone", "path", s.path("tmp", e.Name()))
+			s.cfg.Log.Warn("unknown entry in the snapshot store ignored", "path", s.path("tmp", e.Name()))
 			continue
 		}
 		if err := os.RemoveAll(s.path("tmp", e.Name())); err != nil {
@@ -165,16 +165,16 @@ func (s *Store) index() error {
 		}
 		snap, err := load(s.path(id))
 		if err == nil && snap.ID != id {
-			err = errdefs.DataLossf("its record is that of %q", snap.ID)
+			err = errdefs.DataLossf("its record belongs to %q", snap.ID)
 		}
 		if err == nil && snap.Owner.Operator() && s.cfg.OwnerOf != nil {
 			snap.Owner = s.cfg.OwnerOf(snap.Labels)
 		}
 		if err == nil && s.names[key(snap)] != "" {
-			err = errdefs.DataLossf("another one is called %s as well", key(snap))
+			err = errdefs.DataLossf("another snapshot is called %s too", key(snap))
 		}
 		if err != nil {
-			s.cfg.Log.Error("snapshot is damaged and left aside", "snapshot", id, "err", err)
+			s.cfg.Log.Error("damaged snapshot ignored", "snapshot", id, "err", err)
 			s.all[id] = &entry{s: snapshot.Snapshot{ID: id}, bad: errdefs.DataLossf("snapshot %s is damaged; `cocoon snapshot rm %s` removes it: %w", id, id, err)}
 			continue
 		}
@@ -187,7 +187,7 @@ func (s *Store) index() error {
 		}
 	}
 	if unsummed > 0 {
-		s.cfg.Log.Info("snapshots of before have no checksums and are used unverified; save or pull them again to change that", "count", unsummed)
+		s.cfg.Log.Info("snapshots of earlier releases have no checksums and are not verified; save or pull them again", "count", unsummed)
 	}
 	return s.forgetUses()
 }
@@ -257,7 +257,7 @@ func (s *Store) find(who vm.Owner, ref string) (*entry, error) {
 func (s *Store) findOwn(who vm.Owner, ref string) (*entry, error) {
 	e, err := s.find(who, ref)
 	if err == nil && !who.Reaches(e.s.Owner) {
-		return nil, errdefs.Preconditionf("snapshot %s is the operator's, who published it; only the operator changes it", name(e.s))
+		return nil, errdefs.Preconditionf("snapshot %s belongs to the operator, who published it; only the operator can change it", name(e.s))
 	}
 	return e, err
 }
@@ -289,7 +289,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	s.mu.Lock()
 	e, err := s.findOwn(vm.Behalf(ctx), ref)
 	if err == nil && e.holds > 0 {
-		err = errdefs.Preconditionf("snapshot %s is in use by %d others, such as an export or a clone that begins; try again when they are done", name(e.s), e.holds)
+		err = errdefs.Preconditionf("snapshot %s is in use by %d other operations, such as an export or a starting clone; try again when they are done", name(e.s), e.holds)
 	}
 	if err != nil {
 		s.mu.Unlock()

@@ -132,7 +132,7 @@ func (s *Store) scrubAll(ctx context.Context, done chan struct{}) {
 		case ctx.Err() != nil:
 			continue
 		case errdefs.Is(err, errdefs.DataLoss):
-			s.cfg.Log.Error("layer of a snapshot is damaged: VMs that go on from it read what was never written", "snapshot", l.of, "err", err)
+			s.cfg.Log.Error("layer of a snapshot is damaged: VMs cloned from it read wrong data", "snapshot", l.of, "err", err)
 		case err != nil:
 			s.cfg.Log.Warn("layer of a snapshot not verified", "snapshot", l.of, "err", err)
 			err = nil // it is not known to be damaged

@@ -155,7 +155,7 @@ func (s *Store) begin(ctx context.Context, snap *snapshot.Snapshot, name, descri
 // described returns the record in the header of a stream.
 func described(h artifact.TarHeader) (snapshot.Snapshot, error) {
 	if len(h.Snapshot) == 0 || bytes.Equal(h.Snapshot, []byte("null")) {
-		return snapshot.Snapshot{}, errdefs.Invalidf("the snapshot %.100q was exported by another system, of a guest of %.100q: no hypervisor here goes on from it; run its image here instead", h.Config.Name, h.Config.Hypervisor)
+		return snapshot.Snapshot{}, errdefs.Invalidf("the snapshot %.100q was exported by another system, from a guest of %.100q: no hypervisor here can resume it; run its image here instead", h.Config.Name, h.Config.Hypervisor)
 	}
 	snap, err := parse(h.Snapshot)
 	if err != nil {
@@ -184,7 +184,7 @@ func (d *draft) fetch(b *bundle.Reader, snap snapshot.Snapshot, progress func(in
 			return err
 		}
 		if !wanted[f.Name] {
-			return errdefs.Invalidf("the stream has a file %s, which the record of snapshot %s does not mention", f.Name, snap.Name)
+			return errdefs.Invalidf("the stream has a file %s, which the record of snapshot %s does not list", f.Name, snap.Name)
 		}
 		delete(wanted, f.Name)
 		if err := checkSize(snap, f.Name, f.Size); err != nil {

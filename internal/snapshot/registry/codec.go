@@ -102,7 +102,7 @@ func (d *decoder) decode(blob []byte, length int) ([]byte, error) {
 	}
 	out, err := d.z.DecodeAll(blob, d.out[:0:length])
 	if err != nil {
-		return nil, errdefs.DataLossf("its blob is no zstd frame of %d bytes: %w", length, err)
+		return nil, errdefs.DataLossf("its blob is not a zstd frame of %d bytes: %w", length, err)
 	}
 	if len(out) != length {
 		return nil, errdefs.DataLossf("its blob holds %d bytes instead of %d", len(out), length)

@@ -592,7 +592,7 @@ func TestForeignSnapshots(t *testing.T) {
 	if _, err := session.PutManifest(t.Context(), "image", ociclient.MediaManifest, []byte(strings.ReplaceAll(string(m), "vnd.cocoonstack.snapshot", "vnd.oci.image"))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = client(t, there, nil).Pull(t.Context(), host+"/vm/other:image", "x", snapshot.Auth{}, nil); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "no snapshot") {
+	if _, err = client(t, there, nil).Pull(t.Context(), host+"/vm/other:image", "x", snapshot.Auth{}, nil); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "not a snapshot") {
 		t.Errorf("%v", err)
 	}
 	// An index whose entry for this machine is the snapshot.

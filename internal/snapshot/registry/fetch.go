@@ -265,7 +265,7 @@ func (w *worker) layer(ctx context.Context, l ociclient.Descriptor, out io.Write
 // damaged classifies a decompression error.
 func damaged(l ociclient.Descriptor, err error) error {
 	if compressed(l) && errdefs.ClassOf(err) == errdefs.Internal && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, context.Canceled) {
-		return errdefs.DataLossf("the layer %s is no zstd frame: %w", l.Digest, err)
+		return errdefs.DataLossf("the layer %s is not a zstd frame: %w", l.Digest, err)
 	}
 	return err
 }

@@ -78,7 +78,7 @@ var hostile = map[string]struct {
 	change func(*told)
 	word   string
 }{
-	"no snapshot":               {func(x *told) { x.m.ArtifactType = artifact.TypeOSImage }, "no snapshot"},
+	"no snapshot":               {func(x *told) { x.m.ArtifactType = artifact.TypeOSImage }, "not a snapshot"},
 	"other config":              {func(x *told) { x.m.Config.MediaType = "application/json" }, "configuration"},
 	"huge config":               {func(x *told) { x.m.Config.Size = 1 << 40 }, "configuration"},
 	"digest of a layer":         {func(x *told) { x.m.Layers[2].Digest = "sha256:../../etc" }, "digest"},
@@ -88,10 +88,10 @@ var hostile = map[string]struct {
 	"hypervisor":                {func(x *told) { x.c.Hypervisor = "cloud-hypervisor" }, "cloud-hypervisor"},
 	"no record":                 {func(x *told) { x.m.Layers = x.m.Layers[1:] }, "another system"},
 	"record and config differ":  {func(x *told) { x.s.Memory = 2 << 20 }, "memory"},
-	"negative memory":           {func(x *told) { x.s.Memory, x.c.Memory = -1, -1 }, "not possible"},
-	"name with a slash":         {func(x *told) { x.s.Disks[0].Layers[0].File = "../../etc/passwd" }, "no name"},
-	"disk called vmstate":       {func(x *told) { x.s.Disks[0].Layers[0].File = snapshot.FileState }, "no name"},
-	"disk called as record":     {func(x *told) { x.s.Disks[0].Layers[0].File = snapshot.FileMeta }, "no name"},
+	"negative memory":           {func(x *told) { x.s.Memory, x.c.Memory = -1, -1 }, "invalid VM"},
+	"name with a slash":         {func(x *told) { x.s.Disks[0].Layers[0].File = "../../etc/passwd" }, "not a valid name"},
+	"disk called vmstate":       {func(x *told) { x.s.Disks[0].Layers[0].File = snapshot.FileState }, "not a valid name"},
+	"disk called as record":     {func(x *told) { x.s.Disks[0].Layers[0].File = snapshot.FileMeta }, "not a valid name"},
 	"format of a disk":          {func(x *told) { x.s.Disks[0].Layers[0].Format = "vmdk" }, "format"},
 	"file of nobody":            {func(x *told) { x.c.Files["extra"] = artifact.File{} }, "extra"},
 	"layer of nobody":           {func(x *told) { x.m.Layers[2].Annotations[artifact.AnnotationTitle] = "../x" }, "../x"},
@@ -116,7 +116,7 @@ var hostile = map[string]struct {
 		x.c.Files[snapshot.FileMemory] = artifact.File{}
 		x.m.Layers = slices.Delete(x.m.Layers, 2, 4)
 	}, "empty"},
-	"negative size":    {func(x *told) { x.c.Files[snapshot.FileState] = artifact.File{Size: -1} }, "not possible"},
+	"negative size":    {func(x *told) { x.c.Files[snapshot.FileState] = artifact.File{Size: -1} }, "is invalid"},
 	"map overlaps":     {func(x *told) { x.c.Files["disk-0.0.raw"].SparseMap[1].Offset = 0 }, "before the end"},
 	"map beyond":       {func(x *told) { x.c.Files["disk-0.0.raw"].SparseMap[1].Offset = 1 << 20 }, "beyond"},
 	"map of more":      {func(x *told) { x.c.Files["disk-0.0.raw"].SparseMap[1].Length = 4096 }, "instead of"},
@@ -127,7 +127,7 @@ var hostile = map[string]struct {
 	"disk larger than the VM's": {func(x *told) {
 		x.c.Files["disk-0.0.raw"] = artifact.File{SparseSize: 1 << 40, SparseMap: x.c.Files["disk-0.0.raw"].SparseMap}
 	}, "at most"},
-	"compressed file of unknown size": {func(x *told) { x.c.Files[snapshot.FileState] = artifact.File{} }, "how long"},
+	"compressed file of unknown size": {func(x *told) { x.c.Files[snapshot.FileState] = artifact.File{} }, "size is missing"},
 }
 
 func TestHostileManifests(t *testing.T) {

@@ -68,7 +68,7 @@ func (f incoming) data() int64 {
 // foreign refuses a snapshot of another hypervisor or another system before it is examined further.
 func foreign(c artifact.Config, m ociclient.Manifest, hypervisor string) error {
 	if hypervisor != "" && c.Hypervisor != hypervisor {
-		return errdefs.Invalidf("it is a snapshot of the hypervisor %q, and this node runs %q: neither can read the other's", c.Hypervisor, hypervisor)
+		return errdefs.Invalidf("it is a snapshot of the hypervisor %q, and this node runs %q, which cannot read it", c.Hypervisor, hypervisor)
 	}
 	if !slices.ContainsFunc(m.Layers, isRecord) {
 		return errdefs.Invalidf("it is a snapshot of the hypervisor %q that another system made: it has no layer %s with our record", c.Hypervisor, artifact.TitleVMConfig)
@@ -84,17 +84,17 @@ func isRecord(d ociclient.Descriptor) bool {
 func checkManifest(m ociclient.Manifest) error {
 	switch {
 	case m.ArtifactType != artifact.TypeSnapshot && m.ArtifactType != artifact.TypeSnapshotChunked:
-		return errdefs.Invalidf("it is no snapshot but %s", cmp.Or(clipped(m.ArtifactType), clipped(m.Config.MediaType), "something unknown"))
+		return errdefs.Invalidf("it is not a snapshot but %s", cmp.Or(clipped(m.ArtifactType), clipped(m.Config.MediaType), "something unknown"))
 	case m.Config.MediaType != artifact.MediaConfig:
 		return errdefs.Invalidf("its configuration is of the type %q, not a snapshot's", clipped(m.Config.MediaType))
 	case m.Config.Size <= 0 || m.Config.Size > maxConfig:
-		return errdefs.Invalidf("its configuration has %d bytes; 1 to %d are plausible", m.Config.Size, maxConfig)
+		return errdefs.Invalidf("its configuration has %d bytes; 1 to %d are allowed", m.Config.Size, maxConfig)
 	case len(m.Layers) > maxLayers:
-		return errdefs.Invalidf("it has %d layers; at most %d are plausible", len(m.Layers), maxLayers)
+		return errdefs.Invalidf("it has %d layers; at most %d are allowed", len(m.Layers), maxLayers)
 	}
 	for n, l := range append(slices.Clone(m.Layers), m.Config) {
 		if !validDigest(l.Digest) || l.Size < 0 || l.Size > maxGuest {
-			return errdefs.Invalidf("layer %d has the digest %q and %d bytes: not possible", n, clipped(l.Digest), l.Size)
+			return errdefs.Invalidf("layer %d has an invalid digest or size: %q, %d bytes", n, clipped(l.Digest), l.Size)
 		}
 	}
 	return nil
@@ -129,7 +129,7 @@ func parseRecord(data []byte, c artifact.Config) (snapshot.Snapshot, error) {
 		}
 	}
 	if s.CPU < 0 || s.Memory < 0 || s.Live && s.Memory == 0 || s.Memory > maxGuest || s.Storage < 0 || s.Storage > maxGuest || len(s.Disks) > maxFiles {
-		return snapshot.Snapshot{}, errdefs.Invalidf("the record describes a VM of %d CPUs, %d bytes of memory, %d of storage and %d disks: not possible", s.CPU, s.Memory, s.Storage, len(s.Disks))
+		return snapshot.Snapshot{}, errdefs.Invalidf("the record describes an invalid VM: %d CPUs, %d bytes of memory, %d of storage and %d disks", s.CPU, s.Memory, s.Storage, len(s.Disks))
 	}
 	return s, nil
 }
@@ -142,14 +142,14 @@ func plan(s snapshot.Snapshot, c artifact.Config, m ociclient.Manifest) ([]incom
 	}
 	for name := range c.Files {
 		if _, ok := limits[name]; !ok && name != artifact.TitleVMConfig {
-			return nil, errdefs.Invalidf("the file %q is none of those that the record names", clipped(name))
+			return nil, errdefs.Invalidf("the record does not list the file %q", clipped(name))
 		}
 	}
 	titled := map[string][]ociclient.Descriptor{}
 	for _, l := range m.Layers {
 		name := l.Annotations[artifact.AnnotationTitle]
 		if _, ok := limits[name]; !ok && !isRecord(l) {
-			return nil, errdefs.Invalidf("the layer %s is of the file %q, which is none of those that the record names", l.Digest, clipped(name))
+			return nil, errdefs.Invalidf("the layer %s belongs to the file %q, which the record does not list", l.Digest, clipped(name))
 		}
 		titled[name] = append(titled[name], l)
 	}
@@ -158,10 +158,10 @@ func plan(s snapshot.Snapshot, c artifact.Config, m ociclient.Manifest) ([]incom
 	for _, n := range filesOf(s) {
 		desc, ok := c.Files[n.name]
 		if !ok {
-			return nil, errdefs.DataLossf("the file %s, which the record names, is missing", n.name)
+			return nil, errdefs.DataLossf("the file %s, which the record lists, is missing", n.name)
 		}
 		if total += len(desc.Chunks); total > maxChunks {
-			return nil, errdefs.Invalidf("it has more than %d chunks: not plausible", maxChunks)
+			return nil, errdefs.Invalidf("it has more than the allowed %d chunks", maxChunks)
 		}
 		f, err := assemble(n.name, desc, titled[n.name])
 		if err != nil {
@@ -187,12 +187,12 @@ func limitsOf(s snapshot.Snapshot) (map[string]int64, error) {
 	for _, d := range s.Disks {
 		size := max(d.Size, s.Storage)
 		if d.Size < 0 || d.Size > maxGuest {
-			return nil, errdefs.Invalidf("the disk %q has %d bytes: not possible", clipped(d.Serial), d.Size)
+			return nil, errdefs.Invalidf("the disk %q has the invalid size of %d bytes", clipped(d.Serial), d.Size)
 		}
 		for _, l := range d.Layers {
 			switch {
 			case !fileName.MatchString(l.File) || l.File == snapshot.FileMeta || l.File == artifact.TitleVMConfig || l.File == snapshot.FileState || l.File == snapshot.FileMemory:
-				return nil, errdefs.Invalidf("the disk %q has a layer in the file %q, which is no name for it", clipped(d.Serial), clipped(l.File))
+				return nil, errdefs.Invalidf("the disk %q has a layer in the file %q, which is not a valid name for it", clipped(d.Serial), clipped(l.File))
 			case l.Format != vm.DiskRaw && l.Format != vm.DiskQCOW2:
 				return nil, errdefs.Invalidf("the disk file %s has the format %q, which is not known", l.File, clipped(string(l.Format)))
 			}
@@ -202,7 +202,7 @@ func limitsOf(s snapshot.Snapshot) (map[string]int64, error) {
 		}
 	}
 	if len(limits) > maxFiles {
-		return nil, errdefs.Invalidf("it has %d files; at most %d are plausible", len(limits), maxFiles)
+		return nil, errdefs.Invalidf("it has %d files; at most %d are allowed", len(limits), maxFiles)
 	}
 	return limits, nil
 }
@@ -211,7 +211,7 @@ func limitsOf(s snapshot.Snapshot) (map[string]int64, error) {
 func assemble(name string, d artifact.File, layers []ociclient.Descriptor) (incoming, error) {
 	f := incoming{name: name, size: d.Size}
 	if f.size < 0 || f.size > maxGuest || d.SparseSize < 0 || d.SparseSize > maxGuest {
-		return f, errdefs.Invalidf("its size of %d or %d bytes is not possible", d.Size, d.SparseSize)
+		return f, errdefs.Invalidf("its size of %d or %d bytes is invalid", d.Size, d.SparseSize)
 	}
 	switch {
 	case len(d.Chunks) > 0:
@@ -240,7 +240,7 @@ func assemble(name string, d artifact.File, layers []ociclient.Descriptor) (inco
 	case f.extent == nil && f.size == 0 && plain: // earlier systems do not record the size
 		f.size = sum
 	case f.extent == nil && f.size == 0:
-		return f, errdefs.Invalidf("its layers are compressed and nothing says how long it is")
+		return f, errdefs.Invalidf("its layers are compressed and its size is missing")
 	case plain && sum != f.data():
 		return f, errdefs.DataLossf("its layers have %d bytes instead of %d", sum, f.data())
 	}
@@ -261,7 +261,7 @@ func ordered(layers []ociclient.Descriptor) ([]ociclient.Descriptor, error) {
 		}
 		i, err := strconv.Atoi(at)
 		if err != nil || i < 0 || i >= len(layers) || out[i].Digest != "" {
-			return nil, errdefs.Invalidf("the layer %s says that it is number %q of %d", l.Digest, clipped(at), len(layers))
+			return nil, errdefs.Invalidf("the layer %s has the invalid number %q of %d", l.Digest, clipped(at), len(layers))
 		}
 		out[i] = l
 	}

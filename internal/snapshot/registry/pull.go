@@ -119,7 +119,7 @@ func (p *pull) describe(ctx context.Context, r ociclient.Ref) (digest string, m 
 	}
 	l := m.Layers[slices.IndexFunc(m.Layers, isRecord)]
 	if l.Size > maxRecord {
-		return digest, m, config, record, errdefs.Invalidf("its record has %d bytes; at most %d are plausible", l.Size, maxRecord)
+		return digest, m, config, record, errdefs.Invalidf("its record has %d bytes; at most %d are allowed", l.Size, maxRecord)
 	}
 	if raw, err = p.small(ctx, l); err != nil {
 		return digest, m, config, record, fmt.Errorf("its record: %w", err)

@@ -26,7 +26,7 @@ func (c *Client) Push(ctx context.Context, h snapshot.Held, ref string, auth sna
 	var digest string
 	err := c.session(ctx, ref, auth, ociclient.Push, func(r ociclient.Ref, s *ociclient.Session) error {
 		if r.Digest != "" {
-			return errdefs.Invalidf("a push names a tag, not a digest: %s", r)
+			return errdefs.Invalidf("a push needs a tag, not a digest: %s", r)
 		}
 		coarse, fresh := 1, false
 		for {
@@ -181,7 +181,7 @@ func (p *push) settle(f *file) error {
 			return err
 		}
 		if identityOf(info) != f.id {
-			return errdefs.DataLossf("%s of the snapshot changed while it was pushed; nobody may write to it", f.name)
+			return errdefs.DataLossf("%s of the snapshot changed during the push; no program may write to it", f.name)
 		}
 	}
 	if !f.chunked() {

@@ -52,7 +52,7 @@ func New(dir string) (*Store, error) {
 // Open returns the store of an existing folder.
 func Open(dir string) (*Store, error) {
 	if _, err := os.Stat(filepath.Join(dir, staging)); err != nil {
-		return nil, errdefs.Preconditionf("%s is no registry's data folder: %w", dir, err)
+		return nil, errdefs.Preconditionf("%s is not the data folder of a registry: %w", dir, err)
 	}
 	return New(dir)
 }
@@ -202,7 +202,7 @@ func (s *Store) Tidy(ctx context.Context, prefix string) error {
 		return os.Remove(path)
 	})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove what a killed process left: %w", err)
+		return fmt.Errorf("remove leftovers of a killed process: %w", err)
 	}
 	return nil
 }
