@@ -42,7 +42,7 @@ func TestCloudInitFlags(t *testing.T) {
 		"private key":          {cloudInitFlags{sshKeys: []string{file("id", "-----BEGIN OPENSSH PRIVATE KEY-----\nx\n")}}, nil, "private key"},
 		"empty file":           {cloudInitFlags{userData: file("empty", "\n")}, nil, "is empty"},
 		"file too large":       {cloudInitFlags{userData: file("large", strings.Repeat("#", cloudinit.MaxDocument+1))}, nil, "larger than"},
-		"other data source":    {cloudInitFlags{datasource: "ec2"}, nil, `"ec2" is neither`},
+		"other data source":    {cloudInitFlags{datasource: "ec2"}, nil, `invalid data source "ec2"`},
 		"user data of nothing": {cloudInitFlags{userData: file("nothing", "a: 1")}, nil, "begin it with #cloud-config"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -249,7 +249,7 @@ func TestStatement48_ForeignDisksThatAreRefused(t *testing.T) {
 		"vmdk no capacity":     {disk.FormatVMDK, u64(12, 0), errdefs.InvalidArgument, "no data of its own"},
 		"vmdk absurd":          {disk.FormatVMDK, u64(12, 1<<60), errdefs.InvalidArgument, "64 TiB"},
 		"vmdk version":         {disk.FormatVMDK, u32(4, 9), errdefs.InvalidArgument, "version 9"},
-		"vmdk grains":          {disk.FormatVMDK, u64(20, 1<<40), errdefs.InvalidArgument, "grains"},
+		"vmdk grains":          {disk.FormatVMDK, u64(20, 1<<40), errdefs.InvalidArgument, "grain size"},
 		"vmdk tables":          {disk.FormatVMDK, u32(44, 1<<31), errdefs.InvalidArgument, "grain tables"},
 		"vmdk directory":       {disk.FormatVMDK, u64(56, 1<<50), errdefs.DataLoss, "truncated"},
 		"vmdk long descriptor": {disk.FormatVMDK, u64(36, 1<<62), errdefs.InvalidArgument, "descriptor"},
@@ -266,7 +266,7 @@ func TestStatement48_ForeignDisksThatAreRefused(t *testing.T) {
 		"vhdx many regions":    {disk.FormatVHDX, u32(192<<10+8, 1<<31), errdefs.InvalidArgument, "regions"},
 		"vhdx region out":      {disk.FormatVHDX, u64(192<<10+32, 1<<40), errdefs.DataLoss, "truncated"},
 		"vhdx region wraps":    {disk.FormatVHDX, u64(192<<10+32, 1<<64-1), errdefs.DataLoss, "truncated"},
-		"vhdx blocks":          {disk.FormatVHDX, u32(1<<20+64<<10, 3), errdefs.InvalidArgument, "blocks"},
+		"vhdx blocks":          {disk.FormatVHDX, u32(1<<20+64<<10, 3), errdefs.InvalidArgument, "block size"},
 		"vhdx item":            {disk.FormatVHDX, u32(1<<20+32+20, 1<<31), errdefs.InvalidArgument, "metadata"},
 		"vhdx cut":             {disk.FormatVHDX, cut(100 << 10), errdefs.DataLoss, "truncated"},
 		"vhd sound":            {disk.FormatVHD, same, ok, ""},
@@ -274,7 +274,7 @@ func TestStatement48_ForeignDisksThatAreRefused(t *testing.T) {
 		"vhd parent at end":    {disk.FormatVHD, func(b []byte) []byte { be.PutUint32(b[len(b)-512+60:], 4); return b }, errdefs.InvalidArgument, "parent"},
 		"vhd absurd":           {disk.FormatVHD, func(b []byte) []byte { be.PutUint64(b[48:], 1<<63); return b }, errdefs.InvalidArgument, "64 TiB"},
 		"vhd cut":              {disk.FormatVHD, cut(2000), errdefs.DataLoss, "truncated"},
-		"vhd kind":             {disk.FormatVHD, u32(60, 0x09000000), errdefs.InvalidArgument, "kind 9"},
+		"vhd kind":             {disk.FormatVHD, u32(60, 0x09000000), errdefs.InvalidArgument, "type 9"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := map[vm.DiskFormat]func() []byte{

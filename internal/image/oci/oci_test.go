@@ -308,7 +308,7 @@ func TestHostileArchivesAreRefused(t *testing.T) {
 		"missing layer":   {without(layerName), errdefs.DataLoss, "missing"},
 		"changed layer":   {tamper(func(l *Layout) { change(l, layerName) }), errdefs.DataLoss, "digest"},
 		"wrong diff id":   {Image{Layers: good.Layers, DiffIDs: []string{Digest([]byte("other"))}}.OCI(), errdefs.DataLoss, "expected"},
-		"missing diff id": {Image{Layers: good.Layers, DiffIDs: []string{}}.OCI(), errdefs.InvalidArgument, "speaks of 0"},
+		"missing diff id": {Image{Layers: good.Layers, DiffIDs: []string{}}.OCI(), errdefs.InvalidArgument, "lists 0"},
 		"no layers":       {Image{DiffIDs: []string{}}.OCI(), errdefs.InvalidArgument, "no file system layers"},
 		"other platform":  {Image{Layers: good.Layers, OS: "windows"}.OCI(), errdefs.Unsupported, "windows/amd64"},
 		"NUL in command":  {Image{Layers: good.Layers, Cmd: []string{"a\x00b"}}.OCI(), errdefs.InvalidArgument, "NUL"},

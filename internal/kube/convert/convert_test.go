@@ -127,7 +127,7 @@ func TestCheckRefuses(t *testing.T) {
 		}, "a VM of another namespace"},
 		"1000 CPUs": {on(func(c *corev1.Container) {
 			c.Resources.Limits = corev1.ResourceList{"cpu": resource.MustParse("1000")}
-		}), "1000 CPUs"},
+		}), "CPUs 1000"},
 		"no image": {on(func(c *corev1.Container) { c.Image = "" }), "an image is needed"},
 	} {
 		t.Run(name, func(t *testing.T) {
