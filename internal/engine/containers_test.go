@@ -84,7 +84,11 @@ func TestContainers(t *testing.T) {
 	// Only one container is killed. A run that is over is not requested again.
 	before := rec.Container("app").Status
 	for range 2 {
-		if err := r.KillContainer(ctx, "web", "app", before.Run(), 3*time.Second); err != nil {
+		err := r.KillContainer(ctx, "web", "app", before.Run(), 3*time.Second)
+		for ; errdefs.IsUnavailable(err); err = r.KillContainer(ctx, "web", "app", before.Run(), 3*time.Second) { // until the link is there again
+			<-time.After(time.Millisecond)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
