@@ -52,11 +52,11 @@ func (p *Process) Over() bool {
 	}
 }
 
-// Await waits for the end of the process. ended is false if ctx ends first. err says why the exit is not known.
+// Await waits for the end of the process. ended is false if ctx ends first. Otherwise err says why the exit is not known.
 func (p *Process) Await(ctx context.Context) (ended bool, err error) {
 	exit, err := p.Inst.Wait(ctx)
 	if ctx.Err() != nil {
-		return false, nil
+		return false, err
 	}
 	if err != nil {
 		exit = hypervisor.Exit{Code: -1}

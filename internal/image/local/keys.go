@@ -12,9 +12,7 @@ import (
 // maxKey is the maximum length of a key, so that it is still a legal file name when escaped and with a suffix.
 const maxKey = 240
 
-var (
-	keyPartRE = regexp.MustCompile(`^[A-Za-z0-9._~+=,:-]+$`)
-)
+var keyPartRE = regexp.MustCompile(`^[A-Za-z0-9._~+=,:-]+$`)
 
 // CheckKey checks whether key can name an image here. Keys allow more than the names of Import: the tag is optional, a
 // digest (repo@sha256:<hex>) is possible, and so are the characters of web addresses. A percent sign is not allowed,

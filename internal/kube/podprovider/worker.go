@@ -275,6 +275,7 @@ func (w *worker) act(ctx context.Context, what action, s sight, next turn) turn 
 		return w.expire(ctx, pod, rec)
 	case actCreate:
 		return w.inTime(w.bringUpBefore(ctx, pod))
+	default: // there is a VM
 	}
 	w.settleRun(pod, rec)
 	switch what {

@@ -136,8 +136,10 @@ func TestCallsAreOnBehalfOfTheOwner(t *testing.T) {
 			"ns check " + latest + " secret", "ns get web", "ns get web:latest", "ns save id web", "ns push saved " + latest + " secret",
 			"ns ask " + latest + " secret", "ns remove saved",
 		}},
-		"offer": {func(ctx context.Context, s *States) error { return s.Offer(ctx, &corev1.Pod{}) },
-			[]string{"ns get fork-web", "ns save id fork-web", "ns push saved " + fork + " secret", "ns ask " + fork + " secret"}},
+		"offer": {
+			func(ctx context.Context, s *States) error { return s.Offer(ctx, &corev1.Pod{}) },
+			[]string{"ns get fork-web", "ns save id fork-web", "ns push saved " + fork + " secret", "ns ask " + fork + " secret"},
+		},
 		"drop": {func(ctx context.Context, s *States) error {
 			s.DropTag(ctx)
 			s.DropOffer(ctx)

@@ -61,7 +61,7 @@ func (s *States) fetch(ctx context.Context, from, name string) (snapshot.Snapsho
 func (s *States) dropTag(ctx context.Context, tag, complaint string) {
 	ref := s.ref(s.owner.VM, tag)
 	if err := s.own.deleteTag(ctx, ref); err != nil && ctx.Err() == nil {
-		s.owner.Log.Warn(complaint, "op", ref, "err", err)
+		s.owner.Log.Warn(complaint, "op", ref, "err", err) //nolint:sloglint // one of a few constants
 	}
 }
 

@@ -17,11 +17,8 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// The pauses before a watch that ended is restarted.
-const (
-	watchFirst = time.Second
-	watchMost  = 30 * time.Second
-)
+// watchMost is the longest pause before a watch that ended is restarted.
+const watchMost = 30 * time.Second
 
 // Objects watches the ConfigMaps and Secrets that the volumes of running pods use. As in the kubelet, each object has one
 // watch by name, which all pods that refer to it share and which ends with the last of them; a node may not list others.
@@ -124,7 +121,7 @@ func (o *Objects) look(key objectKey) (metav1.Object, error) {
 
 // watch keeps w up to date until ctx ends or the object cannot change any more.
 func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
-	pauses := growing(watchFirst, watchMost)
+	pauses := growing(watchMost)
 	for {
 		began := time.Now()
 		final, err := o.stream(ctx, key, w)
@@ -135,7 +132,7 @@ func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
 			o.log.Debug("watch of an object ended", "pod", key.namespace+"/"+key.Name, "err", err)
 		}
 		if time.Since(began) > watchMost {
-			pauses = growing(watchFirst, watchMost)
+			pauses = growing(watchMost)
 		}
 		if !sleep(ctx, nil, pauses.Step()) {
 			return

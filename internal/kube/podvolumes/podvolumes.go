@@ -23,9 +23,8 @@ import (
 )
 
 const (
-	settle     = 100 * time.Millisecond // changes that come together are sent to the guest together
-	retryFirst = time.Second            // first pause after a failure
-	retryMost  = time.Minute
+	settle    = 100 * time.Millisecond // changes that come together are sent to the guest together
+	retryMost = time.Minute
 )
 
 // Spawn starts work in a goroutine. The function that it returns cancels the work's context.
@@ -161,7 +160,7 @@ func (k *keeper) run(ctx context.Context) {
 		k.held = map[string]sum{}
 		k.poke()
 	}
-	next, pauses, complaint := k.due(), growing(retryFirst, retryMost), ""
+	next, pauses, complaint := k.due(), growing(retryMost), ""
 	for sleep(ctx, k.wake, next) && sleep(ctx, nil, settle) {
 		select {
 		case <-k.wake: // handle what arrived meanwhile now
@@ -169,7 +168,7 @@ func (k *keeper) run(ctx context.Context) {
 		}
 		err := k.refresh(ctx)
 		if err == nil {
-			next, pauses, complaint = k.due(), growing(retryFirst, retryMost), ""
+			next, pauses, complaint = k.due(), growing(retryMost), ""
 			continue
 		}
 		if ctx.Err() == nil && complaint != err.Error() {
@@ -180,9 +179,9 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// growing is a back-off that doubles from first to most.
-func growing(first, most time.Duration) wait.Backoff {
-	return wait.Backoff{Duration: first, Factor: 2, Jitter: jitter, Steps: math.MaxInt, Cap: most}
+// growing is a back-off that doubles from a second to most.
+func growing(most time.Duration) wait.Backoff {
+	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: jitter, Steps: math.MaxInt, Cap: most}
 }
 
 // jitter is the part by which a pause may be longer, so that many nodes do not ask the API server at once.
