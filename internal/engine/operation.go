@@ -80,35 +80,34 @@ func (o operation[T]) run(ctx context.Context, m *machine, x T, args []byte) (vm
 	if err := m.open(ctx, o.name, o.steps[0].word, args); err != nil {
 		return m.record(), err
 	}
-	err := o.from(ctx, m, x, 0)
-	return m.record(), err
+	return o.from(ctx, m, x, 0)
 }
 
-// from runs the steps from one on, which the journal has already.
-func (o operation[T]) from(ctx context.Context, m *machine, x T, at int) error {
+// from runs the steps from one on, which the journal has already. It returns the record of the last commit.
+func (o operation[T]) from(ctx context.Context, m *machine, x T, at int) (r vm.Record, err error) {
 	for ; at < len(o.steps) && o.steps[at].run != nil; at++ {
 		s := o.steps[at]
 		done, err := s.run(x, ctx)
 		if err == nil {
-			err = o.commit(ctx, m, done, at)
-		}
-		if err != nil && s.lasting && m.life.serving.Err() != nil {
-			return err
+			r, err = o.commit(ctx, m, done, at)
 		}
 		if err != nil {
-			return s.undo(x, ctx, err)
+			if !s.lasting || m.life.serving.Err() == nil {
+				err = s.undo(x, ctx, err)
+			}
+			return m.record(), err
 		}
 		if done.then != nil {
 			done.then(ctx)
 		}
 	}
-	return nil
+	return r, nil
 }
 
 // commit records the outcome of a step, and that the next one runs or that the operation has ended.
-func (o operation[T]) commit(ctx context.Context, m *machine, done outcome, at int) error {
+func (o operation[T]) commit(ctx context.Context, m *machine, done outcome, at int) (vm.Record, error) {
 	if done.gone {
-		return m.forget(ctx)
+		return m.record(), m.forget(ctx)
 	}
 	with := put(m.journal.Settle)
 	if next := at + 1; next < len(o.steps) && o.steps[next].run != nil {
@@ -120,8 +119,7 @@ func (o operation[T]) commit(ctx context.Context, m *machine, done outcome, at i
 	if done.change == nil {
 		done.change = same
 	}
-	_, err := m.commit(ctx, with, done.change)
-	return err
+	return m.commit(ctx, with, done.change)
 }
 
 // create begins the operation with a new VM of the record r, and runs its steps. with returns the operation on it.
@@ -139,8 +137,7 @@ func (o operation[T]) create(ctx context.Context, n *node, r vm.Record, with fun
 		n.vms.unreserve(m.key())
 		return vm.Record{}, err
 	}
-	err = o.from(ctx, m, with(m), 0)
-	return m.record(), err
+	return o.from(ctx, m, with(m), 0)
 }
 
 // recoverable is an operation of any kind, as recovery sees it.
@@ -185,7 +182,8 @@ func (o operation[T]) recover(ctx context.Context, m *machine, in journal.Intent
 	}
 	return func(ctx context.Context) error {
 		defer release()
-		return o.from(ctx, m, x, o.at(next))
+		_, err := o.from(ctx, m, x, o.at(next))
+		return err
 	}, nil
 }
 
