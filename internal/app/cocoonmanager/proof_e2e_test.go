@@ -86,7 +86,10 @@ func upgrade(t *testing.T, r *rig) {
 		t.Fatal(err)
 	}
 	r.Kubectl(t, string(crd), "create", "-f", "-")
-	r.Kubectl(t, "", "wait", "crd/cocoonsets.cocoonset.cocoonstack.io", "--for=condition=Established", "--timeout=30s")
+	kubetest.Eventually(t, "the schema is established", func() string { // kubectl wait fails as long as there are no conditions
+		out, _ := r.TryKubectl(t, "", "get", "crd", "cocoonsets.cocoonset.cocoonstack.io", "-o", `jsonpath={.status.conditions[?(@.type=="Established")].status}`)
+		return out
+	}, "True")
 	r.Kubectl(t, `
 apiVersion: cocoonset.cocoonstack.io/v1
 kind: CocoonSet
