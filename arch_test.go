@@ -74,7 +74,7 @@ var exceptions = map[string]bool{}
 var rooms = map[string][]string{
 	"internal/engine": {"serial", "proclog", "process", "pool", "session", "."},
 	"internal/kube": {
-		"convert", "imagemapping", "probe", "servingcert", "stats", "kubelet", "placement",
+		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
 		"podstatus", "podvolumes", "podsnapshots", "podhealth", "podprovider", "node",
 		"controller", "controller/eviction", "controller/hibernation", "controller/vmplacement", "controller/cocoonset", "admission",
 	},

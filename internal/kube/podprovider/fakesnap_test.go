@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/kube/pauses"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -145,7 +146,7 @@ func (s *fakeSnapshots) SaveSnapshot(ctx context.Context, ref string, spec vm.Sa
 	if rec == nil {
 		return snapshot.Snapshot{}, errdefs.NotFoundf("no VM %s", ref)
 	}
-	if !sleep(ctx, nil, s.takes, false) {
+	if !pauses.Sleep(ctx, nil, s.takes, false) {
 		return snapshot.Snapshot{}, ctx.Err()
 	}
 	defer s.change(rec.ID, func(r *vm.Record) { r.SnapshotIDs = append(r.SnapshotIDs, "one") })

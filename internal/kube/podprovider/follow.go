@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/pauses"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -29,7 +30,7 @@ const (
 // because with a stale cache a VM could look like an orphan.
 func (p *Provider) adopt(ctx context.Context) (int64, error) {
 	var revision int64
-	err := growing(250*time.Millisecond, 10*time.Second, many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (done bool, err error) {
+	err := pauses.Growing(250*time.Millisecond, 10*time.Second, pauses.Many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (done bool, err error) {
 		if revision, err = p.tryAdopt(ctx); err != nil && ctx.Err() == nil {
 			p.Log.Warn("start-up reconcile is waiting", "err", err)
 		}
@@ -141,7 +142,7 @@ func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, 
 // follow passes the Runtime's events to the workers until ctx ends. After every interruption it first reads the list, to
 // learn what vanished meanwhile, and then resumes the stream from there.
 func (p *Provider) follow(ctx context.Context, revision int64) {
-	first := growing(followFirst, followMost, 0)
+	first := pauses.Growing(followFirst, followMost, 0)
 	pause := first
 	for ctx.Err() == nil {
 		began, heard := time.Now(), false
@@ -170,7 +171,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 			pause = first
 		}
 		for {
-			if !sleep(ctx, nil, next, false) {
+			if !pauses.Sleep(ctx, nil, next, false) {
 				return
 			}
 			if at, err := p.resync(ctx); err == nil {

@@ -10,6 +10,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/pauses"
 	"cocoonstack.io/cocoon/internal/kube/podhealth"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -80,7 +81,7 @@ func (w *worker) schedule(rec *vm.Record) {
 		w.pause = podstatus.Pause{Reason: reasonCrashLoop, Message: message}
 		w.event(corev1.EventTypeWarning, eventBackOff, "Back-off restarting failed container as VM %s", rec.Spec.Name)
 	} else {
-		w.backoff = growing(w.p.cfg.BackoffBase, w.p.cfg.BackoffMax, 0)
+		w.backoff = pauses.Growing(w.p.cfg.BackoffBase, w.p.cfg.BackoffMax, 0)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/pauses"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -137,7 +138,7 @@ func (w *worker) depart(ctx context.Context) {
 	if w.writer.flush(ctx) != nil || w.writer.lost() {
 		return
 	}
-	_ = growing(100*time.Millisecond, 10*time.Second, many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	_ = pauses.Growing(100*time.Millisecond, 10*time.Second, pauses.Many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		err := w.writer.erase(ctx)
 		if err != nil && ctx.Err() == nil {
 			w.log.Warn("pod not deleted", "err", err)

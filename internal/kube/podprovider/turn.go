@@ -2,24 +2,17 @@ package podprovider
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"cocoonstack.io/cocoon/internal/kube/pauses"
 )
-
-// many is the jitter of pauses after which many nodes ask the API server again.
-const many = 0.1
-
-// growing is a back-off that doubles from first to most. What users see of a pod has no jitter, as in the kubelet.
-func growing(first, most time.Duration, jitter float64) wait.Backoff {
-	return wait.Backoff{Duration: min(first, most), Factor: 2, Jitter: jitter, Steps: math.MaxInt, Cap: most}
-}
 
 // step returns the next pause of b. A b that is zero, or that had another maximum, begins anew.
 func step(b *wait.Backoff, first, most time.Duration) time.Duration {
 	if b.Cap != most {
-		*b = growing(first, most, 0)
+		*b = pauses.Growing(first, most, 0)
 	}
 	return b.Step()
 }
@@ -68,5 +61,5 @@ func sooner(a, b turn) turn {
 
 // wait waits for the turn or, whichever comes first, for a wake-up. It returns false when ctx has ended.
 func (t turn) wait(ctx context.Context, wake <-chan struct{}) bool {
-	return sleep(ctx, wake, time.Duration(t), t == whenWoken)
+	return pauses.Sleep(ctx, wake, time.Duration(t), t == whenWoken)
 }

@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
+
+	"cocoonstack.io/cocoon/internal/kube/pauses"
 )
 
 // writer sends one pod's status and runtime annotations to the API server. The latest request wins, one patch is sent at a
@@ -161,7 +163,7 @@ func (w *writer) settled() {
 // run writes until nothing is left to write, ctx ends or the pod is gone. While the server does not answer, run retries
 // with growing pauses.
 func (w *writer) run(ctx context.Context) {
-	first := growing(100*time.Millisecond, 10*time.Second, many)
+	first := pauses.Growing(100*time.Millisecond, 10*time.Second, pauses.Many)
 	pause := first
 	for {
 		want, base, hold := w.next(ctx)
@@ -169,7 +171,7 @@ func (w *writer) run(ctx context.Context) {
 			return
 		}
 		if hold > 0 {
-			sleep(ctx, w.wake, hold, false)
+			pauses.Sleep(ctx, w.wake, hold, false)
 			continue
 		}
 		if same(want, base) { // changed back before it was written
@@ -190,7 +192,7 @@ func (w *writer) run(ctx context.Context) {
 			continue
 		}
 		w.log.Warn("pod status not written", "pod", w.ref.String(), "err", err)
-		sleep(ctx, nil, pause.Step(), false)
+		pauses.Sleep(ctx, nil, pause.Step(), false)
 	}
 }
 
@@ -206,23 +208,6 @@ func (w *writer) next(ctx context.Context) (want, base *corev1.Pod, hold time.Du
 		w.notBy = time.Now().Add(w.again)
 	}
 	return w.want, w.base, time.Until(w.notBy)
-}
-
-// sleep waits for d or a wake-up (only for the wake-up when endless). It returns false when ctx has ended.
-func sleep(ctx context.Context, wake <-chan struct{}, d time.Duration, endless bool) bool {
-	var timer <-chan time.Time
-	if !endless {
-		t := time.NewTimer(max(d, 0))
-		defer t.Stop()
-		timer = t.C
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-wake:
-	case <-timer:
-	}
-	return true
 }
 
 func (w *writer) wrote(want, got *corev1.Pod) {

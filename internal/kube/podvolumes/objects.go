@@ -10,15 +10,19 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/pauses"
 )
 
 // watchMost is the longest pause before a watch that ended is restarted.
 const watchMost = 30 * time.Second
+
+func watchPauses() wait.Backoff { return pauses.Growing(time.Second, watchMost, pauses.Many) }
 
 // Objects watches the ConfigMaps and Secrets that the volumes of running pods use. As in the kubelet, each object has one
 // watch by name, which all pods that refer to it share and which ends with the last of them; a node may not list others.
@@ -121,7 +125,7 @@ func (o *Objects) look(key objectKey) (metav1.Object, error) {
 
 // watch keeps w up to date until ctx ends or the object cannot change any more.
 func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
-	pauses := growing(watchMost)
+	retries := watchPauses()
 	for {
 		began := time.Now()
 		final, err := o.stream(ctx, key, w)
@@ -132,9 +136,9 @@ func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
 			o.log.Debug("watch of an object ended", "pod", key.namespace+"/"+key.Name, "err", err)
 		}
 		if time.Since(began) > watchMost {
-			pauses = growing(watchMost)
+			retries = watchPauses()
 		}
-		if !sleep(ctx, nil, pauses.Step()) {
+		if !pauses.Sleep(ctx, nil, retries.Step(), false) {
 			return
 		}
 	}

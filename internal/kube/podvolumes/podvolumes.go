@@ -10,15 +10,14 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"math"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/pauses"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -160,46 +159,23 @@ func (k *keeper) run(ctx context.Context) {
 		k.held = map[string]sum{}
 		k.poke()
 	}
-	next, pauses, complaint := k.due(), growing(retryMost), ""
-	for sleep(ctx, k.wake, next) && sleep(ctx, nil, settle) {
+	next, retries, complaint := k.due(), pauses.Growing(time.Second, retryMost, pauses.Many), ""
+	for pauses.Sleep(ctx, k.wake, next, next <= 0) && pauses.Sleep(ctx, nil, settle, false) {
 		select {
 		case <-k.wake: // handle what arrived meanwhile now
 		default:
 		}
 		err := k.refresh(ctx)
 		if err == nil {
-			next, pauses, complaint = k.due(), growing(retryMost), ""
+			next, retries, complaint = k.due(), pauses.Growing(time.Second, retryMost, pauses.Many), ""
 			continue
 		}
 		if ctx.Err() == nil && complaint != err.Error() {
 			complaint = err.Error()
 			k.of.owner.Complain(k.id, err)
 		}
-		next = pauses.Step()
+		next = retries.Step()
 	}
-}
-
-// growing is a back-off that doubles from a second to most.
-func growing(most time.Duration) wait.Backoff {
-	return wait.Backoff{Duration: time.Second, Factor: 2, Jitter: jitter, Steps: math.MaxInt, Cap: most}
-}
-
-// jitter is the part by which a pause may be longer, so that many nodes do not ask the API server at once.
-const jitter = 0.1
-
-// sleep waits for d or a wake-up; 0: only for the wake-up. It returns false when ctx has ended.
-func sleep(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
-	var timer <-chan time.Time
-	if d > 0 {
-		timer = time.After(d)
-	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-wake:
-	case <-timer:
-	}
-	return true
 }
 
 // due returns how long to wait for the next token; 0: there is no token to wait for.
