@@ -54,8 +54,8 @@ func (s *Snapshots) fetchImages(ctx context.Context, snap snapshot.Snapshot, aut
 	return nil
 }
 
-// fetchImage pulls an image of snap unless exactly that content is here: by the digest that its origin knows, if
-// there is one. In every case, what is pulled must be the wanted image.
+// fetchImage pulls an image of snap unless the node has it. It pulls by the digest that the image's origin knows, if there
+// is one. It refuses content that is not the wanted image.
 //
 // Depending on an image gives no right to it: a snapshot from a registry can name any digest. A snapshot that the
 // operator shares does give the right.

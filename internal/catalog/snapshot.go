@@ -29,7 +29,7 @@ type imagePuller interface {
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
 
-// Snapshots is what a node does with snapshots beyond one call of engine, store or remote: it combines them. Its methods
+// Snapshots does what needs more than one of engine, store and remote, such as a clone that pulls its image. Its methods
 // are those of nodeclient.Client, so that a door in the same process can use it like a remote one uses the client. It
 // returns Unsupported for what it lacks (nil).
 type Snapshots struct {

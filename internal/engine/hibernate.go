@@ -109,8 +109,8 @@ func (h *hibernate) hibernated(id string, frozen []vm.Disk) outcome {
 	}, then: func(context.Context) { h.tidy() }}
 }
 
-// settleHibernated records that the VM is hibernated. If the journal fails, the intent is open and the snapshot
-// exists: the next recovery gets the same result, and so does any operation on the VM before that.
+// settleHibernated records that the VM is hibernated. If the journal fails, the intent stays open. Then the next recovery,
+// or an operation on the VM before it, finds the snapshot and gets the same result.
 func (h *hibernate) settleHibernated(ctx context.Context, id string, frozen []vm.Disk) error {
 	done := h.hibernated(id, frozen)
 	err := h.settleAssumed(ctx, opHibernate, done.change)

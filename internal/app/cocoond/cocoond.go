@@ -42,8 +42,9 @@ const long = `cocoond owns the virtual machines of this host and serves the node
 It needs root. VMs are processes of their own: stopping, killing or upgrading cocoond does not touch them; the next
 cocoond takes them up again. "cocoond shutdown" ends them and takes the network down.
 
-Each setting is a flag, an environment variable or a key of the YAML file given by --config; they count in this order. A
-dot in a key leads into a group: log.level is {log: {level: …}}. Only the file has these:
+Each setting is a flag, an environment variable or a key of the YAML file given by --config. A flag wins over the
+variable, and the variable over the file. A dot in a key leads into a group: log.level is {log: {level: …}}. Only the
+file has these:
 
 `
 

@@ -63,7 +63,8 @@ type Config struct {
 
 const help = `cocoon-manager runs the controllers of CocoonSet, CocoonHibernation and VMPlacement, and the admission webhooks of VMs.
 
-Each setting is a flag, an environment variable or a key of the YAML file given by --config; they count in this order.
+Each setting is a flag, an environment variable or a key of the YAML file given by --config.
+A flag wins over the variable, and the variable over the file.
 Several managers may run; one acts.
 `
 

@@ -65,7 +65,8 @@ func (o *options) settings() []settings.Setting {
 
 const help = `vk-cocoon is a virtual Kubernetes node whose pods are VMs of this machine.
 
-Each setting is a flag, an environment variable or a key of the YAML file given by --config; they count in this order.
+Each setting is a flag, an environment variable or a key of the YAML file given by --config.
+A flag wins over the variable, and the variable over the file.
 `
 
 // parse reads flags, variables, the file and defaults; the first of these wins.

@@ -116,7 +116,7 @@ func (s *States) olds(pulled snapshot.Snapshot) []string {
 	return all
 }
 
-// dropOld deletes the VM's tag where an earlier release stored it, if it has the digest of the VM's snapshot. A failure
+// dropOld deletes the VM's tag in the place of an earlier release, if the tag has the given digest. A failure
 // does no harm: nobody uses a snapshot that does not name its owner.
 func (s *States) dropOld(ctx context.Context, tag, digest string) {
 	repo := contract.OldRepository(s.owner.Namespace, s.owner.VM)

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// options make cmp, which only describes a difference, see all that reflect.DeepEqual sees.
+// options let cmp compare what reflect.DeepEqual compares. cmp only describes the difference.
 var options = cmp.Options{
 	cmp.Exporter(func(reflect.Type) bool { return true }),
 	cmp.FilterPath(

@@ -1,5 +1,5 @@
-// Package section keeps generated sections of the documentation correct: a test compares a section with what the code says
-// now, or writes it anew.
+// Package section compares a generated section of the documentation with what the code says. With a flag it writes the
+// section instead.
 package section
 
 import (
