@@ -22,4 +22,6 @@ if [ ! -d "$old" ]; then
   rm -rf "$source"
   trap - EXIT
 fi
+# Builds before vk--NAMESPACE.POD gave pods of two namespaces the same VM name.
+git grep -q 'vk--' "$commit" -- api/contract || export COCOON_TEST_OLD_AMBIGUOUS=1
 COCOON_TEST_OLD=$old exec hack/test.sh upgrade "$@"

@@ -94,6 +94,12 @@ func scriptsIn(t *testing.T, dir string, setup func(*testscript.Env) error) {
 			"daemon":     daemon,
 		},
 		RequireExplicitExec: true,
+		Condition: func(cond string) (bool, error) {
+			if name, ok := strings.CutPrefix(cond, "set:"); ok { // a variable of the test
+				return os.Getenv(name) != "", nil
+			}
+			return false, fmt.Errorf("unknown condition %q", cond)
+		},
 	})
 }
 
