@@ -34,8 +34,8 @@ func write(t *testing.T, path, text string, mode fs.FileMode) {
 	}
 }
 
-// bring copies programs of this machine, and the libraries that they load, into root.
-func bring(t *testing.T, root string, programs ...string) {
+// copyPrograms copies programs of this machine, and the libraries that they load, into root.
+func copyPrograms(t *testing.T, root string, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
 		path, err := exec.LookPath(p)
@@ -96,7 +96,7 @@ func TestPackage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	bring(t, root, "sh", "systemd-sysusers", "systemd-tmpfiles")
+	copyPrograms(t, root, "sh", "systemd-sysusers", "systemd-tmpfiles")
 	for path, text := range map[string]string{"dev/null": "", "var/lib/dpkg/status": "", "var/lib/dpkg/available": "", "etc/passwd": "root:x:0:0::/root:/bin/sh\n", "etc/group": "root:x:0:\n"} {
 		write(t, filepath.Join(root, path), text, 0o644)
 	}

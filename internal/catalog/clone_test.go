@@ -65,7 +65,7 @@ func TestCloneFetchesTheVeryImage(t *testing.T) {
 		"nameless":    {snap: snapshot.Snapshot{ImageDigest: "sha256:a", Image: "sha256:a"}, class: errdefs.NotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sh, o, s := newShelf(), &origin{pulled: c.comes, err: c.err}, &engine{}
+			sh, o, s := newStore(), &origin{pulled: c.comes, err: c.err}, &engine{}
 			c.snap.ID, c.snap.Name = "id", "s"
 			sh.all["s"] = c.snap
 			room := &catalog.Snapshots{Cloner: s, Images: o, Puller: o, Store: sh}
@@ -115,7 +115,7 @@ func TestASnapshotGivesNoRightToItsImage(t *testing.T) {
 		"of the namespace": {vm.Owner{Namespace: "prod"}, 1, false},
 		"published":        {vm.Owner{}, 0, true},
 	} {
-		sh, o := newShelf(), &origin{err: errdefs.Preconditionf("the registry refuses access")}
+		sh, o := newStore(), &origin{err: errdefs.Preconditionf("the registry refuses access")}
 		sh.all["s"] = snapshot.Snapshot{ID: "id", Name: "s", Owner: c.owner, Published: []string{"prod"}, ImageDigest: "sha256:here", Image: "victim/app:1"}
 		room := &catalog.Snapshots{Cloner: &engine{}, Images: strict{o}, Puller: o, Store: sh}
 		_, err := room.CloneWithImage(vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"}), vm.CloneSpec{Snapshot: "s", Name: "copy"}, nil)

@@ -29,7 +29,7 @@ func (p peer) ExportSnapshot(_ context.Context, _ string, w io.Writer) error {
 
 func (p peer) Close() error { return nil }
 
-func (s *shelf) Import(_ context.Context, name, _ string, r io.Reader, progress func(int64)) (snapshot.Snapshot, error) {
+func (s *store) Import(_ context.Context, name, _ string, r io.Reader, progress func(int64)) (snapshot.Snapshot, error) {
 	b, err := io.ReadAll(r)
 	if err != nil {
 		return snapshot.Snapshot{}, err
@@ -40,7 +40,7 @@ func (s *shelf) Import(_ context.Context, name, _ string, r io.Reader, progress 
 }
 
 func TestPeersAreNamedByAddressAndSnapshot(t *testing.T) {
-	c := &catalog.Snapshots{Store: newShelf(), Dial: func(string) (catalog.Peer, error) { return peer{snapshot.Snapshot{Name: "one"}}, nil }}
+	c := &catalog.Snapshots{Store: newStore(), Dial: func(string) (catalog.Peer, error) { return peer{snapshot.Snapshot{Name: "one"}}, nil }}
 	for from, class := range map[string]errdefs.Class{
 		"cocoon://node:1/none": errdefs.NotFound,
 		"cocoon://node:1":      errdefs.InvalidArgument,
@@ -73,7 +73,7 @@ func TestAPeerSaysWhoseASnapshotIs(t *testing.T) {
 		"own": {vm.Owner{Namespace: "prod"}, nil, true}, "published": {vm.Owner{}, []string{"prod"}, true}, "everybodys": {vm.Owner{}, []string{vm.Everyone}, true},
 	} {
 		theirs := peer{snapshot.Snapshot{Name: "one", Owner: change.of, Published: change.published}}
-		c := &catalog.Snapshots{Store: newShelf(), Dial: func(string) (catalog.Peer, error) { return theirs, nil }}
+		c := &catalog.Snapshots{Store: newStore(), Dial: func(string) (catalog.Peer, error) { return theirs, nil }}
 		if _, err := c.PullSnapshot(prod, "cocoon://node:1/one", name, snapshot.Auth{}, nil); (err == nil) != change.ok || !change.ok && !errdefs.IsNotFound(err) {
 			t.Errorf("%s: %v", name, err)
 		}

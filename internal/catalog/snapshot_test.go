@@ -13,30 +13,30 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// shelf is a snapshot store in memory, by name.
-type shelf struct {
+// store is a snapshot store in memory, by name.
+type store struct {
 	snapshot.Store // panics for what is not written here
 
 	held int
 	all  map[string]snapshot.Snapshot
 }
 
-func newShelf(names ...string) *shelf {
-	s := &shelf{all: map[string]snapshot.Snapshot{}}
+func newStore(names ...string) *store {
+	s := &store{all: map[string]snapshot.Snapshot{}}
 	for i, n := range names {
 		s.all[n] = snapshot.Snapshot{ID: fmt.Sprintf("id%d", i), Name: n}
 	}
 	return s
 }
 
-func (s *shelf) Get(_ context.Context, ref string) (snapshot.Snapshot, error) {
+func (s *store) Get(_ context.Context, ref string) (snapshot.Snapshot, error) {
 	if snap, ok := s.all[ref]; ok {
 		return snap, nil
 	}
 	return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot is called %q", ref)
 }
 
-func (s *shelf) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) {
+func (s *store) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) {
 	snap, err := s.Get(ctx, filepath.Base(dir))
 	if err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (s *shelf) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) 
 	return held{s: s, snap: snap}, nil
 }
 
-func (s *shelf) Update(_ context.Context, ref string, change func(*snapshot.Snapshot)) (snapshot.Snapshot, error) {
+func (s *store) Update(_ context.Context, ref string, change func(*snapshot.Snapshot)) (snapshot.Snapshot, error) {
 	for name, snap := range s.all {
 		if snap.ID == ref {
 			change(&snap)
@@ -58,7 +58,7 @@ func (s *shelf) Update(_ context.Context, ref string, change func(*snapshot.Snap
 
 type held struct {
 	snapshot.Held
-	s    *shelf
+	s    *store
 	snap snapshot.Snapshot
 }
 
@@ -69,7 +69,7 @@ func second[T any](_ T, err error) error { return err }
 
 // TestOnlyTheOperatorPublishes, and only the operator's own snapshots; folders of the node are the operator's, too.
 func TestOnlyTheOperatorPublishes(t *testing.T) {
-	sh := newShelf("golden", "db")
+	sh := newStore("golden", "db")
 	db := sh.all["db"]
 	db.Owner = vm.Owner{Namespace: "prod"}
 	sh.all["db"] = db

@@ -246,8 +246,8 @@ func TestHibernatedClone(t *testing.T) {
 	r.clearAll("gold")
 }
 
-// goBack restores the VM of rec to the snapshot "gold", taken when it had written "one" and two lines.
-func (r *rig) goBack(what string, rec vm.Record, g *enginetest.Guest) {
+// restoreGold restores the VM of rec to the snapshot "gold", taken when it had written "one" and two lines.
+func (r *rig) restoreGold(what string, rec vm.Record, g *enginetest.Guest) {
 	r.t.Helper()
 	if g != nil {
 		r.write(g, "later.")
@@ -272,12 +272,12 @@ func TestRestore(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	rec, g := r.source()
 	x := r.saved("gold")
-	r.goBack("running", rec, g)
+	r.restoreGold("running", rec, g)
 	r.must(r.Stop(ctx, "web", 0))
-	r.goBack("stopped", rec, nil)
+	r.restoreGold("stopped", rec, nil)
 	r.write(r.world.Guest(rec.ID), "asleep.")
 	r.must(r.Hibernate(ctx, "web", ""))
-	r.goBack("hibernated", rec, nil)
+	r.restoreGold("hibernated", rec, nil)
 	if all, err := r.world.Snapshots().List(ctx); err != nil || len(all) != 1 {
 		t.Errorf("there are %d snapshots, %v", len(all), err)
 	}

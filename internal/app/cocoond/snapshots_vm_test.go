@@ -384,7 +384,7 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 		return func() { <-done }
 	}
 	hibernate := func(c *nodeclient.Client) { _, _ = c.Hibernate(t.Context(), "sleeper", "") }
-	rouse := func(c *nodeclient.Client) { _, _ = c.Wake(t.Context(), "sleeper") }
+	tryWake := func(c *nodeclient.Client) { _, _ = c.Wake(t.Context(), "sleeper") }
 	written := func(least int64) func() bool { // bytes of a snapshot in progress
 		return func() bool {
 			var size int64
@@ -420,7 +420,7 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 		"it has a process": func() bool { r, err := n.Inspect(t.Context(), "sleeper"); return err == nil && r.PID > 0 },
 	} {
 		sleep()
-		wait := begin(rouse, moment)
+		wait := begin(tryWake, moment)
 		n.crash()
 		wait()
 		t.Logf("wake, cocoond killed when: %s; then it is %s", name, n.state())
@@ -431,7 +431,7 @@ func TestVMSleepSurvivesKills(t *testing.T) {
 	}
 	// QEMU dies during a wake: the VM either has not resumed, or has ended like any VM whose process dies.
 	sleep()
-	wait := begin(rouse, func() bool { r, err := n.Inspect(t.Context(), "sleeper"); return err == nil && r.PID > 0 })
+	wait := begin(tryWake, func() bool { r, err := n.Inspect(t.Context(), "sleeper"); return err == nil && r.PID > 0 })
 	if r, err := n.Inspect(t.Context(), "sleeper"); err == nil && r.PID > 0 && !r.AgentReady {
 		_ = syscall.Kill(r.PID, syscall.SIGKILL)
 	}
