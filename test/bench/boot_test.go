@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -325,7 +326,13 @@ func (b *bare) once(t *testing.T, n int) (took booted) {
 // greet sets up the guest, as the engine does.
 func (b *bare) greet(ctx context.Context, socket string) error {
 	a, err := agent.Connector{}.Connect(ctx, func(ctx context.Context) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		for {
+			c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				return c, err
+			}
+			time.Sleep(time.Millisecond) // QEMU has bound the socket, but does not listen yet
+		}
 	})
 	if err != nil {
 		return err
