@@ -1,4 +1,5 @@
-// Package cocoon tests the rules of this repository: which packages may import which, and that every package has a comment.
+// Package cocoon tests the rules of this repository: which packages may import which, in which order the files of the
+// largest packages stand, and that every package has a comment.
 // It contains no product code.
 package cocoon
 

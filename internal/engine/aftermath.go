@@ -81,3 +81,6 @@ func (m *machine) unusable(ctx context.Context, err error) (vm.Record, error) {
 	}
 	return m.record(), err
 }
+
+// hibernation is the name of the snapshot in which a VM is hibernated if the caller gives no other.
+func hibernation(id vm.ID) string { return "hibernate-" + string(id) }

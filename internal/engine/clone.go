@@ -2,8 +2,6 @@ package engine
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +11,6 @@ import (
 
 	"cocoonstack.io/cocoon/internal/engine/pool"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -257,172 +254,6 @@ func (n *node) openDir(dir string) bool {
 		below, err := filepath.Rel(parent, real)
 		return err == nil && filepath.IsLocal(below)
 	})
-}
-
-// designClone returns the first record of the clone id of x. Everything that can be refused is refused here.
-func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID) (vm.Record, []image.Image, error) {
-	live := x.Live && !spec.Cold
-	s, err := cloneSpec(x, spec, id, live)
-	if err != nil {
-		return vm.Record{}, nil, err
-	}
-	if live {
-		if s.Accel, err = n.drivers.resumable(ctx, x, s.Accel); err != nil {
-			return vm.Record{}, nil, err
-		}
-	} else if n.drivers[x.Hypervisor] == nil { // any driver here can boot its disks
-		s.Driver = n.cfg.DefaultDriver
-	}
-	images, err := n.imagesOf(ctx, x)
-	if err != nil {
-		return vm.Record{}, nil, err
-	}
-	process := x.Record.Process
-	s.Process = process // resolved: nothing from the image is laid over it
-	if err := s.Validate(); err != nil {
-		return vm.Record{}, nil, err
-	}
-	r, err := n.design(s, images[0])
-	if err != nil {
-		return r, nil, err
-	}
-	r.ID, r.Owner, r.Process, r.Snapshot = id, vm.Behalf(ctx), process, x.ID
-	if r.Containers, err = containersIn(x, r.Spec, live); err != nil {
-		return r, nil, err
-	}
-	r.Spec.Process = x.Record.Spec.Process
-	if live && len(r.Spec.NICs) != x.NICs {
-		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, but the clone would have %d; request the same number, or clone it cold", x.NICs, len(r.Spec.NICs))
-	}
-	if live && hasSeed(x.Record.Disks) && n.seeds == nil {
-		return r, nil, errdefs.Preconditionf("its guest has a cloud-init disk, but this node cannot create one; clone it cold")
-	}
-	if live || r.ImageType == vm.ImageOCI { // a disk guest that boots gets its identity from its seed
-		r.Cloned = live
-		r.Resume = &vm.Resume{Clone: true, MachineID: newMachineID(), SSHHostKeys: spec.SSHHostKeys}
-	}
-	if live {
-		r.Resume.Fresh = x.Fresh
-		for _, nic := range x.NIC {
-			r.Resume.MACs = append(r.Resume.MACs, nic.MAC)
-		}
-		if r.Spec.Storage > x.Storage {
-			r.Resume.Storage = r.Spec.Storage
-		}
-	}
-	return r, images, nil
-}
-
-// defaultName is the name of a clone if the caller gives none.
-func defaultName(id vm.ID) string { return "cocoon-clone-" + string(id) }
-
-// cloneSpec lays what spec asks for over the spec of the snapshot's VM.
-func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.Spec, error) {
-	s := x.Record.Spec.Clone()
-	s.Name, s.Hostname, s.Labels, s.Offered, s.Driver, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Hypervisor, x.Image
-	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
-	if s.Name == "" {
-		s.Name = defaultName(id)
-	}
-	if live && (spec.CPUs != 0 && spec.CPUs != x.CPU || spec.Memory != 0 && spec.Memory != x.Memory) {
-		return s, errdefs.Preconditionf("its guest has %d CPUs and %d bytes of memory, and a resumed guest keeps them; omit CPUs and memory, or clone it cold", x.CPU, x.Memory)
-	}
-	if spec.Storage != 0 && spec.Storage < x.Storage {
-		return s, errdefs.Invalidf("its disk has %d bytes, more than the requested %d; a disk cannot shrink", x.Storage, spec.Storage)
-	}
-	for _, f := range []struct {
-		to   *int64
-		want int64
-	}{{&s.Memory, spec.Memory}, {&s.Storage, spec.Storage}, {(*int64)(&s.StopGrace), int64(spec.StopGrace)}} {
-		if f.want != 0 {
-			*f.to = f.want
-		}
-	}
-	if spec.CPUs != 0 {
-		s.CPUs = spec.CPUs
-	}
-	for i := range s.NICs { // a requested MAC belongs to the source alone
-		s.NICs[i].MAC = ""
-	}
-	if len(spec.NICs) > 0 {
-		s.NICs = slices.Clone(spec.NICs)
-	}
-	return s.Default(), nil
-}
-
-// newMachineID returns the machine-id of a new clone.
-func newMachineID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails: crypto/rand aborts the process instead
-	return hex.EncodeToString(b[:])
-}
-
-// imagesOf returns the images that the disks of x depend on, that of the VM and those of its containers. It finds
-// them by digest, whatever their names mean here now. Whoever may clone what the operator shares may also use its
-// images. A snapshot of a namespace can claim anything about its images, so the namespace needs a right to them.
-func (n *node) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image, error) {
-	if x.Owner.Operator() {
-		ctx = vm.OnBehalf(ctx, x.Owner)
-	}
-	var out []image.Image
-	for _, want := range x.Images() {
-		img, err := n.images.Get(ctx, want.Digest)
-		if err == nil && img.ID != want.Digest || errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {
-			return nil, errdefs.NotFoundf("its disks need image %s with the digest %s, which is not on this node; pull or import it", want.Name, want.Digest)
-		}
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, img)
-	}
-	return out, nil
-}
-
-func hasSeed(disks []vm.Disk) bool {
-	return slices.ContainsFunc(disks, func(d vm.Disk) bool { return d.Role == vm.RoleCidat })
-}
-
-// cloneOf returns the saved state of h for the clone r.
-func cloneOf(h snapshot.Held, r vm.Record) *hypervisor.Incoming {
-	in := incomingOf(h)
-	in.LinksDown, in.Grown = true, grown(r)
-	return in
-}
-
-// incomingOf returns the saved state of h.
-func incomingOf(h snapshot.Held) *hypervisor.Incoming {
-	in := &hypervisor.Incoming{
-		State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory),
-		Booting: h.Snapshot().Fresh, Summed: h.Snapshot().Summed,
-	}
-	if h.Snapshot().MemoryBase != "" {
-		in.Base = filepath.Join(h.Dir(), snapshot.FileBase)
-	}
-	return in
-}
-
-// grown returns the serials of the disks of r that are larger than its resumed guest knows.
-func grown(r vm.Record) []string {
-	var serials []string
-	for _, d := range r.Disks {
-		if r.Resume != nil && r.Resume.Storage > 0 && d.Role == vm.RoleCOW {
-			serials = append(serials, d.Serial)
-		}
-	}
-	return serials
-}
-
-// disksFrom creates the disks of a snapshot for a VM, in a new folder. The writable disk has storage bytes.
-func (n *node) disksFrom(ctx context.Context, id vm.ID, storage int64, h snapshot.Held, images []image.Image) ([]vm.Disk, error) {
-	base, err := n.baseOf(ctx, h.Snapshot(), images)
-	if err != nil {
-		return nil, err
-	}
-	dir, err := n.dirs.newDisks(id)
-	if err != nil {
-		return nil, err
-	}
-	return n.snapshots.Disks(ctx, h, base, dir, storage)
 }
 
 // inheritVolumes gives the VM the content of its source VM's file volumes. No snapshot has that content: if the source is

@@ -2,9 +2,7 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/engine/process"
@@ -20,18 +18,6 @@ const (
 	diskMargin = 64 << 20         // bytes that must be free before it resumes, or a part of a small file system
 	diskPart   = 64
 )
-
-// Room is the free space of a file system for non-root users, and its size, in bytes.
-type Room struct{ Free, Size int64 }
-
-// statfs is the Room of the file system that dir is on.
-func statfs(dir string) (Room, error) {
-	var st syscall.Statfs_t
-	if err := syscall.Statfs(dir, &st); err != nil {
-		return Room{}, fmt.Errorf("read the free space of %s: %w", dir, err)
-	}
-	return Room{Free: int64(st.Bavail) * st.Bsize, Size: int64(st.Blocks) * st.Bsize}, nil
-}
 
 // diskWatch watches the disks of one process.
 type diskWatch struct {

@@ -117,3 +117,11 @@ func (ds drivers) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.A
 	}
 	return accel, err
 }
+
+// ending says how a process ended.
+type ending struct {
+	exit   hypervisor.Exit
+	asked  bool // the engine wanted it to end
+	killed bool // and had to use force
+	lost   bool // it ended while nobody watched it
+}

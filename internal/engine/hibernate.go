@@ -12,9 +12,6 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// hibernation is the name of the snapshot in which a VM is hibernated if the caller gives no other.
-func hibernation(id vm.ID) string { return "hibernate-" + string(id) }
-
 // Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once everything is durable. The
 // VM keeps its name, MACs and addresses. Hibernating a hibernated VM is no error.
 // Errors: as for SaveSnapshot. Whatever fails, the VM continues as before and no snapshot remains.

@@ -10,8 +10,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// indexed is what an index finds, a VM.
+type indexed interface {
+	comparable
+	key() string // the form of its name that is unique on the node
+	named() vm.Named
+}
+
 // index finds VMs. It is a cache of the journal that the engine maintains itself, because it is the only writer.
-type index struct {
+type index[M indexed] struct {
 	// gate is held for reading during a change of the journal and of the index. Whoever holds it for writing sees
 	// that both agree.
 	gate sync.RWMutex
@@ -20,16 +27,16 @@ type index struct {
 	settling sync.Map // IDs of committed snapshots that a VM is in although its record does not say so yet
 
 	mu    sync.RWMutex
-	byID  map[vm.ID]*machine
+	byID  map[vm.ID]M
 	names map[string]vm.ID // by key: VMs in byID and those that are being created
 }
 
-func newIndex() *index {
-	return &index{byID: map[vm.ID]*machine{}, names: map[string]vm.ID{}}
+func newIndex[M indexed]() *index[M] {
+	return &index[M]{byID: map[vm.ID]M{}, names: map[string]vm.ID{}}
 }
 
-// reserve reserves a name, as machine.key returns it, for id, or returns AlreadyExists.
-func (x *index) reserve(key string, id vm.ID) error {
+// reserve reserves a name, as indexed.key returns it, for id, or returns AlreadyExists.
+func (x *index[M]) reserve(key string, id vm.ID) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if _, taken := x.names[key]; taken {
@@ -40,41 +47,42 @@ func (x *index) reserve(key string, id vm.ID) error {
 }
 
 // unreserve frees a name whose VM was not created.
-func (x *index) unreserve(key string) {
+func (x *index[M]) unreserve(key string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.names, key)
 }
 
-func (x *index) add(m *machine) {
+func (x *index[M]) add(m M) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.byID[m.id] = m
-	x.names[m.key()] = m.id
+	id := m.named().ID
+	x.byID[id] = m
+	x.names[m.key()] = id
 }
 
-func (x *index) remove(m *machine) {
+func (x *index[M]) remove(m M) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	delete(x.byID, m.id)
+	delete(x.byID, m.named().ID)
 	delete(x.names, m.key())
 }
 
-func (x *index) get(id vm.ID) *machine {
+func (x *index[M]) get(id vm.ID) M {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return x.byID[id]
 }
 
 // all returns every VM, sorted by name.
-func (x *index) all() []*machine {
+func (x *index[M]) all() []M {
 	x.mu.RLock()
-	out := make([]*machine, 0, len(x.byID))
+	out := make([]M, 0, len(x.byID))
 	for _, m := range x.byID {
 		out = append(out, m)
 	}
 	x.mu.RUnlock()
-	slices.SortFunc(out, func(a, b *machine) int { return strings.Compare(a.name(), b.name()) })
+	slices.SortFunc(out, func(a, b M) int { return strings.Compare(a.named().Name, b.named().Name) })
 	return out
 }
 
@@ -82,17 +90,17 @@ func (x *index) all() []*machine {
 var reference = vm.Kind{Noun: "VM", List: "cocoon vm list"}
 
 // find resolves a reference on behalf of the owner in ctx; see vm.Kind.Match. A VM of another owner is NotFound.
-func (x *index) find(ctx context.Context, ref string) (*machine, error) {
+func (x *index[M]) find(ctx context.Context, ref string) (none M, _ error) {
 	if ref == "" {
-		return nil, errdefs.Invalidf("no VM given; give its name, its id or a unique prefix of its id")
+		return none, errdefs.Invalidf("no VM given; give its name, its id or a unique prefix of its id")
 	}
 	who := vm.Behalf(ctx)
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	if m := x.byID[vm.ID(ref)]; m != nil && m.named().VisibleTo(who) {
+	if m, ok := x.byID[vm.ID(ref)]; ok && m.named().VisibleTo(who) {
 		return m, nil
 	}
-	if m := x.byID[x.names[who.Qualify(ref)]]; m != nil {
+	if m, ok := x.byID[x.names[who.Qualify(ref)]]; ok {
 		return m, nil
 	}
 	id, err := reference.Match(who, ref, func(yield func(vm.Named) bool) {
@@ -102,24 +110,21 @@ func (x *index) find(ctx context.Context, ref string) (*machine, error) {
 			}
 		}
 	})
-	if err != nil {
-		return nil, err
-	}
-	return x.byID[id], nil
+	return x.byID[id], err // the zero value, if there is an error
 }
 
 // take finds the VM of ref and waits for its turn.
-func (x *index) take(ctx context.Context, ref string) (m *machine, release func(), err error) {
-	m, err = x.find(ctx, ref)
-	if err != nil {
-		return nil, nil, err
+func (x *index[M]) take(ctx context.Context, ref string) (m M, release func(), err error) {
+	if m, err = x.find(ctx, ref); err != nil {
+		return m, nil, err
 	}
-	if release, err = x.queue.acquire(ctx, m.id); err != nil {
-		return nil, nil, err
+	id := m.named().ID
+	if release, err = x.queue.acquire(ctx, id); err != nil {
+		return m, nil, err
 	}
-	if x.get(m.id) != m { // removed while we waited
+	if x.get(id) != m { // removed while we waited
 		release()
-		return nil, nil, errdefs.NotFoundf("VM %q no longer exists", ref)
+		return m, nil, errdefs.NotFoundf("VM %q no longer exists", ref)
 	}
 	return m, release, nil
 }

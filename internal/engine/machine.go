@@ -2,47 +2,13 @@ package engine
 
 import (
 	"context"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"cocoonstack.io/cocoon/internal/engine/process"
-	"cocoonstack.io/cocoon/internal/engine/proclog"
 	"cocoonstack.io/cocoon/internal/engine/session"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/vm"
 )
-
-// machine is one VM in memory. Whoever holds it in the queue may operate on it; anybody may read rec and run.
-type machine struct {
-	*node
-	id   vm.ID
-	logs *proclog.Set
-
-	rec atomic.Pointer[vm.Record] // as in the journal; a record is replaced, never modified
-	run atomic.Pointer[run]       // nil unless its process runs
-
-	remains atomic.Bool // its last process may have ended without cleanup
-
-	write sync.Mutex // held for each change of the record: observations run in parallel with operations
-}
-
-// run is the process of a VM and the link to its guest.
-type run struct {
-	*process.Process
-	link *session.Link
-}
-
-func (n *node) newMachine(r vm.Record) *machine {
-	var containers []string
-	for _, c := range r.Containers {
-		containers = append(containers, c.Name)
-	}
-	m := &machine{node: n, id: r.ID, logs: proclog.NewSet(n.dirs.state(r.ID), n.cfg.MaxLogBytes, containers...)}
-	m.rec.Store(&r)
-	return m
-}
 
 // record is the VM's record; its slices and maps are shared.
 func (m *machine) record() vm.Record { return *m.rec.Load() }

@@ -128,3 +128,10 @@ func (a nics) remember(ctx context.Context, records []vm.Record) {
 		}
 	}
 }
+
+func macsOf(nics []vm.NIC) (macs []string) {
+	for _, n := range nics {
+		macs = append(macs, n.MAC)
+	}
+	return macs
+}

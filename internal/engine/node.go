@@ -3,8 +3,12 @@ package engine
 import (
 	"context"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 
 	"cocoonstack.io/cocoon/internal/engine/pool"
+	"cocoonstack.io/cocoon/internal/engine/process"
+	"cocoonstack.io/cocoon/internal/engine/proclog"
 	"cocoonstack.io/cocoon/internal/engine/session"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
@@ -30,7 +34,7 @@ type node struct {
 	roomIn    func(dir string) (Room, error)
 
 	dirs folders
-	vms  *index
+	vms  *index[*machine]
 	life *life
 	pool *pool.Pool
 }
@@ -41,7 +45,7 @@ func newNode(cfg Config, deps Deps) *node {
 		nics:   nics{deps.Networks, cfg.DefaultNetwork, deps.Log},
 		agents: map[vm.ImageType]guest.Connector{vm.ImageOCI: deps.Agents, vm.ImageDisk: deps.DiskAgents},
 		seeds:  deps.Seeds, snapshots: deps.Snapshots, roomIn: deps.Room,
-		dirs: newFolders(cfg), vms: newIndex(), life: newLife(),
+		dirs: newFolders(cfg), vms: newIndex[*machine](), life: newLife(),
 	}
 	if n.nics.Networks == nil {
 		n.nics.Networks = network.Fixed{}
@@ -53,7 +57,6 @@ func newNode(cfg Config, deps Deps) *node {
 	if n.roomIn == nil {
 		n.roomIn = statfs
 	}
-	n.pool = pool.New(pool.Config{Size: cfg.PoolSize, Memory: cfg.PoolMemory, Pause: cfg.PoolPause, Log: n.log}, poolMaker{n})
 	return n
 }
 
@@ -86,4 +89,34 @@ func (n *node) kept(id vm.ID) (journal.Row, error) {
 		return journal.Row{}, errdefs.NotFoundf("vm %s has no record in its folder", id)
 	}
 	return n.records.Kept(id)
+}
+
+// machine is one VM in memory. Whoever holds it in the queue may operate on it; anybody may read rec and run.
+type machine struct {
+	*node
+	id   vm.ID
+	logs *proclog.Set
+
+	rec atomic.Pointer[vm.Record] // as in the journal; a record is replaced, never modified
+	run atomic.Pointer[run]       // nil unless its process runs
+
+	remains atomic.Bool // its last process may have ended without cleanup
+
+	write sync.Mutex // held for each change of the record: observations run in parallel with operations
+}
+
+// run is the process of a VM and the link to its guest.
+type run struct {
+	*process.Process
+	link *session.Link
+}
+
+func (n *node) newMachine(r vm.Record) *machine {
+	var containers []string
+	for _, c := range r.Containers {
+		containers = append(containers, c.Name)
+	}
+	m := &machine{node: n, id: r.ID, logs: proclog.NewSet(n.dirs.state(r.ID), n.cfg.MaxLogBytes, containers...)}
+	m.rec.Store(&r)
+	return m
 }

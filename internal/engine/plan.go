@@ -112,14 +112,6 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 	r.AgentReady, r.ExitCode, r.Reason, r.Message = false, nil, "", ""
 }
 
-// ending says how a process ended.
-type ending struct {
-	exit   hypervisor.Exit
-	asked  bool // the engine wanted it to end
-	killed bool // and had to use force
-	lost   bool // it ended while nobody watched it
-}
-
 // stopped changes r to the record of a VM whose process has ended.
 func stopped(r *vm.Record, how ending, at time.Time) {
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt = vm.StateStopped, nil, 0, false, at

@@ -148,3 +148,6 @@ type PoolStats = pool.Stats
 
 // Pool returns the state of the pool of clones.
 func (e *Engine) Pool() PoolStats { return e.pool.Stats() }
+
+// StrayCount returns how many VMs are kept aside.
+func (e *Engine) StrayCount() int { return len(e.strays.ids()) }

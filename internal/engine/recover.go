@@ -4,61 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
-	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
-
-// recoverWidth is how many VMs are recovered at a time.
-const recoverWidth = 16
-
-// recover makes the host match the journal: it finishes or undoes interrupted operations, adopts running processes,
-// removes what certainly belongs to no VM, and keeps aside what is merely unknown.
-func (e *Engine) recover(ctx context.Context) error {
-	began := time.Now()
-	if err := e.dirs.parents(); err != nil {
-		return err
-	}
-	records, unsettled, err := e.journal.Load(ctx)
-	if err != nil {
-		return err
-	}
-	intents := map[vm.ID]*journal.Intent{}
-	for i := range unsettled {
-		intents[unsettled[i].ID] = &unsettled[i]
-	}
-	e.nics.remember(ctx, records)
-	slots := make(chan struct{}, recoverWidth)
-	var wg sync.WaitGroup
-	for _, r := range records {
-		if r, err = e.own(ctx, r); err != nil {
-			return err
-		}
-		m := e.newMachine(r)
-		m.remains.Store(true) // not known, so assume it
-		e.vms.add(m)
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			release, err := e.vms.queue.acquire(ctx, m.id)
-			if err == nil { // otherwise Run ends
-				m.recover(ctx, intents[m.id], release)
-			}
-		})
-	}
-	wg.Wait()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	e.unplugDown(ctx, func(id vm.ID) bool { return intents[id] != nil }) // a VM with an intent may be starting again right now
-	e.strays.sweep(ctx)
-	e.log.Info("recovered", "count", len(records), "unfinished", len(unsettled), "dur", time.Since(began))
-	return ctx.Err()
-}
 
 // own gives a record from before owners existed, and the snapshots of its VM, the owner that its labels name.
 func (n *node) own(ctx context.Context, r vm.Record) (vm.Record, error) {

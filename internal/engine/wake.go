@@ -121,13 +121,6 @@ func (w *wake) resume(ctx context.Context) (outcome, error) {
 	}, &w.back)
 }
 
-func macsOf(nics []vm.NIC) (macs []string) {
-	for _, n := range nics {
-		macs = append(macs, n.MAC)
-	}
-	return macs
-}
-
 // answer waits for the guest. The caller may go away: the VM is awake or hibernated in the end.
 func (w *wake) answer(context.Context) (outcome, error) {
 	w.back.Release() // from here the process is on record
