@@ -26,10 +26,10 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		return nil, errdefs.Invalidf("engine: invalid pool of %d clones in %d bytes of memory; both must be positive", cfg.PoolSize, cfg.PoolMemory)
 	}
 	n := newNode(cfg, deps)
-	n.pool = pool.New(pool.Config{Size: cfg.PoolSize, Memory: cfg.PoolMemory, Pause: cfg.PoolPause, Log: n.log}, poolMaker{n})
 	if cfg.DefaultNetwork != "" && n.nics.Get(cfg.DefaultNetwork) == nil {
 		return nil, errdefs.Invalidf("engine: the default network %q is not among the networks", cfg.DefaultNetwork)
 	}
+	n.pool = pool.New(pool.Config{Size: cfg.PoolSize, Memory: cfg.PoolMemory, Pause: cfg.PoolPause, Log: n.log}, poolMaker{n})
 	return &Engine{node: n, strays: &strays{node: n}}, nil
 }
 
