@@ -14,46 +14,46 @@ import (
 
 // saveFirst saves the VM of a pod that is being deleted, if the pod's policy says so. Until the saved state is where it
 // outlives the VM, it returns false and when to retry: the VM stays, and the pod is Terminating.
-func (w *worker) saveFirst(ctx context.Context, rec *vm.Record) (turn, bool) {
-	if w.states == nil || rec.StartedAt.IsZero() || w.saved == rec.ID {
+func (t *teardown) saveFirst(ctx context.Context, rec *vm.Record) (turn, bool) {
+	if t.states == nil || rec.StartedAt.IsZero() || t.saved == rec.ID {
 		return whenWoken, true
 	}
-	pod, _, _ := w.look()
-	give := contract.KeepSnapshot(pod.Annotations) && rec.State == vm.StateHibernated && w.p.remote() // it gives up its seat
+	pod := t.look().pod
+	give := contract.KeepSnapshot(pod.Annotations) && rec.State == vm.StateHibernated && t.remote() // it gives up its seat
 	if !convert.Saves(pod) && !give {
 		return whenWoken, true
 	}
-	if left := w.saving.left(); left > 0 {
+	if left := t.saving.left(); left > 0 {
 		return after(left), false
 	}
 	var stage string
 	var err error
 	if give {
-		stage, err = podsnapshots.PushFailed, w.states.KeepAsleep(ctx, rec)
+		stage, err = podsnapshots.PushFailed, t.states.KeepAsleep(ctx, rec)
 	} else {
-		stage, err = w.states.SaveAway(ctx, *rec)
+		stage, err = t.states.SaveAway(ctx, *rec)
 	}
 	switch {
 	case ctx.Err() != nil:
 		return atOnce, false
 	case err == nil:
-		w.saving, w.saved = retryTask{}, rec.ID
-		w.log.Info("vm saved before it is removed", "vm", rec.ID)
+		t.saving, t.saved = retryTask{}, rec.ID
+		t.log.Info("vm saved before it is removed", "vm", rec.ID)
 		return whenWoken, true
 	}
-	w.p.Metrics.done("save", err)
-	if w.saving.failed(err) {
-		w.event(corev1.EventTypeWarning, stage, "VM %s is kept until it is saved (to give its state up, set the annotation %s to %s): %s",
+	t.metrics.done("save", err)
+	if t.saving.failed(err) {
+		t.event(corev1.EventTypeWarning, stage, "VM %s is kept until it is saved (to give its state up, set the annotation %s to %s): %s",
 			rec.Spec.Name, contract.KeySnapshotPolicy, contract.SnapshotNever, err)
-		w.log.Warn("vm not saved, it is kept", "vm", rec.ID, "op", stage, "err", err)
+		t.log.Warn("vm not saved, it is kept", "vm", rec.ID, "op", stage, "err", err)
 	}
-	return after(w.saving.left()), false
+	return after(t.saving.left()), false
 }
 
 // removeOrphan removes a VM whose pod is gone. It saves the VM first if the VM's label demands that.
-func (p *Provider) removeOrphan(ctx context.Context, rec vm.Record) error {
-	t := p.on(ownerOfVM(rec))
-	states := p.node.snapshots.States(podsnapshots.Owner{Owner: t.owner, VM: rec.Spec.Name, Log: p.Log})
+func (c *common) removeOrphan(ctx context.Context, rec vm.Record) error {
+	t := c.on(ownerOfVM(rec))
+	states := c.node.snapshots.States(podsnapshots.Owner{Owner: t.owner, VM: rec.Spec.Name, Log: c.Log})
 	if rec.Spec.Labels[contract.VMLabelSave] == "true" && states != nil && !rec.StartedAt.IsZero() {
 		if stage, err := states.SaveAway(ctx, rec); err != nil {
 			return errdefs.New(errdefs.Unavailable, "%s: VM %s of the deleted pod %s/%s is kept: %w", stage, rec.Spec.Name,

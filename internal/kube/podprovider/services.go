@@ -11,14 +11,14 @@ import (
 type ServiceLister func(namespace string) ([]*corev1.Service, error)
 
 // services returns the Services that a pod of namespace may know.
-func (p *Provider) services(namespace string) ([]*corev1.Service, error) {
-	if p.Services == nil {
+func (c *common) services(namespace string) ([]*corev1.Service, error) {
+	if c.Services == nil {
 		return nil, nil
 	}
-	all, err := p.Services(namespace)
+	all, err := c.Services(namespace)
 	if err != nil || namespace == metav1.NamespaceDefault {
 		return all, err
 	}
-	more, err := p.Services(metav1.NamespaceDefault) // the API server's Service is there
+	more, err := c.Services(metav1.NamespaceDefault) // the API server's Service is there
 	return append(slices.Clone(all), more...), err
 }

@@ -1,7 +1,6 @@
 package podprovider
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,32 +9,11 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/reach"
 )
 
 // This file handles static pods. Each stands for a machine that somebody else runs. The machine's ID and address are in
 // the pod's annotations. The Runtime is never asked about it, whatever VM of the node may have that ID or name.
-
-// attend adopts the machine of a static pod and monitors whether it can be reached.
-func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
-	if w.health.Watching() {
-		w.publish(0)
-		return whenWoken
-	}
-	if errs := convert.Check(pod); len(errs) > 0 {
-		w.refuse(reasonNotSupported, errs.ToAggregate().Error())
-		return whenWoken
-	}
-	if !w.begun {
-		there := runtimeOf(pod)
-		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the machine %s at %s, which this node neither starts nor ends", there.ID, there.IP)
-		w.p.Metrics.done("create", nil)
-	}
-	w.health.Watch(ctx, pod, nil, w.trusted)
-	w.publish(0)
-	return whenWoken
-}
 
 // runtimeOf returns what the annotations of a static pod say about its machine.
 func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
@@ -45,7 +23,7 @@ func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
 
 // forwardable returns an error if no port of a static pod's machine may be forwarded. The creator of the pod chose the
 // address, and the node reaches more than pods do, so the operator says which networks are allowed.
-func (p *Provider) forwardable(pod, ip string) error {
+func (d *door) forwardable(pod, ip string) error {
 	addr, err := netip.ParseAddr(ip)
 	if err != nil {
 		return errdefs.Preconditionf("the machine of pod %q is at %q, which is no address", pod, ip)
@@ -53,7 +31,7 @@ func (p *Provider) forwardable(pod, ip string) error {
 	if err := reach.Forbidden(addr); err != nil {
 		return err
 	}
-	if slices.ContainsFunc(p.cfg.StaticForward, func(n netip.Prefix) bool { return n.Contains(addr.Unmap()) }) {
+	if slices.ContainsFunc(d.allowed, func(n netip.Prefix) bool { return n.Contains(addr.Unmap()) }) {
 		return nil
 	}
 	return errdefs.Preconditionf("pod %q stands for a machine that this node does not run, and no port of %s is forwarded; "+
