@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
@@ -60,14 +62,13 @@ func (d *door) Attach(ctx context.Context, namespace, pod, container string, a g
 // enter returns the pod's worker, the VM in which the container runs, and its name there: "" when the container is the
 // whole VM.
 func (d *door) enter(namespace, pod, container, verb string) (*podState, *vm.Record, string, error) {
-	st, err := d.locate(namespace, pod, container)
+	st, f, err := d.locate(namespace, pod, container)
 	if err != nil {
 		return nil, nil, "", err
 	}
-	f := st.look()
-	spec, rec := f.pod, f.rec
+	rec := f.rec
 	if st.static {
-		return nil, nil, "", unserved(spec, verb)
+		return nil, nil, "", unserved(f.pod, verb)
 	}
 	if !podstatus.Up(rec) || len(rec.Containers) > 0 && rec.Container(container).Status.State != vm.ContainerRunning {
 		return nil, nil, "", errdefs.Preconditionf("container %q in pod %q is not running", container, pod)
@@ -80,15 +81,14 @@ func (d *door) enter(namespace, pod, container, verb string) (*podState, *vm.Rec
 
 // Logs streams the output of the pod's main process. Errors: as for Exec; FailedPrecondition while there is no VM yet.
 func (d *door) Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
-	st, err := d.locate(namespace, pod, container)
+	st, f, err := d.locate(namespace, pod, container)
 	if err != nil {
 		return err
 	}
-	f := st.look()
-	spec, rec := f.pod, f.rec
+	rec := f.rec
 	switch {
 	case st.static:
-		return unserved(spec, "log")
+		return unserved(f.pod, "log")
 	case rec == nil || rec.StartedAt.IsZero() || len(rec.Containers) > 0 && rec.Container(container).Status.StartedAt.IsZero():
 		return errdefs.Preconditionf("container %q in pod %q is waiting to start: %s", container, pod, f.whyWaiting())
 	case o.Previous && restartsOf(rec, container) == 0:
@@ -160,20 +160,20 @@ func (n *noted) Read(p []byte) (int, error) {
 // dialLimit is how long a guest may take to accept a forwarded connection.
 const dialLimit = 10 * time.Second
 
-func (d *door) locate(namespace, pod, container string) (*podState, error) {
+func (d *door) locate(namespace, pod, container string) (*podState, facts, error) {
 	st := d.pods.find(namespace, pod)
 	if st == nil {
-		return nil, errdefs.NotFoundf("pod %q not found on this node", pod)
+		return nil, facts{}, errdefs.NotFoundf("pod %q not found on this node", pod)
 	}
 	f := st.look()
-	spec, rec := f.pod, f.rec
-	if slices.ContainsFunc(spec.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
-		return nil, errdefs.Preconditionf("container %q in pod %q does not run: %s", container, pod, podstatus.NoEphemeral)
+	rec := f.rec
+	if slices.ContainsFunc(f.pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
+		return nil, facts{}, errdefs.Preconditionf("container %q in pod %q does not run: %s", container, pod, podstatus.NoEphemeral)
 	}
-	if !hasContainer(spec, container) || rec != nil && len(rec.Containers) > 0 && rec.Container(container) == nil {
-		return nil, errdefs.NotFoundf("container %q not found in pod %q", container, pod)
+	if !hasContainer(f.pod, container) || rec != nil && len(rec.Containers) > 0 && rec.Container(container) == nil {
+		return nil, facts{}, errdefs.NotFoundf("container %q not found in pod %q", container, pod)
 	}
-	return st, nil
+	return st, f, nil
 }
 
 func hasContainer(pod *corev1.Pod, name string) bool {
@@ -191,4 +191,39 @@ func restartsOf(rec *vm.Record, container string) int {
 		return c.Status.Restarts
 	}
 	return rec.Restarts
+}
+
+// runtimeOf returns what the annotations of a static pod say about its machine.
+func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
+	there, _ := contract.ParseVMRuntime(pod.Annotations)
+	return there
+}
+
+// forwardable returns an error if no port of a static pod's machine may be forwarded. The creator of the pod chose the
+// address, and the node reaches more than pods do, so the operator says which networks are allowed.
+func (d *door) forwardable(pod, ip string) error {
+	addr, err := netip.ParseAddr(ip)
+	if err != nil {
+		return errdefs.Preconditionf("the machine of pod %q is at %q, which is no address", pod, ip)
+	}
+	if err := reach.Forbidden(addr); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(d.allowed, func(n netip.Prefix) bool { return n.Contains(addr.Unmap()) }) {
+		return nil
+	}
+	return errdefs.Preconditionf("pod %q stands for a machine that this node does not run, and no port of %s is forwarded; "+
+		"the node's operator allows networks with VK_STATIC_FORWARD_NETWORKS", pod, ip)
+}
+
+// unserved returns the error for exec and log of a static pod. It says how to reach the machine instead.
+func unserved(pod *corev1.Pod, what string) error {
+	there := runtimeOf(pod)
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	at := there.IP
+	how := contract.ResolveConnType(ask, there)
+	if how == contract.ConnVNC && there.VNCPort != 0 {
+		at = fmt.Sprintf("%s, port %d", at, there.VNCPort)
+	}
+	return errdefs.Preconditionf("pod %q stands for a machine that this node does not run, so there is no %s; reach it by %s at %s", pod.Name, what, how, at)
 }

@@ -33,24 +33,11 @@ type common struct {
 // remote reports whether the node has a registry.
 func (c *common) remote() bool { return c.node.snapshots.Remote() }
 
-// base is what the parts of a worker build on. They know neither each other, unless a part says so, nor the worker. All of
-// them, and report, are used only by the worker's goroutine.
+// base is what the parts of a worker build on: bringUp, which knows the hibernation, hibernation, forkOffer, runs and
+// teardown. No part knows the worker. A part, and report, has no lock unless it says so: only the worker's goroutine uses it.
 type base struct {
-	*common
 	*report
 	states *podsnapshots.States // saved states of the pod's VM; has its own lock; nil: the node keeps no snapshots
-}
-
-func newBase(c *common, s *podState) base {
-	return base{c, newReport(c, s), c.newStates(s)}
-}
-
-// take records rec as our VM, or as a newer state of it.
-func (b base) take(rec vm.Record) *vm.Record {
-	if rec.Spec.Labels[contract.VMLabelPodUID] == "" {
-		b.index.adopted(b.podState, rec.ID)
-	}
-	return b.hold(rec)
 }
 
 // findVM returns the pod's VM, also one that an interrupted Launch left; nil when there is none.

@@ -30,10 +30,6 @@ type bringUp struct {
 	lacking  []convert.Absent // missing references that were already reported
 }
 
-func newBringUp(b base, asleep *hibernation, prior *podState) *bringUp {
-	return &bringUp{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun}
-}
-
 // createAndStart creates and starts the pod's VM, or finds out why that is not possible.
 func (b *bringUp) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
 	if errs := convert.Check(pod); len(errs) > 0 {
@@ -109,44 +105,57 @@ func (b *bringUp) boot(ctx context.Context, pod *corev1.Pod) turn {
 	if again, ok := b.pulls.pull(ctx, pod); !ok {
 		return again
 	}
+	rec, err := b.once(ctx, func() (vm.Record, error) {
+		rec, err := b.vms.Launch(ctx, spec)
+		if err == nil {
+			b.volumes.Launched(spec.Volumes)
+		}
+		return rec, err
+	})
+	return b.created(ctx, rec, err, modeRun, b.cfg.BackoffBase, b.cfg.BackoffMax)
+}
+
+// once calls create unless a VM of our name exists: the pod's own, or one that the operator offers.
+func (b *bringUp) once(ctx context.Context, create func() (vm.Record, error)) (vm.Record, error) {
 	if b.launched.IsZero() {
 		b.launched = time.Now()
 	}
-	rec, err := b.launchOnce(ctx, spec)
-	if ctx.Err() != nil {
-		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
-	}
-	if err == nil {
-		b.succeeded()
-		b.mode = modeRun
-		b.metrics.done("create", nil)
-		b.take(rec)
-		b.log.Info("vm launched", "vm", rec.ID)
-		return atOnce
-	}
-	b.metrics.done("create", err)
-	reason, never := waiting(err)
-	if never {
-		b.refuse(reason, err.Error())
-		return whenWoken
-	}
-	return b.retry(ctx, reason, err, b.cfg.BackoffBase, b.cfg.BackoffMax)
-}
-
-// launchOnce creates a VM unless one of that name exists: the pod's own, or one that the operator offers.
-func (b *bringUp) launchOnce(ctx context.Context, spec vm.Spec) (vm.Record, error) {
-	launch := func() (vm.Record, error) { return b.launch(ctx, spec) }
 	switch _, err := b.named(ctx, b.vmName); {
 	case err == nil:
-		return b.occupied(ctx, launch)
+		return b.occupied(ctx, create)
 	case !errdefs.IsNotFound(err):
 		return vm.Record{}, err
 	}
-	rec, err := launch()
+	rec, err := create()
 	if errdefs.IsAlreadyExists(err) {
-		return b.occupied(ctx, launch)
+		return b.occupied(ctx, create)
 	}
 	return rec, err
+}
+
+// created handles the outcome of a creation. A failure that may pass is retried after first, then after growing pauses.
+func (b *bringUp) created(ctx context.Context, rec vm.Record, err error, mode string, first, most time.Duration) turn {
+	if ctx.Err() != nil {
+		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
+	}
+	b.Metrics.done("create", err)
+	reason, never := waiting(err)
+	switch {
+	case err == nil:
+		b.succeeded()
+		b.mode = mode
+		b.take(rec)
+		if mode == modeClone {
+			b.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
+		} else {
+			b.log.Info("vm launched", "vm", rec.ID)
+		}
+		return atOnce
+	case never:
+		b.refuse(reason, err.Error())
+		return whenWoken
+	}
+	return b.retry(ctx, reason, err, first, most)
 }
 
 func await(ctx context.Context, done <-chan struct{}) bool {
@@ -239,7 +248,7 @@ func (b *bringUp) announce(rec *vm.Record) {
 		b.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "Not mounted, because this VM's image boots itself: emptyDir %s; it has its disk", strings.Join(empty, ", "))
 	}
 	if !b.launched.IsZero() {
-		b.metrics.booted(b.mode, rec.Driver, time.Since(b.launched))
+		b.Metrics.booted(b.mode, rec.Driver, time.Since(b.launched))
 		b.launched = time.Time{}
 	}
 }

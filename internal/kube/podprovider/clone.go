@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -28,9 +27,6 @@ const (
 // cloneUp creates the pod's VM from origin, or shows why that fails.
 func (b *bringUp) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) turn {
 	b.publish(b.cfg.Settle)
-	if b.launched.IsZero() {
-		b.launched = time.Now()
-	}
 	rec, err := b.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
 		spec := convert.Clone(pod, b.cfg.Node)
 		snap, err := b.origin(ctx, pod, origin)
@@ -46,12 +42,12 @@ func (b *bringUp) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.O
 		return spec, assertBackend(pod, snap)
 	})
 	if origin.Dir != "" && ctx.Err() == nil {
-		b.metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
+		b.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
 	}
 	if left := convert.Inherited(pod); err == nil && len(left) > 0 {
 		b.event(corev1.EventTypeNormal, podstatus.ReasonUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
 	}
-	return b.cloned(ctx, rec, err)
+	return b.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
 }
 
 // fits rejects a clone that does not match the pod. This is only known from the VM's record, once the VM exists.
@@ -63,13 +59,6 @@ func fits(pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
 		return errdefs.Invalidf("the snapshot in %s was taken by %s and cannot go on in %s; change %s", of.FromDir, rec.Driver, want, contract.KeyBackend)
 	}
 	return nil
-}
-
-// undoClone removes a clone that does not match the pod.
-func (b *bringUp) undoClone(ctx context.Context, rec vm.Record) {
-	if err := b.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
-		b.log.Warn("vm that is not what the pod asks for not removed", "vm", rec.ID, "err", err)
-	}
 }
 
 // names lists the containers of rec for a message.
@@ -84,33 +73,12 @@ func names(rec vm.Record) string {
 	return strings.Join(out, ", ")
 }
 
-// cloned handles the outcome of a clone.
-func (b *bringUp) cloned(ctx context.Context, rec vm.Record, err error) turn {
-	if ctx.Err() != nil {
-		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
-	}
-	b.metrics.done("create", err)
-	if err == nil {
-		b.succeeded()
-		b.mode = modeClone
-		b.take(rec)
-		b.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
-		return atOnce
-	}
-	reason, never := waiting(err)
-	if never {
-		b.refuse(reason, err.Error())
-		return whenWoken
-	}
-	return b.retry(ctx, reason, err, retryTaskFirst, retryTaskMost)
-}
-
 // cloneOnce creates a VM unless one of that name exists. It calls spec only when none exists.
 func (b *bringUp) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
 	if b.states == nil {
 		return vm.Record{}, errdefs.Unsupportedf("this node keeps no snapshots")
 	}
-	make1 := func() (vm.Record, error) {
+	return b.once(ctx, func() (vm.Record, error) {
 		s, err := spec()
 		if err != nil {
 			return vm.Record{}, err
@@ -124,22 +92,12 @@ func (b *bringUp) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (v
 			return rec, err
 		}
 		if err = fits(pod, s, rec); err != nil {
-			b.undoClone(ctx, rec)
+			if err := b.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
+				b.log.Warn("vm that is not what the pod asks for not removed", "vm", rec.ID, "err", err)
+			}
 		}
 		return rec, err
-	}
-	_, err := b.named(ctx, b.vmName)
-	switch {
-	case err == nil:
-		return b.occupied(ctx, make1)
-	case !errdefs.IsNotFound(err):
-		return vm.Record{}, err
-	}
-	rec, err := make1()
-	if errdefs.IsAlreadyExists(err) {
-		return b.occupied(ctx, make1)
-	}
-	return rec, err
+	})
 }
 
 // interfaces returns as many NICs as the snapshot has, on the network that pod names; nil means the snapshot's own NICs.
@@ -175,9 +133,6 @@ func (b *bringUp) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin)
 // wakeRemote resumes a VM that is hibernated elsewhere. It gets the name, and so the addresses, that it had.
 func (b *bringUp) wakeRemote(ctx context.Context, pod *corev1.Pod, at podsnapshots.Place) turn {
 	b.publish(b.cfg.Settle)
-	if b.launched.IsZero() {
-		b.launched = time.Now()
-	}
 	rec, err := b.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
 		spec := convert.Clone(pod, b.cfg.Node)
 		snap, err := b.states.Import(ctx, at)
@@ -189,5 +144,5 @@ func (b *bringUp) wakeRemote(ctx context.Context, pod *corev1.Pod, at podsnapsho
 		b.health.Keep(pod, &rec) // for the guest this is not a new start
 		b.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", b.vmName)
 	}
-	return b.cloned(ctx, rec, err)
+	return b.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
 }

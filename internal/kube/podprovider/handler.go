@@ -36,8 +36,8 @@ func (p *Provider) DeletePod(_ context.Context, pod *corev1.Pod) error {
 // remove requests to remove the VM of pod with the grace that pod sets.
 func (p *Provider) remove(s *podState, pod *corev1.Pod) {
 	r := removal{grace: convert.Grace(pod), confirmed: pod.DeletionTimestamp != nil}
-	if s := pod.DeletionGracePeriodSeconds; s != nil {
-		r.grace = convert.Seconds(*s)
+	if grace := pod.DeletionGracePeriodSeconds; grace != nil {
+		r.grace = convert.Seconds(*grace)
 	}
 	if r.confirmed {
 		p.deletions.add(s.uid)

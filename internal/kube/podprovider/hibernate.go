@@ -39,7 +39,7 @@ func (h *hibernation) fallAsleep(ctx context.Context, rec *vm.Record) turn {
 	if ctx.Err() != nil {
 		return atOnce
 	}
-	h.metrics.done("hibernate", err)
+	h.Metrics.done("hibernate", err)
 	if err != nil {
 		return h.notAsleep(ctx, eventHibernateFailed, err)
 	}
@@ -109,7 +109,7 @@ func (h *hibernation) wakeLocal(ctx context.Context, rec *vm.Record) turn {
 	if ctx.Err() != nil {
 		return atOnce
 	}
-	h.metrics.done("wake", err)
+	h.Metrics.done("wake", err)
 	if err == nil {
 		h.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", h.vmName)
 		h.waking, h.dozing, h.kept = retryTask{}, retryTask{}, ""

@@ -14,8 +14,8 @@ import (
 
 // index finds the pods of the node that have a worker, and their VMs.
 //
-// Lock order of the package: index.mu, then podState.mu, then the locks of writers, volumes, health and deletionLog. Nobody
-// asks the index while holding another lock.
+// Lock order of the package: mu comes first. Each other lock (of a podState, a writer, a forkOffer, of the deletionLog, of
+// volumes and health) is taken alone or with mu held, and released before another one is taken.
 type index struct {
 	metrics *Metrics
 
@@ -150,13 +150,6 @@ func (x *index) reserve(s *podState, id vm.ID) *podState {
 	}
 	x.adopters[id] = s
 	return nil
-}
-
-// adopted records that s has a VM without label.
-func (x *index) adopted(s *podState, id vm.ID) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.adopters[id] = s
 }
 
 // forks reports whether, on this node and in the namespace of not, a pod other than not is a fork of main.

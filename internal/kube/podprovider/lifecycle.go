@@ -1,8 +1,6 @@
 package podprovider
 
 import (
-	corev1 "k8s.io/api/core/v1"
-
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -14,7 +12,7 @@ type lifecycle struct {
 	tidy bool // no hibernated state is left in the registry
 }
 
-// slept reports whether the VM is, or was last, being hibernated.
+// slept reports whether the VM is hibernated or on its way there.
 func (l *lifecycle) slept() bool {
 	return l.life.State == contract.LifecycleHibernating || l.life.State == contract.LifecycleHibernated
 }
@@ -43,17 +41,12 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 	if hint, known := r.hint(f); known {
 		a[contract.KeyPostCloneHint] = hint
 	}
-	if r.lives(f.pod) {
+	// Somebody may wait for the VM's lifecycle state. An ordinary Kubernetes pod has its conditions for that.
+	if r.life.State != "" || contract.AsksSnapshot(f.pod.Annotations) || contract.Hibernate(f.pod.Annotations) {
 		r.settleLife(f)
 		a[contract.KeyLifecycleState], a[contract.KeyLifecycleObserved], a[contract.KeyLifecycleMessage] = string(r.life.State), r.life.Observed, r.life.Message
 	}
 	return a
-}
-
-// lives reports whether somebody may wait for the VM's lifecycle state. An ordinary Kubernetes pod has its conditions for
-// that.
-func (l *lifecycle) lives(pod *corev1.Pod) bool {
-	return l.life.State != "" || contract.AsksSnapshot(pod.Annotations) || contract.Hibernate(pod.Annotations)
 }
 
 // settleLife derives the state from the VM where no transition sets it.

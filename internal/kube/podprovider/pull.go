@@ -74,7 +74,7 @@ func (p *pulls) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullReques
 	if ctx.Err() != nil {
 		return atOnce, false
 	}
-	p.metrics.done("pull", err)
+	p.Metrics.done("pull", err)
 	if err != nil {
 		return p.pullFailed(ctx, r, err), false
 	}

@@ -18,10 +18,9 @@ import (
 
 // report is what a worker tells about its pod: by the status, the annotations and Events.
 type report struct {
+	*common
 	*podState
-	health  *podhealth.Health // has its own lock
-	metrics *Metrics
-	hostIP  string
+	health *podhealth.Health // has its own lock
 
 	verdict *podstatus.Verdict
 	pause   podstatus.Pause
@@ -44,7 +43,7 @@ type announced struct {
 
 // newReport returns the report for s. It takes from the pod's status what an earlier process knew.
 func newReport(c *common, s *podState) *report {
-	r := &report{podState: s, health: c.newHealth(s), metrics: c.Metrics, hostIP: c.cfg.Node.IP, images: map[string]pulled{}}
+	r := &report{common: c, podState: s, health: c.newHealth(s), images: map[string]pulled{}}
 	f := s.look()
 	r.life, _ = contract.ParseLifecycle(f.pod.Annotations)
 	status := f.status.ContainerStatuses
@@ -69,7 +68,7 @@ func newReport(c *common, s *podState) *report {
 func (r *report) publish(hold time.Duration) {
 	f := r.look()
 	v := podstatus.View{
-		Pod: f.pod, Gates: f.gates, HostIP: r.hostIP, Record: f.rec, Pause: r.pause, Last: r.last, Again: r.again,
+		Pod: f.pod, Gates: f.gates, HostIP: r.cfg.Node.IP, Record: f.rec, Pause: r.pause, Last: r.last, Again: r.again,
 		Reach: r.health.Reach(), Verdict: r.verdict, Asleep: r.sleeping(f),
 		Health: r.health.Shown(f.pod, f.rec), Cut: f.removal == nil && r.verdict == nil && cut(f.rec, r.killed),
 	}
@@ -111,7 +110,7 @@ func (r *report) refuse(reason, message string) {
 	r.log.Warn("pod refused", "err", message)
 	r.verdict = &podstatus.Verdict{Reason: reason, Message: message}
 	r.event(corev1.EventTypeWarning, reason, "%s", message)
-	r.metrics.lifecycle.WithLabelValues("create", "refused").Inc()
+	r.Metrics.lifecycle.WithLabelValues("create", "refused").Inc()
 	r.publish(0)
 }
 

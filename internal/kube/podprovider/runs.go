@@ -45,24 +45,32 @@ func (r *runs) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Record,
 	return atOnce
 }
 
-// restart begins the next run.
-func (r *runs) restart(ctx context.Context, rec *vm.Record) turn {
+// startAgain begins the next run.
+func (r *runs) startAgain(ctx context.Context, rec *vm.Record) error {
 	r.publish(0) // report the end before the start, which takes too long to wait for
 	r.last = podstatus.Terminated(rec)
 	got, err := r.vms.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	r.Metrics.done("restart", err)
+	if err == nil {
+		r.again = false
+		r.succeeded()
+		r.take(got)
+	}
+	return err
+}
+
+// restart begins the next run, or says when to try again.
+func (r *runs) restart(ctx context.Context, rec *vm.Record) turn {
+	err := r.startAgain(ctx, rec)
+	if err == nil || ctx.Err() != nil {
 		return atOnce
 	}
-	r.metrics.done("restart", err)
-	if err != nil {
-		again := r.retry(ctx, reasonRunError, err, r.cfg.BackoffBase, r.cfg.BackoffMax)
-		r.due = time.Now().Add(time.Duration(again))
-		return again
-	}
-	r.again = false
-	r.succeeded()
-	r.take(got)
-	return atOnce
+	again := r.retry(ctx, reasonRunError, err, r.cfg.BackoffBase, r.cfg.BackoffMax)
+	r.due = time.Now().Add(time.Duration(again))
+	return again
 }
 
 // schedule sets when the next run begins: the first at once, then after base, 2×base … A long run resets the back-off.
@@ -95,20 +103,13 @@ func (r *runs) restartInPlace(ctx context.Context, rec *vm.Record) turn {
 	if since := time.Since(r.restarted); !r.restarted.IsZero() && since < restartCooldown {
 		return r.evict(ctx, reasonCooldown, "VM "+rec.Spec.Name+" ended again "+since.Round(time.Second).String()+" after it was restarted")
 	}
-	r.publish(0)
-	r.last = podstatus.Terminated(rec)
-	got, err := r.vms.Start(ctx, string(rec.ID))
-	if ctx.Err() != nil {
-		return atOnce
-	}
-	r.metrics.done("restart", err)
+	err := r.startAgain(ctx, rec)
 	switch {
 	case err == nil:
-		r.again = false
-		r.succeeded()
 		r.restarted, r.unanswered = time.Now(), time.Time{}
 		r.event(corev1.EventTypeNormal, eventRestarted, "VM %s ended (%s) and was restarted in place", rec.Spec.Name, rec.Reason)
-		r.take(got)
+		return atOnce
+	case ctx.Err() != nil:
 		return atOnce
 	case !errdefs.IsUnavailable(err):
 		return r.evict(ctx, reasonRestartFailed, "VM "+rec.Spec.Name+" ended and cannot be restarted: "+err.Error())
@@ -128,7 +129,7 @@ func (r *runs) evict(ctx context.Context, reason, message string) turn {
 	r.log.Warn("pod evicted", "op", reason, "err", message)
 	r.again, r.verdict = false, &podstatus.Verdict{Reason: reason, Message: message}
 	r.event(corev1.EventTypeWarning, reason, "%s", message)
-	r.metrics.lifecycle.WithLabelValues("evict", "success").Inc()
+	r.Metrics.lifecycle.WithLabelValues("evict", "success").Inc()
 	r.publish(0)
 	if err := r.writer.flush(ctx); err != nil {
 		return whenWoken

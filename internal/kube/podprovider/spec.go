@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
@@ -57,15 +58,6 @@ func (b *bringUp) lacks(a convert.Absent) {
 	}
 }
 
-// launch creates the VM and remembers what its volumes contain.
-func (b *bringUp) launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
-	rec, err := b.vms.Launch(ctx, spec)
-	if err == nil {
-		b.volumes.Launched(spec.Volumes)
-	}
-	return rec, err
-}
-
 // emptyVolumes returns the names of rec's volumes that start empty.
 func emptyVolumes(rec *vm.Record) (names []string) {
 	for _, v := range rec.Spec.Volumes {
@@ -74,4 +66,20 @@ func emptyVolumes(rec *vm.Record) (names []string) {
 		}
 	}
 	return names
+}
+
+// ServiceLister returns the Services of a namespace from a cache. Errors: Unavailable while it is not filled.
+type ServiceLister func(namespace string) ([]*corev1.Service, error)
+
+// services returns the Services that a pod of namespace may know.
+func (c *common) services(namespace string) ([]*corev1.Service, error) {
+	if c.Services == nil {
+		return nil, nil
+	}
+	all, err := c.Services(namespace)
+	if err != nil || namespace == metav1.NamespaceDefault {
+		return all, err
+	}
+	more, err := c.Services(metav1.NamespaceDefault) // the API server's Service is there
+	return append(slices.Clone(all), more...), err
 }

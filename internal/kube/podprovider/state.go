@@ -276,8 +276,8 @@ func (s *podState) missing(id vm.ID) {
 	}
 }
 
-// hold records rec as our VM, or as a newer state of it.
-func (s *podState) hold(rec vm.Record) *vm.Record {
+// take records rec as our VM, or as a newer state of it.
+func (s *podState) take(rec vm.Record) *vm.Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.rec == nil || s.rec.ID != rec.ID || rec.Revision >= s.rec.Revision {

@@ -28,10 +28,12 @@ type worker struct {
 
 // newWorker returns the worker of s. prior had the VM name before; nil: nobody.
 func newWorker(c *common, s, prior *podState) *worker {
-	b := newBase(c, s)
+	b := base{newReport(c, s), c.newStates(s)}
 	asleep := &hibernation{base: b}
 	return &worker{
-		base: b, asleep: asleep, bringUp: newBringUp(b, asleep, prior), offers: &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b},
+		base: b, asleep: asleep,
+		bringUp: &bringUp{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
+		offers:  &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b},
 		trusted: slices.ContainsFunc(s.look().status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready }),
 	}
 }
@@ -183,7 +185,9 @@ func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	w.publish(0)
 }
 
-// attend adopts the machine of a static pod and monitors whether it can be reached.
+// attend adopts the machine of a static pod and monitors whether it can be reached. Somebody else runs that machine; its ID
+// and address are in the pod's annotations. The Runtime is never asked about it, whatever VM of the node may have that ID or
+// name.
 func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
 	if w.health.Watching() {
 		w.publish(0)
@@ -196,7 +200,7 @@ func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
 	if !w.begun {
 		there := runtimeOf(pod)
 		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the machine %s at %s, which this node neither starts nor ends", there.ID, there.IP)
-		w.metrics.done("create", nil)
+		w.Metrics.done("create", nil)
 	}
 	w.health.Watch(ctx, pod, nil, w.trusted)
 	w.publish(0)
