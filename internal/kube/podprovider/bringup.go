@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// bringUp is the way to a VM: it creates the VM from an image, clones it, or resumes it from elsewhere.
+// bringUp creates the pod's VM from an image or from a snapshot, or resumes it from elsewhere.
 type bringUp struct {
 	base
 	asleep *hibernation
@@ -43,7 +43,9 @@ func (b *bringUp) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
 	if b.prior != nil {
 		if b.prior.look().removal != nil {
 			b.publish(b.cfg.Settle)
-			if !await(ctx, b.prior.freed) {
+			select {
+			case <-b.prior.freed:
+			case <-ctx.Done():
 				return atOnce
 			}
 		}
@@ -57,9 +59,12 @@ func (b *bringUp) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
 	case err != nil:
 		reason, _ := waiting(err)
 		return b.retry(ctx, reason, err, retryTaskFirst, retryTaskMost)
-	case sleeps && contract.Hibernate(pod.Annotations) && !b.here(ctx):
-		return b.asleep.sleeps("")
 	case sleeps:
+		if contract.Hibernate(pod.Annotations) {
+			if _, err := b.named(ctx, b.vmName); err != nil {
+				return b.asleep.sleeps("")
+			}
+		}
 		return b.wakeRemote(ctx, pod, at)
 	}
 	if origin := convert.OriginOf(pod); !origin.Boots() {
@@ -158,15 +163,6 @@ func (b *bringUp) created(ctx context.Context, rec vm.Record, err error, mode st
 	return b.retry(ctx, reason, err, first, most)
 }
 
-func await(ctx context.Context, done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // occupied handles a VM that already has our name: our own earlier VM, the leftover of a pod that is gone, a VM that was
 // made by hand for this pod, or the VM of another pod of the namespace.
 func (b *bringUp) occupied(ctx context.Context, anew func() (vm.Record, error)) (vm.Record, error) {
@@ -184,7 +180,10 @@ func (b *bringUp) occupied(ctx context.Context, anew func() (vm.Record, error)) 
 			return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s", b.vmName, other.key)
 		}
 		b.event(corev1.EventTypeNormal, eventAdopted, "Adopted the VM %s that was there already", b.vmName)
-		return b.wakeUp(ctx, rec)
+		if rec.State == vm.StateStopped || rec.State == vm.StateCreated {
+			return b.vms.Start(ctx, string(rec.ID))
+		}
+		return rec, nil
 	case uid == "" || label[contract.VMLabelNode] != b.cfg.Node.Name || b.index.withUID(types.UID(uid)) != nil:
 		return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s/%s", b.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
 	case b.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // nobody has given up the VM's content
@@ -197,20 +196,6 @@ func (b *bringUp) occupied(ctx context.Context, anew func() (vm.Record, error)) 
 		return vm.Record{}, err
 	}
 	return anew()
-}
-
-// here reports whether a VM of our name exists on this node.
-func (b *bringUp) here(ctx context.Context) bool {
-	_, err := b.named(ctx, b.vmName)
-	return err == nil
-}
-
-// wakeUp starts an adopted VM that does not run.
-func (b *bringUp) wakeUp(ctx context.Context, rec vm.Record) (vm.Record, error) {
-	if rec.State == vm.StateStopped || rec.State == vm.StateCreated {
-		return b.vms.Start(ctx, string(rec.ID))
-	}
-	return rec, nil
 }
 
 // start starts a VM that was created but never ran.

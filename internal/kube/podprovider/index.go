@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// index finds the pods of the node that have a worker, and their VMs.
+// index finds the pods of the node that have a worker, by name, by UID and by VM.
 //
 // Lock order of the package: mu comes first. Each other lock (of a podState, a writer, a forkOffer, of the deletionLog, of
 // volumes and health) is taken alone or with mu held, and released before another one is taken.

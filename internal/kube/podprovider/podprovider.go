@@ -1,9 +1,13 @@
 // Package podprovider is the virtual-kubelet provider of Cocoon: it runs one VM per Pod and reports its true state.
 //
-// Every pod has its own goroutine (worker), which takes one step at a time: it brings the VM up, watches it, restarts it
-// or removes it. virtual-kubelet's queues never wait: its calls only record what is wanted. Statuses are sent as our own
-// patches and not through virtual-kubelet's callback, because the callback writes back a whole copy of the pod, which may
-// be stale; see writer.go.
+// Every pod has its own goroutine (worker), which takes one step at a time: it observes, decides (decide.go) and lets one of
+// its parts act. The parts follow the life of a VM: bringUp, runs, hibernation, forkOffer, teardown. Each owns its state. All
+// build on base: the services of the node (common), what is told about the pod (report), and what the worker shares with
+// other goroutines (podState). The index finds the podState of a pod. Other goroutines know only that, never the worker.
+//
+// virtual-kubelet's queues never wait: its calls only record what is wanted. Statuses are sent as our own patches and not
+// through virtual-kubelet's callback, because the callback writes back a whole copy of the pod, which may be stale; see
+// writer.go.
 //
 // The package does not run VMs (that is the Runtime's job) and does not serve the kubelet's HTTP API. Package podstatus
 // computes the statuses, package podhealth probes the guests, package podvolumes reads the volumes, package podsnapshots
@@ -139,11 +143,11 @@ type Deps struct {
 	Log        *slog.Logger
 }
 
-// Provider implements virtual-kubelet's asynchronous provider.
+// Provider implements virtual-kubelet's asynchronous provider, and with Exec, Attach, Logs and Forward the kubelet's API.
 type Provider struct {
 	*common
-	contact
-	door
+	contact // Health and OnHealth
+	door    // Exec, Attach, Logs and Forward
 }
 
 var (

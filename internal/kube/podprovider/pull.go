@@ -29,7 +29,7 @@ type pulled struct {
 	local bool   // imported by hand, so there is no source to ask for a newer one
 }
 
-// pulls makes sure that the images of a pod are here.
+// pulls makes sure that the images of the pod are in the store.
 type pulls struct {
 	base
 	fetched map[string]bool // images that are ready for the VM that is being created
