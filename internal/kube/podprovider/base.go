@@ -33,8 +33,8 @@ type common struct {
 // remote reports whether the node has a registry.
 func (c *common) remote() bool { return c.node.snapshots.Remote() }
 
-// base is what the parts of a worker build on: bringUp, which knows the hibernation, hibernation, forkOffer, runs and
-// teardown. No part knows the worker. A part, and report, has no lock unless it says so: only the worker's goroutine uses it.
+// base is what the parts of a worker build on. A part knows neither the worker nor another part, except that bringUp uses
+// pulls and hibernation. Only the worker's goroutine uses report and the parts, unless a part has a lock.
 type base struct {
 	*report
 	states *podsnapshots.States // saved states of the pod's VM; has its own lock; nil: the node keeps no snapshots
