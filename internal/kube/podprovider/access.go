@@ -2,8 +2,10 @@ package podprovider
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -11,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
@@ -18,32 +21,36 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file provides what the kubelet's HTTP API needs from a pod.
+// door provides what the kubelet's HTTP API needs from a pod.
+type door struct {
+	pods    *index
+	allowed []netip.Prefix // networks of machines to which ports of static pods may be forwarded
+}
 
 // Exec runs a command in the pod's guest. Errors: NotFound (no such pod or container), FailedPrecondition (not running).
-func (p *Provider) Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error) {
-	w, rec, of, err := p.enter(namespace, pod, container, "exec")
+func (d *door) Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error) {
+	st, rec, of, err := d.enter(namespace, pod, container, "exec")
 	if err != nil {
 		return 0, err
 	}
 	e.Container = of
-	return w.guests.Exec(ctx, string(rec.ID), e, s)
+	return st.guests.Exec(ctx, string(rec.ID), e, s)
 }
 
 // Attach connects to the standard streams of a container. For a guest that boots itself it shows the serial console.
 // Errors: as for Exec.
-func (p *Provider) Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error {
-	w, rec, of, err := p.enter(namespace, pod, container, "attach")
+func (d *door) Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error {
+	st, rec, of, err := d.enter(namespace, pod, container, "attach")
 	switch {
 	case err != nil:
 		return err
 	case rec.ImageType != vm.ImageDisk:
 		a.Container = of
-		return w.guests.Attach(ctx, string(rec.ID), a, s)
+		return st.guests.Attach(ctx, string(rec.ID), a, s)
 	case s.Stdin != nil:
 		return errdefs.Preconditionf("the guest of pod %q boots itself and has no main process to type to; attach without -i, or use kubectl exec -it", pod)
 	}
-	return w.guests.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
+	return st.guests.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
 		if s.Stdout == nil {
 			return nil
 		}
@@ -54,14 +61,14 @@ func (p *Provider) Attach(ctx context.Context, namespace, pod, container string,
 
 // enter returns the pod's worker, the VM in which the container runs, and its name there: "" when the container is the
 // whole VM.
-func (p *Provider) enter(namespace, pod, container, verb string) (*worker, *vm.Record, string, error) {
-	w, err := p.locate(namespace, pod, container)
+func (d *door) enter(namespace, pod, container, verb string) (*podState, *vm.Record, string, error) {
+	st, f, err := d.locate(namespace, pod, container)
 	if err != nil {
 		return nil, nil, "", err
 	}
-	spec, rec, _ := w.look()
-	if w.static {
-		return nil, nil, "", unserved(spec, verb)
+	rec := f.rec
+	if st.static {
+		return nil, nil, "", unserved(f.pod, verb)
 	}
 	if !podstatus.Up(rec) || len(rec.Containers) > 0 && rec.Container(container).Status.State != vm.ContainerRunning {
 		return nil, nil, "", errdefs.Preconditionf("container %q in pod %q is not running", container, pod)
@@ -69,21 +76,21 @@ func (p *Provider) enter(namespace, pod, container, verb string) (*worker, *vm.R
 	if len(rec.Containers) == 0 {
 		container = ""
 	}
-	return w, rec, container, nil
+	return st, rec, container, nil
 }
 
 // Logs streams the output of the pod's main process. Errors: as for Exec; FailedPrecondition while there is no VM yet.
-func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
-	w, err := p.locate(namespace, pod, container)
+func (d *door) Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
+	st, f, err := d.locate(namespace, pod, container)
 	if err != nil {
 		return err
 	}
-	spec, rec, _ := w.look()
+	rec := f.rec
 	switch {
-	case w.static:
-		return unserved(spec, "log")
+	case st.static:
+		return unserved(f.pod, "log")
 	case rec == nil || rec.StartedAt.IsZero() || len(rec.Containers) > 0 && rec.Container(container).Status.StartedAt.IsZero():
-		return errdefs.Preconditionf("container %q in pod %q is waiting to start: %s", container, pod, w.whyWaiting())
+		return errdefs.Preconditionf("container %q in pod %q is waiting to start: %s", container, pod, f.whyWaiting())
 	case o.Previous && restartsOf(rec, container) == 0:
 		return errdefs.Preconditionf("previous terminated container %q in pod %q not found", container, pod)
 	}
@@ -91,7 +98,7 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 		o.Container = container
 	}
 	o.Serial = rec.ImageType == vm.ImageDisk
-	return w.guests.Logs(ctx, string(rec.ID), o, fn)
+	return st.guests.Logs(ctx, string(rec.ID), o, fn)
 }
 
 // Forward carries stream to and from a TCP port of the pod's guest until the guest sends nothing more. It connects from
@@ -100,25 +107,25 @@ func (p *Provider) Logs(ctx context.Context, namespace, pod, container string, o
 //
 // Errors: NotFound; FailedPrecondition while there is no address, and for machines to which the operator allows no
 // forwarding; Unavailable.
-func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error {
-	w := p.find(namespace, pod)
-	if w == nil {
+func (d *door) Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error {
+	st := d.pods.find(namespace, pod)
+	if st == nil {
 		return errdefs.NotFoundf("pod %q not found on this node", pod)
 	}
-	if _, rec, _ := w.look(); !w.static && podstatus.Up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
+	if rec := st.look().rec; !st.static && podstatus.Up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
 		in := &noted{Reader: stream}
-		err := w.guests.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
+		err := st.guests.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
 		if !errdefs.Is(err, errdefs.Unsupported) || in.read.Load() { // input that was read is lost
 			return err
 		}
 	}
-	_, _, ip := w.whereabouts()
+	_, _, ip := st.whereabouts()
 	if ip == "" {
 		return errdefs.Preconditionf("pod %q has no address yet", pod)
 	}
 	var dialer net.Dialer
-	if w.static {
-		if err := p.forwardable(pod, ip); err != nil {
+	if st.static {
+		if err := d.forwardable(pod, ip); err != nil {
 			return err
 		}
 		dialer.Control = reach.Fence
@@ -127,7 +134,7 @@ func (p *Provider) Forward(ctx context.Context, namespace, pod string, port int,
 	defer cancel()
 	c, err := dialer.DialContext(dial, "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
 	if err != nil {
-		return errdefs.Unavailablef("connect to port %d of pod %q: %w; it must listen on the guest's address, not on its loopback alone", port, pod, err)
+		return errdefs.Unavailablef("connect to port %d of pod %q: %st; it must listen on the guest's address, not on its loopback alone", port, pod, err)
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
@@ -153,19 +160,20 @@ func (n *noted) Read(p []byte) (int, error) {
 // dialLimit is how long a guest may take to accept a forwarded connection.
 const dialLimit = 10 * time.Second
 
-func (p *Provider) locate(namespace, pod, container string) (*worker, error) {
-	w := p.find(namespace, pod)
-	if w == nil {
-		return nil, errdefs.NotFoundf("pod %q not found on this node", pod)
+func (d *door) locate(namespace, pod, container string) (*podState, facts, error) {
+	st := d.pods.find(namespace, pod)
+	if st == nil {
+		return nil, facts{}, errdefs.NotFoundf("pod %q not found on this node", pod)
 	}
-	spec, rec, _ := w.look()
-	if slices.ContainsFunc(spec.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
-		return nil, errdefs.Preconditionf("container %q in pod %q does not run: %s", container, pod, podstatus.NoEphemeral)
+	f := st.look()
+	rec := f.rec
+	if slices.ContainsFunc(f.pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
+		return nil, facts{}, errdefs.Preconditionf("container %q in pod %q does not run: %s", container, pod, podstatus.NoEphemeral)
 	}
-	if !hasContainer(spec, container) || rec != nil && len(rec.Containers) > 0 && rec.Container(container) == nil {
-		return nil, errdefs.NotFoundf("container %q not found in pod %q", container, pod)
+	if !hasContainer(f.pod, container) || rec != nil && len(rec.Containers) > 0 && rec.Container(container) == nil {
+		return nil, facts{}, errdefs.NotFoundf("container %q not found in pod %q", container, pod)
 	}
-	return w, nil
+	return st, f, nil
 }
 
 func hasContainer(pod *corev1.Pod, name string) bool {
@@ -185,16 +193,37 @@ func restartsOf(rec *vm.Record, container string) int {
 	return rec.Restarts
 }
 
-func (w *worker) whyWaiting() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.status.Reason != "" {
-		return w.status.Reason
+// runtimeOf returns what the annotations of a static pod say about its machine.
+func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
+	there, _ := contract.ParseVMRuntime(pod.Annotations)
+	return there
+}
+
+// forwardable returns an error if no port of a static pod's machine may be forwarded. The creator of the pod chose the
+// address, and the node reaches more than pods do, so the operator says which networks are allowed.
+func (d *door) forwardable(pod, ip string) error {
+	addr, err := netip.ParseAddr(ip)
+	if err != nil {
+		return errdefs.Preconditionf("the machine of pod %q is at %q, which is no address", pod, ip)
 	}
-	for _, c := range w.status.ContainerStatuses {
-		if c.State.Waiting != nil {
-			return c.State.Waiting.Reason
-		}
+	if err := reach.Forbidden(addr); err != nil {
+		return err
 	}
-	return podstatus.ReasonCreating
+	if slices.ContainsFunc(d.allowed, func(n netip.Prefix) bool { return n.Contains(addr.Unmap()) }) {
+		return nil
+	}
+	return errdefs.Preconditionf("pod %q stands for a machine that this node does not run, and no port of %s is forwarded; "+
+		"the node's operator allows networks with VK_STATIC_FORWARD_NETWORKS", pod, ip)
+}
+
+// unserved returns the error for exec and log of a static pod. It says how to reach the machine instead.
+func unserved(pod *corev1.Pod, what string) error {
+	there := runtimeOf(pod)
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	at := there.IP
+	how := contract.ResolveConnType(ask, there)
+	if how == contract.ConnVNC && there.VNCPort != 0 {
+		at = fmt.Sprintf("%s, port %d", at, there.VNCPort)
+	}
+	return errdefs.Preconditionf("pod %q stands for a machine that this node does not run, so there is no %s; reach it by %s at %s", pod.Name, what, how, at)
 }

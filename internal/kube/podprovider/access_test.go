@@ -105,18 +105,18 @@ func forwardFromOutside(t *testing.T, e *engine, image vm.ImageType) {
 		_, _ = io.Copy(c, c)
 		c.Close()
 	}()
-	w := &worker{shared: shared{pod: &corev1.Pod{}, rec: &vm.Record{
+	s := &podState{facts: facts{pod: &corev1.Pod{}, rec: &vm.Record{
 		ID: vm.NewID(), State: vm.StateRunning, ImageType: image, AgentReady: true, NICs: []vm.NIC{{IP: "127.0.0.1"}},
 	}}}
-	w.pod.Namespace, w.pod.Name = "default", "web"
-	p := &Provider{node: operator{runtime: e}, workers: map[string]*worker{"default/web": w}}
-	w.tenant = p.on(ownerOf(w.pod))
-	s := &both{Reader: strings.NewReader("in")}
-	if err := p.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, s); err != nil || s.said.String() != "in" {
-		t.Errorf("%q, %v", s.said.String(), err)
+	s.pod.Namespace, s.pod.Name = "default", "web"
+	s.tenant = (&common{node: operator{runtime: e}}).on(ownerOf(s.pod))
+	d := &door{pods: &index{pods: map[string]*podState{"default/web": s}}}
+	stream := &both{Reader: strings.NewReader("in")}
+	if err := d.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, stream); err != nil || stream.said.String() != "in" {
+		t.Errorf("%q, %v", stream.said.String(), err)
 	}
 	l.Close()
-	if err := p.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, s); !errdefs.IsUnavailable(err) {
+	if err := d.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, stream); !errdefs.IsUnavailable(err) {
 		t.Errorf("nobody listens: %v", err)
 	}
 }

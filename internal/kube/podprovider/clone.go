@@ -4,15 +4,14 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -26,14 +25,11 @@ const (
 )
 
 // cloneUp creates the pod's VM from origin, or shows why that fails.
-func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) turn {
-	w.publish(w.p.cfg.Settle)
-	if w.launched.IsZero() {
-		w.launched = time.Now()
-	}
-	rec, err := w.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
-		spec := convert.Clone(pod, w.p.cfg.Node)
-		snap, err := w.origin(ctx, pod, origin)
+func (b *bringUp) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) turn {
+	b.publish(b.cfg.Settle)
+	rec, err := b.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
+		spec := convert.Clone(pod, b.cfg.Node)
+		snap, err := b.origin(ctx, pod, origin)
 		switch {
 		case err != nil:
 			return spec, err
@@ -46,12 +42,12 @@ func (w *worker) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Or
 		return spec, assertBackend(pod, snap)
 	})
 	if origin.Dir != "" && ctx.Err() == nil {
-		w.p.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
+		b.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
 	}
 	if left := convert.Inherited(pod); err == nil && len(left) > 0 {
-		w.event(corev1.EventTypeNormal, podstatus.ReasonUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
+		b.event(corev1.EventTypeNormal, podstatus.ReasonUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
 	}
-	return w.cloned(ctx, rec, err)
+	return b.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
 }
 
 // fits rejects a clone that does not match the pod. This is only known from the VM's record, once the VM exists.
@@ -63,13 +59,6 @@ func fits(pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
 		return errdefs.Invalidf("the snapshot in %s was taken by %s and cannot go on in %s; change %s", of.FromDir, rec.Driver, want, contract.KeyBackend)
 	}
 	return nil
-}
-
-// undoClone removes a clone that does not match the pod.
-func (w *worker) undoClone(ctx context.Context, rec vm.Record) {
-	if err := w.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
-		w.log.Warn("vm that is not what the pod asks for not removed", "vm", rec.ID, "err", err)
-	}
 }
 
 // names lists the containers of rec for a message.
@@ -84,61 +73,31 @@ func names(rec vm.Record) string {
 	return strings.Join(out, ", ")
 }
 
-// cloned handles the outcome of a clone.
-func (w *worker) cloned(ctx context.Context, rec vm.Record, err error) turn {
-	if ctx.Err() != nil {
-		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
-	}
-	w.p.Metrics.done("create", err)
-	if err == nil {
-		w.tries, w.pause, w.mode = wait.Backoff{}, podstatus.Pause{}, modeClone
-		w.take(rec)
-		w.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
-		return atOnce
-	}
-	reason, never := waiting(err)
-	if never {
-		w.refuse(reason, err.Error())
-		return whenWoken
-	}
-	return w.retry(ctx, reason, err, retryTaskFirst, retryTaskMost)
-}
-
 // cloneOnce creates a VM unless one of that name exists. It calls spec only when none exists.
-func (w *worker) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
-	if w.states == nil {
+func (b *bringUp) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
+	if b.states == nil {
 		return vm.Record{}, errdefs.Unsupportedf("this node keeps no snapshots")
 	}
-	make1 := func() (vm.Record, error) {
+	return b.once(ctx, func() (vm.Record, error) {
 		s, err := spec()
 		if err != nil {
 			return vm.Record{}, err
 		}
 		var auth []image.RegistryAuth
 		if len(pod.Spec.ImagePullSecrets) > 0 {
-			auth, _ = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: w.p.Client})
+			auth, _ = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: b.Client})
 		}
-		rec, err := w.states.Clone(ctx, s, auth)
+		rec, err := b.states.Clone(ctx, s, auth)
 		if err != nil {
 			return rec, err
 		}
 		if err = fits(pod, s, rec); err != nil {
-			w.undoClone(ctx, rec)
+			if err := b.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
+				b.log.Warn("vm that is not what the pod asks for not removed", "vm", rec.ID, "err", err)
+			}
 		}
 		return rec, err
-	}
-	_, err := w.named(ctx, w.vmName)
-	switch {
-	case err == nil:
-		return w.occupied(ctx, make1)
-	case !errdefs.IsNotFound(err):
-		return vm.Record{}, err
-	}
-	rec, err := make1()
-	if errdefs.IsAlreadyExists(err) {
-		return w.occupied(ctx, make1)
-	}
-	return rec, err
+	})
 }
 
 // interfaces returns as many NICs as the snapshot has, on the network that pod names; nil means the snapshot's own NICs.
@@ -161,12 +120,29 @@ func assertBackend(pod *corev1.Pod, snap snapshot.Snapshot) error {
 
 // origin finds or fetches the snapshot from which the VM resumes. A snapshot in a folder is in no store and is not checked
 // here.
-func (w *worker) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) (snapshot.Snapshot, error) {
+func (b *bringUp) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) (snapshot.Snapshot, error) {
 	switch {
 	case o.Dir != "":
 		return snapshot.Snapshot{}, nil
 	case o.Fork != "":
-		return w.states.ForkOf(ctx, pod, o.Fork)
+		return b.states.ForkOf(ctx, pod, o.Fork)
 	}
-	return w.states.Stored(ctx, pod, o.Snapshot)
+	return b.states.Stored(ctx, pod, o.Snapshot)
+}
+
+// wakeRemote resumes a VM that is hibernated elsewhere. It gets the name, and so the addresses, that it had.
+func (b *bringUp) wakeRemote(ctx context.Context, pod *corev1.Pod, at podsnapshots.Place) turn {
+	b.publish(b.cfg.Settle)
+	rec, err := b.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
+		spec := convert.Clone(pod, b.cfg.Node)
+		snap, err := b.states.Import(ctx, at)
+		spec.Snapshot = snap.ID
+		return spec, err
+	})
+	if err == nil {
+		b.asleep.restored = true
+		b.health.Keep(pod, &rec) // for the guest this is not a new start
+		b.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", b.vmName)
+	}
+	return b.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
 }

@@ -85,7 +85,7 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 			return 0, err
 		}
 	}
-	p.orphans(ctx, byUID, claimed)
+	p.orphans(byUID, claimed)
 	return revision, nil
 }
 
@@ -112,7 +112,7 @@ func terminal(pod *corev1.Pod) bool {
 }
 
 // orphans applies the policy to VMs of this node whose pod is gone. It ignores VMs without our labels.
-func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, claimed map[vm.ID]bool) {
+func (p *Provider) orphans(byUID map[types.UID]*vm.Record, claimed map[vm.ID]bool) {
 	n := 0
 	for _, rec := range byUID {
 		if claimed[rec.ID] {
@@ -126,7 +126,7 @@ func (p *Provider) orphans(ctx context.Context, byUID map[types.UID]*vm.Record, 
 			p.Log.Warn("orphan vm left alone", "vm", rec.ID, "pod", pod)
 		case OrphanDestroy:
 			p.Log.Warn("orphan vm is removed", "vm", rec.ID, "pod", pod)
-			p.wg.Go(func() {
+			p.background(func(ctx context.Context) {
 				if err := p.removeOrphan(ctx, *rec); err != nil {
 					p.Log.Warn("orphan vm not removed", "vm", rec.ID, "err", err)
 				}
@@ -150,7 +150,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 			heard = true
 			p.setHealth(nil)
 			revision = max(revision, e.Revision)
-			p.dispatch(e)
+			p.index.dispatch(e)
 			return nil
 		})
 		if ctx.Err() != nil {
@@ -189,7 +189,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 
 // resync compares every worker with the Runtime's list.
 func (p *Provider) resync(ctx context.Context) (int64, error) {
-	known := p.known()
+	known := p.index.known()
 	recs, err := p.node.vms.List(ctx)
 	p.setHealth(err)
 	if err != nil {
@@ -199,68 +199,12 @@ func (p *Provider) resync(ctx context.Context) (int64, error) {
 	there := map[vm.ID]bool{}
 	for _, r := range recs {
 		there[r.ID], revision = true, max(revision, r.Revision)
-		p.dispatch(vm.Event{Type: vm.EventModified, Revision: r.Revision, Record: r})
+		p.index.dispatch(vm.Event{Type: vm.EventModified, Revision: r.Revision, Record: r})
 	}
-	for id, w := range known {
+	for id, s := range known {
 		if !there[id] {
-			w.missing(id)
+			s.missing(id)
 		}
 	}
 	return revision, nil
-}
-
-// known returns the VMs that workers own. Call it before the Runtime's list is requested.
-func (p *Provider) known() map[vm.ID]*worker {
-	p.mu.Lock()
-	all := make([]*worker, 0, len(p.byUID))
-	for _, w := range p.byUID {
-		all = append(all, w)
-	}
-	p.mu.Unlock()
-	out := make(map[vm.ID]*worker, len(all))
-	for _, w := range all {
-		if _, rec, _ := w.look(); rec != nil {
-			out[rec.ID] = w
-		}
-	}
-	return out
-}
-
-// dispatch passes an event to the worker whose pod is named by the VM's label, or to the worker that adopted the VM.
-func (p *Provider) dispatch(e vm.Event) {
-	p.mu.Lock()
-	w := p.byUID[types.UID(e.Record.Spec.Labels[contract.VMLabelPodUID])]
-	if w == nil {
-		w = p.adopters[e.Record.ID]
-	}
-	p.mu.Unlock()
-	if w != nil {
-		w.apply(e)
-	}
-}
-
-// reserve gives a VM without label to w, unless another worker has it. Then it returns that worker.
-func (p *Provider) reserve(w *worker, id vm.ID) *worker {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if other := p.adopters[id]; other != nil && other != w {
-		return other
-	}
-	p.adopters[id] = w
-	return nil
-}
-
-// adopted records which worker has a VM without label.
-func (p *Provider) adopted(w *worker, id vm.ID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.adopters[id] = w
-}
-
-// alive reports whether the pod with that uid is on this node and not being replaced.
-func (p *Provider) alive(uid string) bool {
-	p.mu.Lock()
-	w := p.byUID[types.UID(uid)]
-	p.mu.Unlock()
-	return w != nil
 }

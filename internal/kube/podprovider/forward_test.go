@@ -106,16 +106,15 @@ func TestForwardStatic(t *testing.T) {
 		"multicast":            {"224.0.0.1", everything, "a multicast or broadcast address"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := &worker{subject: subject{static: true}, shared: shared{pod: &corev1.Pod{}}}
-			w.pod.Namespace, w.pod.Name = "default", "web"
-			w.pod.Annotations = map[string]string{contract.KeyID: "pc-7", contract.KeyIP: tt.ip}
-			p := &Provider{workers: map[string]*worker{"default/web": w}}
-			w.p = p
+			st := &podState{subject: subject{static: true}, facts: facts{pod: &corev1.Pod{}}}
+			st.pod.Namespace, st.pod.Name = "default", "web"
+			st.pod.Annotations = map[string]string{contract.KeyID: "pc-7", contract.KeyIP: tt.ip}
+			d := &door{pods: &index{pods: map[string]*podState{"default/web": st}}}
 			for _, n := range tt.allowed {
-				p.cfg.StaticForward = append(p.cfg.StaticForward, netip.MustParsePrefix(n))
+				d.allowed = append(d.allowed, netip.MustParsePrefix(n))
 			}
 			s := &both{Reader: strings.NewReader("in")}
-			err := p.Forward(t.Context(), "default", "web", port, s)
+			err := d.Forward(t.Context(), "default", "web", port, s)
 			switch {
 			case tt.want == "" && (err != nil || s.said.String() != "in"):
 				t.Errorf("%q, %v", s.said.String(), err)

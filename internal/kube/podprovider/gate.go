@@ -42,18 +42,15 @@ func (g gatedPod) Delete(ctx context.Context, name string, o metav1.DeleteOption
 
 // willDelete reports whether a worker has deleted the pod or will delete it, and makes sure that it does.
 func (p *Provider) willDelete(uid types.UID) bool {
-	if p.leaving.has(uid) {
+	if p.deletions.has(uid) {
 		return true
 	}
-	p.mu.Lock()
-	w := p.byUID[uid]
-	p.mu.Unlock()
-	if w == nil {
+	s := p.index.withUID(uid)
+	if s == nil {
 		return false
 	}
-	p.leaving.add(uid)
-	pod, _, _ := w.look()
-	w.requestRemoval(removal{grace: convert.Grace(pod), confirmed: true})
+	p.deletions.add(uid)
+	s.requestRemoval(removal{grace: convert.Grace(s.look().pod), confirmed: true})
 	return true
 }
 

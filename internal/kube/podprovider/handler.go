@@ -2,11 +2,9 @@ package podprovider
 
 import (
 	"context"
-	"maps"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -27,38 +25,38 @@ func (p *Provider) UpdatePod(_ context.Context, pod *corev1.Pod) error {
 // DeletePod records that the pod's VM must be removed. With a deletion timestamp the guest gets its grace. Without one,
 // virtual-kubelet no longer sees the pod, and the worker verifies that before it destroys anything.
 func (p *Provider) DeletePod(_ context.Context, pod *corev1.Pod) error {
-	w := p.find(pod.Namespace, pod.Name)
-	if w == nil || pod.UID != "" && w.uid != pod.UID {
+	s := p.index.find(pod.Namespace, pod.Name)
+	if s == nil || pod.UID != "" && s.uid != pod.UID {
 		return vkNotFound(pod.Namespace, pod.Name)
 	}
-	p.remove(w, pod)
+	p.remove(s, pod)
 	return nil
 }
 
-// remove tells w to remove the VM of pod with the grace that pod sets.
-func (p *Provider) remove(w *worker, pod *corev1.Pod) {
+// remove requests to remove the VM of pod with the grace that pod sets.
+func (p *Provider) remove(s *podState, pod *corev1.Pod) {
 	r := removal{grace: convert.Grace(pod), confirmed: pod.DeletionTimestamp != nil}
-	if s := pod.DeletionGracePeriodSeconds; s != nil {
-		r.grace = convert.Seconds(*s)
+	if grace := pod.DeletionGracePeriodSeconds; grace != nil {
+		r.grace = convert.Seconds(*grace)
 	}
 	if r.confirmed {
-		p.leaving.add(w.uid)
-		w.renew(pod)
+		p.deletions.add(s.uid)
+		s.renew(pod)
 	}
-	w.requestRemoval(r)
+	s.requestRemoval(r)
 }
 
 // GetPod returns the pod with its status. A pod that was replaced under the same name is not found; otherwise
 // virtual-kubelet would believe that the new pod was already created.
 func (p *Provider) GetPod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
-	w := p.find(namespace, name)
-	if w == nil {
+	s := p.index.find(namespace, name)
+	if s == nil {
 		return nil, vkNotFound(namespace, name)
 	}
-	if cached, err := p.Cached(namespace, name); err == nil && cached.UID != w.uid {
+	if cached, err := p.Cached(namespace, name); err == nil && cached.UID != s.uid {
 		return nil, vkNotFound(namespace, name)
 	}
-	return w.snapshot(), nil
+	return s.snapshot(), nil
 }
 
 // GetPodStatus returns the status of a pod.
@@ -72,15 +70,10 @@ func (p *Provider) GetPodStatus(ctx context.Context, namespace, name string) (*c
 
 // GetPods returns every pod the provider knows.
 func (p *Provider) GetPods(context.Context) ([]*corev1.Pod, error) {
-	p.mu.Lock()
-	all := make([]*worker, 0, len(p.workers))
-	for _, w := range p.workers {
-		all = append(all, w)
-	}
-	p.mu.Unlock()
+	all := p.index.current()
 	pods := make([]*corev1.Pod, len(all))
-	for i, w := range all {
-		pods[i] = w.snapshot()
+	for i, s := range all {
+		pods[i] = s.snapshot()
 	}
 	return pods, nil
 }
@@ -94,60 +87,18 @@ func (p *Provider) observe(pod *corev1.Pod) {
 	if len(pod.Spec.ReadinessGates) == 0 {
 		return
 	}
-	if w := p.find(pod.Namespace, pod.Name); w != nil && w.uid == pod.UID {
-		w.noteGates(pod)
+	if s := p.index.find(pod.Namespace, pod.Name); s != nil && s.uid == pod.UID {
+		s.noteGates(pod)
 	}
-}
-
-func (p *Provider) find(namespace, name string) *worker {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.workers[namespace+"/"+name]
 }
 
 // ensure makes sure that pod has a worker, with the VM rec if one was already found.
 func (p *Provider) ensure(pod *corev1.Pod, rec *vm.Record) error {
-	key := pod.Namespace + "/" + pod.Name
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case p.begin == nil:
-		return vkUnavailable("the virtual node is not running")
-	case p.ended:
-		return nil // an error now would be written into the pod's status; the next process adopts the pod
-	}
-	if w := p.workers[key]; w != nil {
-		if w.uid == pod.UID {
-			w.update(pod)
-			return nil
+	return p.index.ensure(pod, func() *podState {
+		s := newPodState(p.common, pod, rec)
+		if pod.DeletionTimestamp != nil { // an earlier process knew this, and may have done half of it
+			p.remove(s, pod)
 		}
-		w.replaced()
-	}
-	w := newWorker(p, pod, rec)
-	w.prior = p.holders[w.vmKey()]
-	p.workers[key], p.byUID[w.uid], p.holders[w.vmKey()] = w, w, w
-	if rec != nil && rec.Spec.Labels[contract.VMLabelPodUID] == "" {
-		p.adopters[rec.ID] = w
-	}
-	if pod.DeletionTimestamp != nil { // an earlier process knew this, and may have done half of it
-		p.remove(w, pod)
-	}
-	p.Metrics.tableSize.Set(float64(len(p.byUID)))
-	p.begin(w)
-	return nil
-}
-
-// drop forgets a worker whose VM is gone.
-func (p *Provider) drop(w *worker) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.workers[w.key] == w {
-		delete(p.workers, w.key)
-	}
-	if p.holders[w.vmKey()] == w {
-		delete(p.holders, w.vmKey())
-	}
-	delete(p.byUID, w.uid)
-	maps.DeleteFunc(p.adopters, func(_ vm.ID, a *worker) bool { return a == w })
-	p.Metrics.tableSize.Set(float64(len(p.byUID)))
+		return s
+	})
 }

@@ -28,7 +28,7 @@ func itself(rec *vm.Record, answers bool) bool {
 }
 
 // hintAfter returns when to check whether rec needs a hint.
-func (w *worker) hintAfter(rec *vm.Record) turn {
+func hintAfter(rec *vm.Record) turn {
 	if !estranged(rec) {
 		return whenWoken
 	}
@@ -39,15 +39,15 @@ func (w *worker) hintAfter(rec *vm.Record) turn {
 }
 
 // hint returns the commands that a person must run in the guest, in base64; "" when nothing must be run. known is false
-// when there is nothing to say about it. Preconditions: mu is held.
-func (w *worker) hint() (text string, known bool) {
-	if w.rec == nil || w.rec.Snapshot == "" && w.pod.Annotations[contract.KeyPostCloneHint] == "" {
+// when there is nothing to say about it.
+func (r *report) hint(f facts) (text string, known bool) {
+	if f.rec == nil || f.rec.Snapshot == "" && f.pod.Annotations[contract.KeyPostCloneHint] == "" {
 		return "", false
 	}
-	if !estranged(w.rec) || w.health.Reach().Ready || time.Since(w.rec.StartedAt) < hintDelay {
+	if !estranged(f.rec) || r.health.Reach().Ready || time.Since(f.rec.StartedAt) < hintDelay {
 		return "", true
 	}
-	commands := hintCommands(w.rec)
+	commands := hintCommands(f.rec)
 	if commands == "" {
 		return "", true
 	}
@@ -55,16 +55,16 @@ func (w *worker) hint() (text string, known bool) {
 }
 
 // sayHint reports a hint once.
-func (w *worker) sayHint(hint string) {
-	if hint == w.hinted {
+func (r *report) sayHint(hint string) {
+	if hint == r.hinted {
 		return
 	}
-	if w.hinted = hint; hint == "" {
+	if r.hinted = hint; hint == "" {
 		return
 	}
-	w.event(corev1.EventTypeWarning, eventHint, "VM %s was cloned and nobody in it answers: run the commands of the annotation %s (base64) on its console, `cocoon vm console %s`; then it becomes ready",
-		w.vmName, contract.KeyPostCloneHint, w.vmName)
-	w.log.Warn("cloned guest must be told who it is by hand", "vm", w.vmName)
+	r.event(corev1.EventTypeWarning, eventHint, "VM %s was cloned and nobody in it answers: run the commands of the annotation %s (base64) on its console, `cocoon vm console %s`; then it becomes ready",
+		r.vmName, contract.KeyPostCloneHint, r.vmName)
+	r.log.Warn("cloned guest must be told who it is by hand", "vm", r.vmName)
 }
 
 // hintCommands returns the commands that give rec its own identity.

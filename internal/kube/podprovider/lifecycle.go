@@ -6,65 +6,67 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// setLife sets the VM's lifecycle state, which its annotations will show.
-func (w *worker) setLife(state contract.LifecycleState, message string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if state == contract.LifecycleHibernating || state == contract.LifecycleHibernated {
-		w.tidy = false
-	}
-	w.life.State, w.life.Message = state, message
+// lifecycle is the state of the VM that its annotations show.
+type lifecycle struct {
+	life contract.Lifecycle
+	tidy bool // no hibernated state is left in the registry
 }
 
-// annotations returns the annotations that describe the VM. An empty value removes the key. Preconditions: mu is held.
-func (w *worker) annotations(ip string) map[string]string {
+// slept reports whether the VM is hibernated or on its way there.
+func (l *lifecycle) slept() bool {
+	return l.life.State == contract.LifecycleHibernating || l.life.State == contract.LifecycleHibernated
+}
+
+// setLife sets the VM's lifecycle state, which its annotations will show.
+func (l *lifecycle) setLife(state contract.LifecycleState, message string) {
+	l.life.State, l.life.Message = state, message
+	l.tidy = l.tidy && !l.slept()
+}
+
+// annotations returns the annotations that describe the VM. An empty value removes the key.
+func (r *report) annotations(f facts, ip string) map[string]string {
 	a := map[string]string{}
-	if w.static { // whoever runs the machine wrote them
+	if r.static { // whoever runs the machine wrote them
 		return a
 	}
 	switch {
-	case podstatus.Up(w.rec):
-		a[contract.KeyID] = string(w.rec.ID)
+	case podstatus.Up(f.rec):
+		a[contract.KeyID] = string(f.rec.ID)
 		if ip != "" {
 			a[contract.KeyIP] = ip
 		}
-	case w.sleeping():
+	case r.sleeping(f):
 		a[contract.KeyID], a[contract.KeyIP] = "", ""
 	}
-	if hint, known := w.hint(); known {
+	if hint, known := r.hint(f); known {
 		a[contract.KeyPostCloneHint] = hint
 	}
-	if w.lives() {
-		w.settleLife()
-		a[contract.KeyLifecycleState], a[contract.KeyLifecycleObserved], a[contract.KeyLifecycleMessage] = string(w.life.State), w.life.Observed, w.life.Message
+	// Somebody may wait for the VM's lifecycle state. An ordinary Kubernetes pod has its conditions for that.
+	if r.life.State != "" || contract.AsksSnapshot(f.pod.Annotations) || contract.Hibernate(f.pod.Annotations) {
+		r.settleLife(f)
+		a[contract.KeyLifecycleState], a[contract.KeyLifecycleObserved], a[contract.KeyLifecycleMessage] = string(r.life.State), r.life.Observed, r.life.Message
 	}
 	return a
 }
 
-// lives reports whether somebody may wait for the VM's lifecycle state. An ordinary Kubernetes pod has its conditions for
-// that. Preconditions: mu is held.
-func (w *worker) lives() bool {
-	return w.life.State != "" || contract.AsksSnapshot(w.pod.Annotations) || contract.Hibernate(w.pod.Annotations)
-}
-
-// settleLife derives the state from the VM where no transition sets it. Preconditions: mu is held.
-func (w *worker) settleLife() {
-	sleep := contract.Hibernate(w.pod.Annotations)
+// settleLife derives the state from the VM where no transition sets it.
+func (r *report) settleLife(f facts) {
+	sleep := contract.Hibernate(f.pod.Annotations)
 	switch {
-	case w.verdict != nil:
-		w.life.State, w.life.Message = contract.LifecycleFailed, w.verdict.Message
-	case podstatus.Up(w.rec) && itself(w.rec, w.health.Reach().Ready) && w.tidy && !sleep:
-		w.life.State, w.life.Message = contract.LifecycleReady, ""
-	case w.life.State == "":
-		w.life.State = contract.LifecycleCreating
+	case r.verdict != nil:
+		r.life.State, r.life.Message = contract.LifecycleFailed, r.verdict.Message
+	case podstatus.Up(f.rec) && itself(f.rec, r.health.Reach().Ready) && r.tidy && !sleep:
+		r.life.State, r.life.Message = contract.LifecycleReady, ""
+	case r.life.State == "":
+		r.life.State = contract.LifecycleCreating
 	}
 	// A state counts for a generation only when it is the state that was asked for.
-	if w.life.State == contract.LifecycleFailed || w.life.State == contract.LifecycleReady && !sleep || w.life.State == contract.LifecycleHibernated && sleep {
-		w.life.Observed = contract.Generation(w.pod.Annotations)
+	if r.life.State == contract.LifecycleFailed || r.life.State == contract.LifecycleReady && !sleep || r.life.State == contract.LifecycleHibernated && sleep {
+		r.life.Observed = contract.Generation(f.pod.Annotations)
 	}
 }
 
-// sleeping reports whether the VM is hibernated, here or elsewhere. Preconditions: mu is held.
-func (w *worker) sleeping() bool {
-	return w.rec != nil && w.rec.State == vm.StateHibernated || w.rec == nil && w.life.State == contract.LifecycleHibernated
+// sleeping reports whether the VM is hibernated, here or elsewhere.
+func (l *lifecycle) sleeping(f facts) bool {
+	return f.rec != nil && f.rec.State == vm.StateHibernated || f.rec == nil && l.life.State == contract.LifecycleHibernated
 }

@@ -79,16 +79,12 @@ func (p *Provider) Inside(ctx context.Context, id vm.ID) ([]guest.ContainerStats
 
 // Tracked returns the VMs of the pods as the engine's events reported them; it sends no request.
 func (p *Provider) Tracked() []stats.VM {
-	p.mu.Lock()
-	all := make([]*worker, 0, len(p.byUID))
-	for _, w := range p.byUID {
-		all = append(all, w)
-	}
-	p.mu.Unlock()
+	all := p.index.all()
 	out := make([]stats.VM, 0, len(all))
-	for _, w := range all {
-		pod, rec, lost := w.look()
-		if rec == nil || lost || rec.ID == "" {
+	for _, s := range all {
+		f := s.look()
+		pod, rec := f.pod, f.rec
+		if rec == nil || f.lost || rec.ID == "" {
 			continue
 		}
 		v := stats.VM{

@@ -1,9 +1,13 @@
 // Package podprovider is the virtual-kubelet provider of Cocoon: it runs one VM per Pod and reports its true state.
 //
-// Every pod has its own goroutine (worker), which takes one step at a time: it brings the VM up, watches it, restarts it
-// or removes it. virtual-kubelet's queues never wait: its calls only record what is wanted. Statuses are sent as our own
-// patches and not through virtual-kubelet's callback, because the callback writes back a whole copy of the pod, which may
-// be stale; see writer.go.
+// Every pod has its own goroutine (worker), which takes one step at a time: it observes, decides (decide.go) and lets one of
+// its parts act. The parts follow the life of a VM: bringUp, runs, hibernation, forkOffer, teardown. Each owns its state. All
+// build on base: the services of the node (common), what is told about the pod (report), and what the worker shares with
+// other goroutines (podState). The index finds the podState of a pod. Other goroutines know only that, never the worker.
+//
+// virtual-kubelet's queues never wait: its calls only record what is wanted. Statuses are sent as our own patches and not
+// through virtual-kubelet's callback, because the callback writes back a whole copy of the pod, which may be stale; see
+// writer.go.
 //
 // The package does not run VMs (that is the Runtime's job) and does not serve the kubelet's HTTP API. Package podstatus
 // computes the statuses, package podhealth probes the guests, package podvolumes reads the volumes, package podsnapshots
@@ -21,7 +25,6 @@ import (
 	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
@@ -140,26 +143,11 @@ type Deps struct {
 	Log        *slog.Logger
 }
 
-// Provider implements virtual-kubelet's asynchronous provider.
+// Provider implements virtual-kubelet's asynchronous provider, and with Exec, Attach, Logs and Forward the kubelet's API.
 type Provider struct {
-	cfg  Config
-	Deps          // without Runtime and Snapshots
-	node operator // gives access to Runtime and Snapshots; a tenant is the other way
-
-	mu       sync.Mutex
-	begin    func(*worker)      // starts a worker that lives as long as Run; nil before Run
-	ended    bool               // Run has ended
-	health   error              // result of the last contact with the Runtime
-	onHeal   func()             // called when health changes
-	workers  map[string]*worker // the current worker of each pod, by namespace/name
-	byUID    map[types.UID]*worker
-	holders  map[string]*worker // by namespace and VM name: the last worker that got the name
-	adopters map[vm.ID]*worker  // workers of VMs without our label
-	leaving  deletionLog
-	pace     *rate.Limiter // rate limit of statuses that may wait
-	objects  *podvolumes.Objects
-	probes   *probe.Scheduler
-	wg       sync.WaitGroup
+	*common
+	contact // Health and OnHealth
+	door    // Exec, Attach, Logs and Forward
 }
 
 var (
@@ -195,34 +183,34 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	node := operator{deps.Runtime, deps.Runtime, podsnapshots.New(cfg.Node.Name, deps.Snapshots, cfg.Registry,
 		podsnapshots.Metrics{Saved: m.saved, Pushed: m.pushed, Pulled: m.pulled})}
 	deps.Runtime, deps.Snapshots = nil, nil
+	c := &common{
+		cfg: cfg, Deps: deps, node: node, index: newIndex(m), pace: rate.NewLimiter(waitingRate, waitingBurst),
+		objects: podvolumes.NewObjects(deps.Client, deps.Log), probes: probe.NewScheduler(),
+	}
 	return &Provider{
-		cfg: cfg, Deps: deps, node: node, health: errdefs.Unavailablef("the VM engine was not asked yet"),
-		pace:   rate.NewLimiter(waitingRate, waitingBurst),
-		probes: probe.NewScheduler(), objects: podvolumes.NewObjects(deps.Client, deps.Log), workers: map[string]*worker{}, byUID: map[types.UID]*worker{}, holders: map[string]*worker{}, adopters: map[vm.ID]*worker{},
+		common: c, contact: contact{err: errdefs.Unavailablef("the VM engine was not asked yet")}, door: door{c.index, cfg.StaticForward},
 	}, nil
 }
 
 // Run adopts what an earlier process left, calls ready, and then follows the Runtime's events until ctx ends. It returns
 // after all goroutines of the provider have ended. Its end does not affect any VM.
 func (p *Provider) Run(ctx context.Context, ready func()) error {
-	p.objects.Start(func(f func(context.Context)) context.CancelFunc {
+	var all sync.WaitGroup
+	p.background = func(f func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
-		p.wg.Go(func() { f(ctx) })
+		all.Go(func() {
+			defer cancel()
+			f(ctx)
+		})
 		return cancel
-	})
-	p.mu.Lock()
-	p.begin = func(w *worker) {
-		w.writer.spawn = func() { p.wg.Go(func() { w.writer.run(ctx) }) }
-		p.wg.Go(func() { w.run(ctx) })
 	}
-	p.mu.Unlock()
+	p.objects.Start(p.background)
+	p.index.open(func(s, prior *podState) { p.background(newWorker(p.common, s, prior).run) })
 	defer func() {
-		p.mu.Lock()
-		p.ended = true
-		p.mu.Unlock()
-		p.wg.Wait()
+		p.index.close()
+		all.Wait()
 	}()
-	p.wg.Go(func() { _ = p.probes.Run(ctx) }) // ends with ctx, like everything here
+	p.background(func(ctx context.Context) { _ = p.probes.Run(ctx) }) // ends with ctx, like everything here
 	revision, err := p.adopt(ctx)
 	if err != nil {
 		return err // only if ctx has ended
@@ -232,30 +220,34 @@ func (p *Provider) Run(ctx context.Context, ready func()) error {
 	return ctx.Err()
 }
 
-// remote reports whether the node has a registry.
-func (p *Provider) remote() bool { return p.node.snapshots.Remote() }
-
 // Offered returns the snapshots of this node that pods can ask for; see podsnapshots.Store.
 func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
 	return p.node.snapshots.Offered(ctx)
 }
 
+// contact is the result of the last contact with the Runtime.
+type contact struct {
+	mu       sync.Mutex // taken when no other lock is held, and released before onChange
+	err      error
+	onChange func()
+}
+
 // Health is nil while the Runtime answers.
-func (p *Provider) Health() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.health
+func (c *contact) Health() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
 }
 
 // OnHealth sets fn as the function to call after each change of Health. Set it before Run. fn must not block.
-func (p *Provider) OnHealth(fn func()) { p.onHeal = fn }
+func (c *contact) OnHealth(fn func()) { c.onChange = fn }
 
-func (p *Provider) setHealth(err error) {
-	p.mu.Lock()
-	changed := (p.health == nil) != (err == nil)
-	p.health = err
-	p.mu.Unlock()
-	if changed && p.onHeal != nil {
-		p.onHeal()
+func (c *contact) setHealth(err error) {
+	c.mu.Lock()
+	changed := (c.err == nil) != (err == nil)
+	c.err = err
+	c.mu.Unlock()
+	if changed && c.onChange != nil {
+		c.onChange()
 	}
 }

@@ -29,8 +29,15 @@ type pulled struct {
 	local bool   // imported by hand, so there is no source to ask for a newer one
 }
 
-// backoff says when a failed pull is retried.
-type backoff struct {
+// pulls makes sure that the images of the pod are in the store.
+type pulls struct {
+	base
+	fetched map[string]bool // images that are ready for the VM that is being created
+	failed  failedPull
+}
+
+// failedPull says when a failed pull is retried.
+type failedPull struct {
 	asked string
 	cause error
 	tries wait.Backoff
@@ -39,120 +46,118 @@ type backoff struct {
 }
 
 // pull makes sure that the images of pod are in the store. When one is not, it returns false and when to retry.
-func (w *worker) pull(ctx context.Context, pod *corev1.Pod) (turn, bool) {
+func (p *pulls) pull(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 	for _, r := range convert.Pulls(pod) {
-		if w.fetched[r.Name] {
+		if p.fetched[r.Name] {
 			continue
 		}
-		if again, ok := w.pullOne(ctx, pod, r); !ok {
+		if again, ok := p.pullOne(ctx, pod, r); !ok {
 			return again, false
 		}
-		w.fetched[r.Name] = true
+		p.fetched[r.Name] = true
 	}
-	clear(w.fetched) // they are checked again for the next VM of this pod
+	clear(p.fetched) // they are checked again for the next VM of this pod
 	return whenWoken, true
 }
 
-func (w *worker) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (turn, bool) {
-	if w.pulls.asked != r.Name { // the image of a pod may change
-		w.pulls = backoff{asked: r.Name}
+func (p *pulls) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (turn, bool) {
+	if p.failed.asked != r.Name { // the image of a pod may change
+		p.failed = failedPull{asked: r.Name}
 	}
-	if left := time.Until(w.pulls.next); left > 0 {
-		return w.holdBack(left), false
+	if left := time.Until(p.failed.next); left > 0 {
+		return p.holdBack(left), false
 	}
-	if _, before := w.images[r.Name]; before && r.Policy != image.PullNever { // it was checked for an earlier VM of this pod
+	if _, before := p.images[r.Name]; before && r.Policy != image.PullNever { // it was checked for an earlier VM of this pod
 		r.Policy, r.Force = image.PullIfNotPresent, false
 	}
-	img, local, err := w.fetch(ctx, pod, r)
+	img, local, err := p.fetch(ctx, pod, r)
 	if ctx.Err() != nil {
 		return atOnce, false
 	}
-	w.p.Metrics.done("pull", err)
+	p.Metrics.done("pull", err)
 	if err != nil {
-		return w.pullFailed(ctx, r, err), false
+		return p.pullFailed(ctx, r, err), false
 	}
-	w.pulls = backoff{asked: r.Name}
-	if slices.Contains([]string{reasonErrPull, reasonPullBackOff, reasonImageMissing, reasonInvalidImage}, w.pause.Reason) {
-		w.tries, w.pause = wait.Backoff{}, podstatus.Pause{}
+	p.failed = failedPull{asked: r.Name}
+	if slices.Contains([]string{reasonErrPull, reasonPullBackOff, reasonImageMissing, reasonInvalidImage}, p.pause.Reason) {
+		p.succeeded()
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.images[r.Name] = pulled{name: img.Name, id: img.ID, ref: imageRef(img), local: local}
+	p.images[r.Name] = pulled{name: img.Name, id: img.ID, ref: imageRef(img), local: local}
 	return whenWoken, true
 }
 
 // fetch asks the runtime for the image, with the pod's credentials where the network, or a proof of access, may be needed.
-func (w *worker) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (img image.Image, local bool, err error) {
+func (p *pulls) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (img image.Image, local bool, err error) {
 	never := r
 	never.Policy, never.Force = image.PullNever, false
 	if r.Policy != image.PullAlways { // an image that is here and open to everybody needs no secrets
-		img, err := w.puller.Pull(ctx, never, nil)
+		img, err := p.puller.Pull(ctx, never, nil)
 		if !errdefs.IsNotFound(err) || r.Policy == image.PullNever && len(pod.Spec.ImagePullSecrets) == 0 {
 			return img, false, err
 		}
 	}
 	var lost []string
-	if r.Auth, lost = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: w.p.Client}); len(lost) > 0 && ctx.Err() == nil {
-		w.event(corev1.EventTypeWarning, eventLostSecrets,
+	if r.Auth, lost = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: p.Client}); len(lost) > 0 && ctx.Err() == nil {
+		p.event(corev1.EventTypeWarning, eventLostSecrets,
 			"Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", strings.Join(lost, ", "))
 	}
 	began := time.Now()
 	var once sync.Once
 	network := false
-	img, err = w.puller.Pull(ctx, r, func(image.Progress) { // called only when the network is used
+	img, err = p.puller.Pull(ctx, r, func(image.Progress) { // called only when the network is used
 		once.Do(func() {
 			network = true
-			w.event(corev1.EventTypeNormal, eventPulling, "Pulling image %q", r.Name)
+			p.event(corev1.EventTypeNormal, eventPulling, "Pulling image %q", r.Name)
 		})
 	})
 	if errdefs.IsAlreadyExists(err) && r.Policy == image.PullAlways && !r.Force {
 		// The image was imported and has no origin. That somebody put it here counts as much as a registry's answer.
-		img, err = w.puller.Pull(ctx, never, nil)
+		img, err = p.puller.Pull(ctx, never, nil)
 		return img, err == nil, err
 	}
 	if err == nil && network {
 		took := time.Since(began).Round(time.Millisecond)
-		w.event(corev1.EventTypeNormal, eventPulled, "Successfully pulled image %q in %s (%s including waiting). Image size: %d bytes.",
+		p.event(corev1.EventTypeNormal, eventPulled, "Successfully pulled image %q in %s (%s including waiting). Image size: %d bytes.",
 			r.Name, took, took, img.Size)
 	}
 	return img, false, err
 }
 
 // pullFailed shows why there is no image, in the kubelet's words, and returns when to retry.
-func (w *worker) pullFailed(ctx context.Context, r image.PullRequest, err error) turn {
+func (p *pulls) pullFailed(ctx context.Context, r image.PullRequest, err error) turn {
 	switch {
 	case errdefs.IsInvalid(err):
-		return w.retry(ctx, reasonInvalidImage, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+		return p.retry(ctx, reasonInvalidImage, err, p.cfg.BackoffBase, p.cfg.BackoffMax)
 	case r.Policy == image.PullNever && errdefs.IsNotFound(err):
-		return w.retry(ctx, reasonImageMissing, err, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+		return p.retry(ctx, reasonImageMissing, err, p.cfg.BackoffBase, p.cfg.BackoffMax)
 	}
-	b := &w.pulls
+	b := &p.failed
 	if b.cause == nil || b.cause.Error() != err.Error() {
-		w.event(corev1.EventTypeWarning, eventFailed, "Failed to pull image %q: %s", r.Name, err)
-		w.log.Warn("image not pulled", "image", r.Name, "err", err)
+		p.event(corev1.EventTypeWarning, eventFailed, "Failed to pull image %q: %s", r.Name, err)
+		p.log.Warn("image not pulled", "image", r.Name, "err", err)
 	}
-	first, left := b.next.IsZero(), step(&b.tries, w.p.cfg.BackoffBase, w.p.cfg.BackoffMax)
+	first, left := b.next.IsZero(), step(&b.tries, p.cfg.BackoffBase, p.cfg.BackoffMax)
 	b.cause, b.next = err, time.Now().Add(left)
 	if !first { // one stable status is better than two that alternate
-		return w.holdBack(left)
+		return p.holdBack(left)
 	}
 	b.shown = time.Now().Add(min(left, pullShown))
-	w.pause = podstatus.Pause{Reason: reasonErrPull, Message: err.Error()}
-	w.publish(0)
+	p.pause = podstatus.Pause{Reason: reasonErrPull, Message: err.Error()}
+	p.publish(0)
 	return after(min(left, pullShown))
 }
 
 // holdBack shows that the pull will be retried, and returns when. left is the time until then.
-func (w *worker) holdBack(left time.Duration) turn {
-	b := &w.pulls
+func (p *pulls) holdBack(left time.Duration) turn {
+	b := &p.failed
 	if stands := time.Until(b.shown); stands > 0 { // woken early
 		return after(min(left, stands))
 	}
-	if w.pause.Reason != reasonPullBackOff {
-		w.event(corev1.EventTypeNormal, eventBackOff, "Back-off pulling image %q", b.asked)
+	if p.pause.Reason != reasonPullBackOff {
+		p.event(corev1.EventTypeNormal, eventBackOff, "Back-off pulling image %q", b.asked)
 	}
-	w.pause = podstatus.Pause{Reason: reasonPullBackOff, Message: fmt.Sprintf("Back-off pulling image %q: %s: %s", b.asked, reasonErrPull, b.cause)}
-	w.publish(0)
+	p.pause = podstatus.Pause{Reason: reasonPullBackOff, Message: fmt.Sprintf("Back-off pulling image %q: %s: %s", b.asked, reasonErrPull, b.cause)}
+	p.publish(0)
 	return after(left)
 }
 
@@ -175,15 +180,4 @@ func (p pulled) shown(digest string) podstatus.Image {
 		return podstatus.Image{ID: digest}
 	}
 	return podstatus.Image{Name: p.name, ID: p.ref}
-}
-
-// containerImages returns the images of our VM's containers. Preconditions: mu is held, rec is set.
-func (w *worker) containerImages() map[string]podstatus.Image {
-	out := map[string]podstatus.Image{}
-	for _, c := range slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers) {
-		if r := w.rec.Container(c.Name); r != nil {
-			out[c.Name] = w.images[c.Image].shown(r.ImageDigest)
-		}
-	}
-	return out
 }

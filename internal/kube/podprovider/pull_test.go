@@ -234,7 +234,7 @@ func TestAFailedPullBacksOff(t *testing.T) {
 		if m := p.Status.ContainerStatuses[0].State.Waiting.Message; !strings.Contains(m, "r.example answers 500") {
 			t.Errorf("message %q", m)
 		}
-		w.p.find("default", "web").poke() // a wake-up does not make the pull sooner
+		w.p.index.find("default", "web").poke() // a wake-up does not make the pull sooner
 		w.after(6 * time.Second)
 		if len(o.asked()) != 1 {
 			t.Errorf("%d tries within 9 s", len(o.asked()))

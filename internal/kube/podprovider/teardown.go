@@ -8,45 +8,54 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/pauses"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// teardown removes the pod's VM and what belongs to it.
+type teardown struct {
+	base
+	saved  vm.ID // the VM that was saved before its removal
+	saving retryTask
+}
+
 // tearDown removes the pod's VM: it shuts the VM down within the grace, then removes it. It returns true when the VM is
 // gone, otherwise when to retry. The caller's ctx is cancelled when a shorter grace is wanted.
-func (w *worker) tearDown(ctx context.Context, r removal) (turn, bool) {
+func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 	const again = turn(time.Second)
-	w.health.Stop()
-	w.stopKeeper()
+	t.health.Stop()
+	t.volumes.Stop()
 	if !r.confirmed {
-		switch gone, leaving, err := w.askServer(ctx); {
+		switch gone, leaving, err := t.askServer(ctx); {
 		case err != nil:
 			if ctx.Err() == nil {
-				w.log.Warn("pod not looked up before removing its vm", "err", err)
+				t.log.Warn("pod not looked up before removing its vm", "err", err)
 			}
 			return again, false
 		case gone:
-			w.writer.stop() // no object is left to write to
+			t.writer.stop() // no object is left to write to
 		case !leaving:
-			w.keep(r)
+			t.keep(r)
 			return atOnce, false
 		}
 	}
-	if w.static {
+	if t.static {
 		return whenWoken, true
 	}
-	rec, err := w.findVM(ctx)
+	rec, err := t.findVM(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			w.log.Warn("vm not found out", "err", err)
+			t.log.Warn("vm not found out", "err", err)
 		}
 		return again, false
 	}
 	if rec == nil {
 		return whenWoken, true
 	}
-	if wait, ok := w.saveFirst(ctx, rec); !ok {
+	if wait, ok := t.saveFirst(ctx, rec); !ok {
 		return wait, false
 	}
 	if rec.State == vm.StateRunning {
@@ -56,93 +65,150 @@ func (w *worker) tearDown(ctx context.Context, r removal) (turn, bool) {
 		if !podstatus.Up(rec) {
 			grace = 0 // nothing runs in it yet that could shut down
 		}
-		pod, _, _ := w.look()
-		got, err := w.vms.Stop(ctx, string(rec.ID), w.health.PreStop(ctx, pod, rec, grace))
+		pod := t.look().pod
+		got, err := t.vms.Stop(ctx, string(rec.ID), t.health.PreStop(ctx, pod, rec, grace))
 		switch {
 		case ctx.Err() != nil:
 			return atOnce, false
 		case err == nil:
-			w.again = false
-			w.take(got)
-			w.publish(0)
+			t.again = false
+			t.take(got)
+			t.publish(0)
 		case !errdefs.IsNotFound(err):
-			w.log.Warn("vm not stopped, removing it by force", "vm", rec.ID, "err", err)
+			t.log.Warn("vm not stopped, removing it by force", "vm", rec.ID, "err", err)
 		}
 	}
-	err = w.vms.Remove(ctx, string(rec.ID), true)
+	err = t.vms.Remove(ctx, string(rec.ID), true)
 	if ctx.Err() != nil {
 		return atOnce, false
 	}
 	if err != nil && !errdefs.IsNotFound(err) {
-		w.event(corev1.EventTypeWarning, eventFailedKill, "error killing pod: %s", err)
-		w.log.Warn("vm not removed", "vm", rec.ID, "err", err)
-		w.p.Metrics.done("delete", err)
+		t.event(corev1.EventTypeWarning, eventFailedKill, "error killing pod: %s", err)
+		t.log.Warn("vm not removed", "vm", rec.ID, "err", err)
+		t.Metrics.done("delete", err)
 		return again, false
 	}
-	if w.states != nil && len(rec.SnapshotIDs) > 0 { // one may be the snapshot for its forks, which is of no use without the VM
-		w.states.DropFork(ctx, w.vmName)
+	if t.states != nil && len(rec.SnapshotIDs) > 0 { // one may be the snapshot for its forks, which is of no use without the VM
+		t.states.DropFork(ctx, t.vmName)
 	}
-	w.dropTag(ctx)
-	w.dropForks(ctx)
-	w.p.Metrics.done("delete", nil)
-	w.log.Info("vm removed", "vm", rec.ID)
+	t.dropTag(ctx)
+	t.dropForks(ctx)
+	t.Metrics.done("delete", nil)
+	t.log.Info("vm removed", "vm", rec.ID)
 	return whenWoken, true
 }
 
 // askServer asks the API server itself whether the pod is gone or is being deleted. A cache is never a reason to destroy
 // anything.
-func (w *worker) askServer(ctx context.Context) (gone, leaving bool, err error) {
-	pod, err := w.writer.lookUp(ctx)
+func (t *teardown) askServer(ctx context.Context) (gone, leaving bool, err error) {
+	pod, err := t.writer.lookUp(ctx)
 	switch {
 	case err != nil:
 		return false, false, err
 	case pod == nil:
 		return true, true, nil
 	}
-	return pod.UID != w.uid, pod.DeletionTimestamp != nil, nil
-}
-
-// keep withdraws the removal r.
-func (w *worker) keep(r removal) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.removal != nil && *w.removal == r {
-		w.removal = nil
-	}
-}
-
-// findVM returns the pod's VM, also one that an interrupted Launch left; nil when there is none.
-func (w *worker) findVM(ctx context.Context) (*vm.Record, error) {
-	_, rec, _ := w.look()
-	ref := w.vmName
-	if rec != nil {
-		ref = string(rec.ID)
-	}
-	got, err := w.vms.Inspect(ctx, ref)
-	switch {
-	case errdefs.IsNotFound(err) || errdefs.IsInvalid(err): // a name that is invalid for a VM has no VM
-		return nil, nil
-	case err != nil:
-		return nil, err
-	case rec == nil && got.Spec.Labels[contract.VMLabelPodUID] != string(w.uid):
-		return nil, nil
-	}
-	return w.take(got), nil
+	return pod.UID != t.uid, pod.DeletionTimestamp != nil, nil
 }
 
 // depart writes the last status and then deletes the pod's object. It does not wait for the rest of the grace, which would
 // help nobody. It keeps trying while the API server does not answer.
-func (w *worker) depart(ctx context.Context) {
-	defer w.p.leaving.done(w.uid)
-	defer w.writer.stop()
-	if w.writer.flush(ctx) != nil || w.writer.lost() {
+func (t *teardown) depart(ctx context.Context) {
+	defer t.deletions.done(t.uid)
+	defer t.writer.stop()
+	if t.writer.flush(ctx) != nil || t.writer.lost() {
 		return
 	}
 	_ = pauses.Growing(100*time.Millisecond, 10*time.Second, pauses.Many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		err := w.writer.erase(ctx)
+		err := t.writer.erase(ctx)
 		if err != nil && ctx.Err() == nil {
-			w.log.Warn("pod not deleted", "err", err)
+			t.log.Warn("pod not deleted", "err", err)
 		}
 		return err == nil, nil
 	})
+}
+
+// dropTag removes the hibernated state of a deleted pod if nobody will ask for it. A pod that belongs to a CocoonSet, is
+// managed, or was to be hibernated on eviction may come back for its state; otherwise its creator removes the state.
+func (t *teardown) dropTag(ctx context.Context) {
+	pod := t.look().pod
+	if !t.slept() || !t.remote() || t.states == nil || contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) ||
+		convert.Member(pod).Set() != "" {
+		return
+	}
+	t.states.DropTag(ctx)
+}
+
+// dropForks removes what existed only for forks, once the pod's VM is gone: the VM's fork state in the registry, and this
+// node's fork snapshot of another node's VM, if no fork of that VM is left here.
+func (t *teardown) dropForks(ctx context.Context) {
+	pod := t.look().pod
+	if t.states == nil || !t.remote() {
+		return
+	}
+	if contract.OfferFork(pod.Annotations) {
+		t.states.DropOffer(ctx)
+	}
+	main := pod.Annotations[contract.KeyForkFrom]
+	if pod.Annotations[contract.KeyForkFromID] == "" || main == "" || t.index.forks(main, t.podState) {
+		return
+	}
+	if _, err := t.known(ctx, main); errdefs.IsNotFound(err) {
+		t.states.DropFork(ctx, main)
+	}
+}
+
+// saveFirst saves the VM of a pod that is being deleted, if the pod's policy says so. Until the saved state is where it
+// outlives the VM, it returns false and when to retry: the VM stays, and the pod is Terminating.
+func (t *teardown) saveFirst(ctx context.Context, rec *vm.Record) (turn, bool) {
+	if t.states == nil || rec.StartedAt.IsZero() || t.saved == rec.ID {
+		return whenWoken, true
+	}
+	pod := t.look().pod
+	give := contract.KeepSnapshot(pod.Annotations) && rec.State == vm.StateHibernated && t.remote() // it gives up its seat
+	if !convert.Saves(pod) && !give {
+		return whenWoken, true
+	}
+	if left := t.saving.left(); left > 0 {
+		return after(left), false
+	}
+	var stage string
+	var err error
+	if give {
+		stage, err = podsnapshots.PushFailed, t.states.KeepAsleep(ctx, rec)
+	} else {
+		stage, err = t.states.SaveAway(ctx, *rec)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return atOnce, false
+	case err == nil:
+		t.saving, t.saved = retryTask{}, rec.ID
+		t.log.Info("vm saved before it is removed", "vm", rec.ID)
+		return whenWoken, true
+	}
+	t.Metrics.done("save", err)
+	if t.saving.failed(err) {
+		t.event(corev1.EventTypeWarning, stage, "VM %s is kept until it is saved (to give its state up, set the annotation %s to %s): %s",
+			rec.Spec.Name, contract.KeySnapshotPolicy, contract.SnapshotNever, err)
+		t.log.Warn("vm not saved, it is kept", "vm", rec.ID, "op", stage, "err", err)
+	}
+	return after(t.saving.left()), false
+}
+
+// removeOrphan removes a VM whose pod is gone. It saves the VM first if the VM's label demands that.
+func (c *common) removeOrphan(ctx context.Context, rec vm.Record) error {
+	t := c.on(ownerOfVM(rec))
+	states := c.node.snapshots.States(podsnapshots.Owner{Owner: t.owner, VM: rec.Spec.Name, Log: c.Log})
+	if rec.Spec.Labels[contract.VMLabelSave] == "true" && states != nil && !rec.StartedAt.IsZero() {
+		if stage, err := states.SaveAway(ctx, rec); err != nil {
+			return errdefs.New(errdefs.Unavailable, "%s: VM %s of the deleted pod %s/%s is kept: %w", stage, rec.Spec.Name,
+				rec.Spec.Labels[contract.VMLabelPodNamespace], rec.Spec.Labels[contract.VMLabelPodName], err)
+		}
+	}
+	err := t.vms.Remove(ctx, string(rec.ID), true)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
 }

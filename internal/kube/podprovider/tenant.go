@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
@@ -25,7 +26,6 @@ type operator struct {
 // tenant gives access to the node's VMs on behalf of one pod: what belongs to another namespace is NotFound. It is the only
 // way in which a worker reaches them. The way to the snapshots is podsnapshots.States.
 type tenant struct {
-	p          *Provider
 	owner      vm.Owner
 	vms        machines
 	guests     guests
@@ -34,9 +34,9 @@ type tenant struct {
 }
 
 // on returns the tenant for o. Preconditions: o is not the operator.
-func (p *Provider) on(o vm.Owner) tenant {
-	r := p.node.runtime
-	return tenant{p: p, owner: o, vms: ownMachines{r, o}, guests: ownGuests{r, o}, containers: ownContainers{r, o}, puller: ownPuller{r, o}}
+func (c *common) on(o vm.Owner) tenant {
+	r := c.node.runtime
+	return tenant{owner: o, vms: ownMachines{r, o}, guests: ownGuests{r, o}, containers: ownContainers{r, o}, puller: ownPuller{r, o}}
 }
 
 // ownerOf returns the owner of a pod's VM.
@@ -60,6 +60,26 @@ func ownerOfVM(rec vm.Record) vm.Owner {
 // that the operator offers to it.
 func (t tenant) may(rec vm.Record) bool {
 	return rec.Owner.Namespace == t.owner.Namespace || rec.Owner.Operator() && t.owner.Invited(rec.Spec.Offered)
+}
+
+// named returns the VM of exactly that name; NotFound when there is none. A ref may also be the beginning of a VM's ID,
+// and a name can look like one.
+func (t tenant) named(ctx context.Context, name string) (vm.Record, error) {
+	rec, err := t.vms.Inspect(ctx, name)
+	if errdefs.IsInvalid(err) || errdefs.IsNotFound(err) || err == nil && rec.Spec.Name != name {
+		return vm.Record{}, errdefs.NotFoundf("no VM of namespace %s is named %s", t.owner.Namespace, name)
+	}
+	return rec, err
+}
+
+// known does the same as named for a VM of another pod, which an earlier release may have created.
+func (t tenant) known(ctx context.Context, name string) (rec vm.Record, err error) {
+	for _, alias := range contract.Aliases(t.owner.Namespace, name) {
+		if rec, err = t.named(ctx, alias); !errdefs.IsNotFound(err) {
+			return rec, err
+		}
+	}
+	return rec, err
 }
 
 // own is a part R of Runtime on behalf of an owner. The types made of it embed nothing, so a method that is not

@@ -27,11 +27,9 @@ import (
 // the server's last answer, and it names the pod's UID. So it never undoes what others wrote and never changes another pod
 // of the same name.
 type writer struct {
+	target
 	pods  typed.PodInterface
 	log   *slog.Logger
-	ref   types.NamespacedName
-	uid   types.UID
-	node  string
 	pace  *rate.Limiter // rate limit of writes that may wait, for all pods together
 	spawn func()        // starts run
 
@@ -46,10 +44,17 @@ type writer struct {
 	change chan struct{} // closed and replaced whenever a request was written or given up
 }
 
+// target is the pod that a writer writes.
+type target struct {
+	ref  types.NamespacedName
+	uid  types.UID
+	node string
+}
+
 func newWriter(pods typed.PodInterface, pod *corev1.Pod, pace *rate.Limiter, log *slog.Logger) *writer {
 	return &writer{
-		pods: pods, log: log, pace: pace, ref: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, uid: pod.UID,
-		node: pod.Spec.NodeName, base: written(pod.Annotations, pod.Status), wake: make(chan struct{}, 1), change: make(chan struct{}),
+		target: target{types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID, pod.Spec.NodeName},
+		pods:   pods, log: log, pace: pace, base: written(pod.Annotations, pod.Status), wake: make(chan struct{}, 1), change: make(chan struct{}),
 	}
 }
 

@@ -157,7 +157,7 @@ func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 			s.InitContainerStatuses, s.ContainerStatuses = v.each(v.Pod.Spec.InitContainers), v.each(v.Pod.Spec.Containers)
 		}
 		if v.Asleep && v.Record == nil { // elsewhere: here only the status knows how the init containers ended
-			s.InitContainerStatuses = prev.InitContainerStatuses
+			s.InitContainerStatuses = prev.DeepCopy().InitContainerStatuses
 		}
 	}
 	keepImages(s.ContainerStatuses, prev.ContainerStatuses)

@@ -1,0 +1,160 @@
+package podprovider
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// index finds the pods of the node that have a worker, by name, by UID and by VM.
+//
+// Lock order of the package: mu comes first. Each other lock (of a podState, a writer, a forkOffer, of the deletionLog, of
+// volumes and health) is taken alone or with mu held, and released before another one is taken.
+type index struct {
+	metrics *Metrics
+
+	mu       sync.Mutex
+	begin    func(s, prior *podState) // starts the worker of s; prior had the VM name before, or is nil; nil before Run
+	ended    bool                     // Run has ended
+	pods     map[string]*podState     // the current one of each pod, by namespace/name
+	byUID    map[types.UID]*podState
+	holders  map[string]*podState // by namespace and VM name: the last one that got the name
+	adopters map[vm.ID]*podState  // those with VMs without our label
+}
+
+func newIndex(metrics *Metrics) *index {
+	return &index{metrics: metrics, pods: map[string]*podState{}, byUID: map[types.UID]*podState{}, holders: map[string]*podState{}, adopters: map[vm.ID]*podState{}}
+}
+
+// open allows ensure to start workers with begin.
+func (x *index) open(begin func(s, prior *podState)) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.begin = begin
+}
+
+// close makes ensure start nothing more.
+func (x *index) close() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.ended = true
+}
+
+// ensure makes sure that pod has a worker, and that the worker has its latest state. create returns the state to start with.
+func (x *index) ensure(pod *corev1.Pod, create func() *podState) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch {
+	case x.begin == nil:
+		return vkUnavailable("the virtual node is not running")
+	case x.ended:
+		return nil // an error now would be written into the pod's status; the next process adopts the pod
+	}
+	if s := x.pods[pod.Namespace+"/"+pod.Name]; s != nil {
+		if s.uid == pod.UID {
+			s.update(pod)
+			return nil
+		}
+		s.replaced()
+	}
+	s := create()
+	prior, rec := x.holders[s.vmKey()], s.look().rec
+	x.pods[s.key], x.byUID[s.uid], x.holders[s.vmKey()] = s, s, s
+	if rec != nil && rec.Spec.Labels[contract.VMLabelPodUID] == "" {
+		x.adopters[rec.ID] = s
+	}
+	x.metrics.tableSize.Set(float64(len(x.byUID)))
+	x.begin(s, prior)
+	return nil
+}
+
+// drop forgets a pod whose VM is gone.
+func (x *index) drop(s *podState) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.pods[s.key] == s {
+		delete(x.pods, s.key)
+	}
+	if x.holders[s.vmKey()] == s {
+		delete(x.holders, s.vmKey())
+	}
+	delete(x.byUID, s.uid)
+	maps.DeleteFunc(x.adopters, func(_ vm.ID, a *podState) bool { return a == s })
+	x.metrics.tableSize.Set(float64(len(x.byUID)))
+}
+
+// find returns the pod of that name; nil when there is none.
+func (x *index) find(namespace, name string) *podState {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.pods[namespace+"/"+name]
+}
+
+// withUID returns the pod with that uid if it is on this node and not being replaced; otherwise nil.
+func (x *index) withUID(uid types.UID) *podState {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.byUID[uid]
+}
+
+// current returns the pods that find knows.
+func (x *index) current() []*podState {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Collect(maps.Values(x.pods))
+}
+
+// all returns every pod, also those that were replaced and whose VM is not gone yet.
+func (x *index) all() []*podState {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Collect(maps.Values(x.byUID))
+}
+
+// known returns the VMs that workers own. Call it before the Runtime's list is requested.
+func (x *index) known() map[vm.ID]*podState {
+	out := map[vm.ID]*podState{}
+	for _, s := range x.all() {
+		if rec := s.look().rec; rec != nil {
+			out[rec.ID] = s
+		}
+	}
+	return out
+}
+
+// dispatch passes an event to the worker whose pod is named by the VM's label, or to the worker that adopted the VM.
+func (x *index) dispatch(e vm.Event) {
+	x.mu.Lock()
+	s := x.byUID[types.UID(e.Record.Spec.Labels[contract.VMLabelPodUID])]
+	if s == nil {
+		s = x.adopters[e.Record.ID]
+	}
+	x.mu.Unlock()
+	if s != nil {
+		s.apply(e)
+	}
+}
+
+// reserve gives a VM without label to s, unless another worker has it. Then it returns the pod of that worker.
+func (x *index) reserve(s *podState, id vm.ID) *podState {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if other := x.adopters[id]; other != nil && other != s {
+		return other
+	}
+	x.adopters[id] = s
+	return nil
+}
+
+// forks reports whether, on this node and in the namespace of not, a pod other than not is a fork of main.
+func (x *index) forks(main string, not *podState) bool {
+	return slices.ContainsFunc(x.all(), func(s *podState) bool {
+		return s != not && s.owner.Namespace == not.owner.Namespace && s.look().pod.Annotations[contract.KeyForkFrom] == main
+	})
+}
