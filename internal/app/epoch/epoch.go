@@ -66,7 +66,7 @@ Without --tls-cert the registry speaks plain HTTP: keep it on loopback, in a clu
 Garbage (blobs that no manifest names any more) is collected while the registry serves; whatever was pushed or asked for
 within --gc-grace stays. Snapshots whose tag moved on are removed after --gc-untagged-snapshots, images never.
 
-Secrets have a variable only, because a command line is everybody's to read:
+Secrets have only a variable, because every user of the host can read command lines:
 
 `
 
@@ -166,7 +166,7 @@ func (c *Config) settings() []settings.Setting {
 		{Flag: "gc-grace", Env: "EPOCH_GC_GRACE", Key: "gcGrace", Default: "1h", Value: settings.Duration(&c.GCGrace), Usage: "how long a blob that no manifest names stays after its last use"},
 		{Flag: "gc-untagged-snapshots", Env: "EPOCH_GC_UNTAGGED_SNAPSHOTS", Key: "gcUntaggedSnapshots", Default: "168h", Value: settings.Duration(&c.GCUntagged), Usage: "how long a snapshot without a tag stays; 0 for ever"},
 		{Flag: "scrub-interval", Env: "EPOCH_SCRUB_INTERVAL", Key: "scrubInterval", Default: "168h", Value: settings.Duration(&c.ScrubInterval), Usage: "pause between readings of everything against bit rot; 0 for none"},
-		{Flag: "metrics-addr", Env: "EPOCH_METRICS_ADDR", Key: "metricsAddr", Value: settings.Text(&c.MetricsAddr), Usage: "HOST:PORT for Prometheus (otherwise /metrics of the registry itself)"},
+		{Flag: "metrics-addr", Env: "EPOCH_METRICS_ADDR", Key: "metricsAddr", Value: settings.Text(&c.MetricsAddr), Usage: "HOST:PORT for Prometheus (default: /metrics of the registry itself)"},
 		{Flag: "log-level", Env: "EPOCH_LOG_LEVEL", Key: "logLevel", Default: "info", Value: settings.Text(&c.LogLevel), Usage: "debug, info, warn or error"},
 		{Flag: "log-format", Env: "EPOCH_LOG_FORMAT", Key: "logFormat", Default: "text", Value: settings.Text(&c.LogFormat), Usage: "text or json"},
 	}, c.bucket()...)
