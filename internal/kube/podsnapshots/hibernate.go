@@ -97,7 +97,7 @@ func (s *States) Elsewhere(ctx context.Context, must bool) (at Place, sleeps boo
 		return at, must, err
 	}
 	at, err = s.where(ctx, s.owner.VM, contract.HibernateSnapshotTag)
-	if err == nil && at.old { // the snapshot itself says whose it is
+	if err == nil && at.old { // the snapshot itself names its owner
 		_, err = s.Import(ctx, at)
 	}
 	switch {

@@ -1,6 +1,6 @@
 // Package podstatus computes the status of a pod from what is known of the pod and its VM.
 //
-// Its functions are pure: they ask nobody, wait for nothing and keep nothing. The package does not find out what it shows
+// Its functions are pure: they make no requests, do not wait and keep no state. The package does not find out what it shows
 // and does not write the status; package podprovider does both.
 package podstatus
 

@@ -93,7 +93,7 @@ func (p *planner) fail(why string) {
 	}
 }
 
-// stateless names the VMs without state: they have neither a pod nor a state in the registry, and will start anew.
+// stateless names the VMs without state: they have neither a pod nor a state in the registry, and will start from their image.
 func (p *planner) stateless() string {
 	var names []string
 	for _, m := range p.members {
@@ -104,7 +104,7 @@ func (p *planner) stateless() string {
 	if len(names) == 0 {
 		return ""
 	}
-	return "; these VMs have no state and will boot from their image: " + strings.Join(names, ", ")
+	return "; these VMs have no state and will start from their image: " + strings.Join(names, ", ")
 }
 
 // sum determines the phase of a set that is to run.
