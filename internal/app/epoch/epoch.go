@@ -155,7 +155,7 @@ func (c *Config) settings() []settings.Setting {
 		{Env: "EPOCH_REGISTRY_TOKEN", Value: settings.Text(&c.StaticToken), Usage: "one more accepted token, which may do everything"},
 		{Flag: "tls-cert", Env: "EPOCH_TLS_CERT", Key: "tlsCert", Value: settings.Text(&c.TLSCert), Usage: "PEM file with the serving certificate"},
 		{Flag: "tls-key", Env: "EPOCH_TLS_KEY", Key: "tlsKey", Value: settings.Text(&c.TLSKey), Usage: "PEM file with its key"},
-		{Flag: "anonymous-pull", Env: "EPOCH_ANONYMOUS_PULL", Key: "anonymousPull", Value: settings.Bool(&c.AnonymousPull), Usage: "let who has no token pull everything, guest memory too"},
+		{Flag: "anonymous-pull", Env: "EPOCH_ANONYMOUS_PULL", Key: "anonymousPull", Value: settings.Bool(&c.AnonymousPull), Usage: "allow pulls without a token, of everything, guest memory too"},
 		{Flag: "public-url", Env: "EPOCH_PUBLIC_URL", Key: "publicURL", Value: settings.Text(&c.PublicURL), Usage: "how clients reach the registry, https://HOST, behind a proxy"},
 		{Flag: "quota", Env: "EPOCH_QUOTA", Key: "quota", Value: settings.Size(&c.Quota), Usage: "most bytes of blobs and uploads, e.g. 500Gi; 0 for no limit"},
 		{Flag: "verify-reads", Env: "EPOCH_VERIFY_READS", Key: "verifyReads", Value: settings.Bool(&c.VerifyReads), Usage: "hash every blob that is read whole; a damaged one is broken off and goes into quarantine"},
