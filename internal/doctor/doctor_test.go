@@ -165,8 +165,8 @@ func TestStrays(t *testing.T) {
 		status, detail string
 	}{
 		"no daemon": {err: errors.New("nobody"), status: OK, detail: "not examined: cocoond does not answer"},
-		"none":      {status: OK, detail: "every VM that is here is on record"},
-		"two":       {all: []vm.Stray{{ID: "a"}, {ID: "b"}}, status: Warn, detail: "2 VMs are here and not on record: a, b"},
+		"none":      {status: OK, detail: "all VMs of this host are in the journal"},
+		"two":       {all: []vm.Stray{{ID: "a"}, {ID: "b"}}, status: Warn, detail: "2 VMs of this host are not in the journal: a, b"},
 	} {
 		d := doctor{Config{Strays: func(context.Context) ([]vm.Stray, error) { return tc.all, tc.err }}}
 		if f := d.strays(t.Context()); f.status != tc.status || f.detail != tc.detail || (f.status == Warn) != (f.remedy != "") {

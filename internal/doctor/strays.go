@@ -15,14 +15,14 @@ func (d doctor) strays(ctx context.Context) finding {
 		return finding{status: OK, detail: notAnswering}
 	}
 	if len(all) == 0 {
-		return finding{status: OK, detail: "every VM that is here is on record"}
+		return finding{status: OK, detail: "all VMs of this host are in the journal"}
 	}
 	var ids []string
 	for _, s := range all {
 		ids = append(ids, string(s.ID))
 	}
 	return finding{
-		Warn, fmt.Sprintf("%d VMs are here and not on record: %s", len(all), strings.Join(ids, ", ")),
+		Warn, fmt.Sprintf("%d VMs of this host are not in the journal: %s", len(all), strings.Join(ids, ", ")),
 		"`cocoon recover` lists them; `cocoon recover adopt ID` makes one a VM again, `cocoon recover rm ID` removes it",
 	}
 }

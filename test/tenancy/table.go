@@ -19,8 +19,8 @@ const (
 	another     = "is the name of a VM of another namespace"
 	noSnapshot  = "has no snapshot"
 	notItsOwn   = "no snapshot of this name belongs to namespace dev"
-	notOfIt     = ":latest is not of dev"
-	doesNotSay  = "does not say whose it is"
+	notOfIt     = ":latest in the registry does not belong to dev"
+	doesNotSay  = "does not name its owner"
 	notListed   = "the operator lists"
 	operatorsIs = "the operator's networks, images and folders are no namespace's"
 )
@@ -219,7 +219,7 @@ var rows = append([]Row{
 		Cells: [4]Cell{unmade, waits(createError, notOfIt), unmade, unmade},
 	},
 	{
-		Name: "snapshot that does not say whose it is", Ask: clone("vk-dev-bare"), Quick: earlier,
+		Name: "snapshot that does not name its owner", Ask: clone("vk-dev-bare"), Quick: earlier,
 		Cells: [4]Cell{unmade, unmade, waits(createError, doesNotSay), unmade},
 	},
 

@@ -65,31 +65,31 @@ const help = `cocoon-manager runs the controllers of CocoonSet, CocoonHibernatio
 
 Each setting is a flag, an environment variable or a key of the YAML file given by --config.
 A flag wins over the variable, and the variable over the file.
-Several managers may run; one acts.
+Several managers may run at the same time; only one of them acts.
 `
 
 // settings are all settings of the manager.
 func (c *Config) settings() []settings.Setting {
 	e, w := &c.Epoch, &c.Webhook
 	return []settings.Setting{
-		{Flag: "kubeconfig", Env: "KUBECONFIG", Key: "kubeconfig", Value: settings.Text(&c.Kubeconfig), Usage: "path of the kubeconfig (credentials of the pod otherwise)"},
-		{Flag: "namespace", Env: "POD_NAMESPACE", Key: "namespace", Default: "cocoon-system", Value: settings.Text(&c.Namespace), Usage: "namespace of the lease by which one of several managers acts"},
+		{Flag: "kubeconfig", Env: "KUBECONFIG", Key: "kubeconfig", Value: settings.Text(&c.Kubeconfig), Usage: "path of the kubeconfig (default: the credentials of the pod)"},
+		{Flag: "namespace", Env: "POD_NAMESPACE", Key: "namespace", Default: "cocoon-system", Value: settings.Text(&c.Namespace), Usage: "namespace of the lease; of several managers, the one that holds the lease acts"},
 		{Flag: "leader-elect", Env: "LEADER_ELECT", Key: "leaderElect", Default: "true", Value: settings.Bool(&c.LeaderElect), Usage: "act only while holding the lease"},
-		{Flag: "metrics-addr", Env: "METRICS_ADDR", Key: "metricsAddr", Default: ":8080", Value: settings.Text(&c.MetricsAddr), Usage: "address of the Prometheus listener, 0 for none"},
-		{Flag: "probe-addr", Env: "PROBE_ADDR", Key: "probeAddr", Default: ":8081", Value: settings.Text(&c.ProbeAddr), Usage: "address of /healthz and /readyz, 0 for none"},
-		{Flag: "cocoonset-concurrency", Env: "COCOONSET_CONCURRENCY", Key: "cocoonsetConcurrency", Default: "4", Value: settings.Number(&c.Sets), Usage: "CocoonSets that are worked on at a time"},
-		{Flag: "hibernation-concurrency", Env: "HIBERNATION_CONCURRENCY", Key: "hibernationConcurrency", Default: "4", Value: settings.Number(&c.Hibernations), Usage: "CocoonHibernations that are worked on at a time"},
-		{Flag: "epoch-url", Env: "EPOCH_URL", Key: "epochURL", Value: settings.Text(&e.URL), Usage: "registry of snapshots, e.g. http://epoch.cocoon-system.svc:8080 (none otherwise: nothing is ever Suspended or Hibernated)"},
-		{Env: "EPOCH_TOKEN", Value: settings.Text(&e.Token), Usage: "the registry's bearer token; a secret, so no flag: a command line is everybody's to read"},
-		{Flag: "epoch-token-file", Env: "EPOCH_TOKEN_FILE", Key: "epochTokenFile", Value: settings.Text(&e.TokenFile), Usage: "file with the registry's bearer token (or the token itself in $EPOCH_TOKEN)"},
-		{Flag: "epoch-ca-cert", Env: "EPOCH_CA_CERT", Key: "epochCACert", Value: settings.Text(&e.CACert), Usage: "PEM file with the registry's certificate authority"},
-		{Flag: "webhook-addr", Env: "LISTEN_ADDR", Key: "webhookAddr", Default: "0", Value: settings.Text(&w.Addr), Usage: "address of the admission webhooks, e.g. :8443, 0 for none"},
-		{Flag: "webhook-hosts", Env: "WEBHOOK_HOSTS", Key: "webhookHosts", Value: settings.Text(&w.Hosts), Usage: "names and addresses, separated by commas, by which the API server reaches them (cocoon-manager.NAMESPACE.svc otherwise)"},
-		{Flag: "clone-dirs", Env: "CLONE_DIRS", Key: "cloneDirs", Value: settings.Text(&w.CloneDirs), Usage: "folders of the nodes, separated by commas, that pods may be cloned from by clone-from-dir, as the nodes' cloneDirs say (none otherwise)"},
-		{Flag: "tls-cert", Env: "TLS_CERT", Key: "tlsCert", Value: settings.Text(&w.Cert), Usage: "PEM file of their certificate, if somebody else keeps it (otherwise one is kept in the Secret " + webhookSecret + " of the namespace)"},
-		{Flag: "tls-key", Env: "TLS_KEY", Key: "tlsKey", Value: settings.Text(&w.Key), Usage: "PEM file of its key"},
-		{Flag: "client-ca-file", Env: "CLIENT_CA_FILE", Key: "clientCAFile", Value: settings.Text(&w.ClientCA), Usage: "PEM file with the authorities of client certificates, without one of which nobody is answered (otherwise everybody is); give the API server its certificate by the kubeConfigFile of its AdmissionConfiguration"},
-		{Flag: "client-allowed-names", Env: "CLIENT_ALLOWED_NAMES", Key: "clientAllowedNames", Value: settings.List(&w.ClientNames), Usage: "common names of the client certificates, separated by commas (all that the authorities signed otherwise)"},
+		{Flag: "metrics-addr", Env: "METRICS_ADDR", Key: "metricsAddr", Default: ":8080", Value: settings.Text(&c.MetricsAddr), Usage: "address of the Prometheus listener; 0: none"},
+		{Flag: "probe-addr", Env: "PROBE_ADDR", Key: "probeAddr", Default: ":8081", Value: settings.Text(&c.ProbeAddr), Usage: "address of /healthz and /readyz; 0: none"},
+		{Flag: "cocoonset-concurrency", Env: "COCOONSET_CONCURRENCY", Key: "cocoonsetConcurrency", Default: "4", Value: settings.Number(&c.Sets), Usage: "number of CocoonSets that are reconciled at the same time"},
+		{Flag: "hibernation-concurrency", Env: "HIBERNATION_CONCURRENCY", Key: "hibernationConcurrency", Default: "4", Value: settings.Number(&c.Hibernations), Usage: "number of CocoonHibernations that are reconciled at the same time"},
+		{Flag: "epoch-url", Env: "EPOCH_URL", Key: "epochURL", Value: settings.Text(&e.URL), Usage: "registry of snapshots, e.g. http://epoch.cocoon-system.svc:8080 (default: none, and nothing becomes Suspended or Hibernated)"},
+		{Env: "EPOCH_TOKEN", Value: settings.Text(&e.Token), Usage: "bearer token of the registry; it has no flag because every user of the host can read command lines"},
+		{Flag: "epoch-token-file", Env: "EPOCH_TOKEN_FILE", Key: "epochTokenFile", Value: settings.Text(&e.TokenFile), Usage: "file with the bearer token of the registry (or set the token itself in $EPOCH_TOKEN)"},
+		{Flag: "epoch-ca-cert", Env: "EPOCH_CA_CERT", Key: "epochCACert", Value: settings.Text(&e.CACert), Usage: "PEM file with the certificate authority of the registry"},
+		{Flag: "webhook-addr", Env: "LISTEN_ADDR", Key: "webhookAddr", Default: "0", Value: settings.Text(&w.Addr), Usage: "address of the admission webhooks, e.g. :8443; 0: none"},
+		{Flag: "webhook-hosts", Env: "WEBHOOK_HOSTS", Key: "webhookHosts", Value: settings.Text(&w.Hosts), Usage: "names and addresses of the webhooks for the API server, separated by commas (default: cocoon-manager.NAMESPACE.svc)"},
+		{Flag: "clone-dirs", Env: "CLONE_DIRS", Key: "cloneDirs", Value: settings.Text(&w.CloneDirs), Usage: "folders of the nodes, separated by commas, that clone-from-dir of pods may name; the same as cloneDirs of the nodes (default: none)"},
+		{Flag: "tls-cert", Env: "TLS_CERT", Key: "tlsCert", Value: settings.Text(&w.Cert), Usage: "PEM file with the certificate of the webhooks (default: the manager keeps its own certificate in the Secret " + webhookSecret + " of the namespace)"},
+		{Flag: "tls-key", Env: "TLS_KEY", Key: "tlsKey", Value: settings.Text(&w.Key), Usage: "PEM file with the key of that certificate"},
+		{Flag: "client-ca-file", Env: "CLIENT_CA_FILE", Key: "clientCAFile", Value: settings.Text(&w.ClientCA), Usage: "PEM file with the authorities of client certificates; only clients with such a certificate are answered (default: all clients are answered); give the API server its certificate in the kubeConfigFile of its AdmissionConfiguration"},
+		{Flag: "client-allowed-names", Env: "CLIENT_ALLOWED_NAMES", Key: "clientAllowedNames", Value: settings.List(&w.ClientNames), Usage: "allowed common names of client certificates, separated by commas (default: all that the authorities signed)"},
 		{Flag: "log-level", Env: "OPERATOR_LOG_LEVEL", Key: "logLevel", Default: "info", Value: settings.Text(&c.LogLevel), Usage: "debug, info, warn or error"},
 		{Flag: "log-format", Env: "OPERATOR_LOG_FORMAT", Key: "logFormat", Default: "text", Value: settings.Text(&c.LogFormat), Usage: "text or json"},
 	}
@@ -102,7 +102,7 @@ func parse(args []string, env func(string) string, out io.Writer) (Config, error
 		return c, err
 	}
 	if c.Sets < 1 || c.Hibernations < 1 {
-		return c, errdefs.Invalidf("the numbers of CocoonSets and CocoonHibernations that are worked on at a time must be at least 1")
+		return c, errdefs.Invalidf("the numbers of CocoonSets and CocoonHibernations that are reconciled at the same time must be at least 1")
 	}
 	return c, c.Webhook.check()
 }
@@ -142,7 +142,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	if base != "" {
 		snapshots = registry{base: base, auth: auth}
 	} else {
-		log.Warn("no registry is given (EPOCH_URL): nothing will be called Suspended or Hibernated")
+		log.Warn("no registry is configured (EPOCH_URL), so nothing becomes Suspended or Hibernated")
 	}
 	rc, err := restconfig.Load(c.Kubeconfig)
 	if err != nil {
@@ -152,7 +152,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	rc.QPS, rc.Burst = 200, 400
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1.AddToScheme(scheme)); err != nil {
-		return fmt.Errorf("make scheme: %w", err)
+		return fmt.Errorf("create scheme: %w", err)
 	}
 	m, err := ctrl.NewManager(rc, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: c.MetricsAddr}, HealthProbeBindAddress: c.ProbeAddr,
@@ -170,7 +170,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 		ctx, cancel := context.WithTimeout(req.Context(), time.Second)
 		defer cancel()
 		if !m.GetCache().WaitForCacheSync(ctx) {
-			return errdefs.Unavailablef("the API server's objects are not known yet")
+			return errdefs.Unavailablef("the objects of the API server are not loaded yet")
 		}
 		return nil
 	}
@@ -226,12 +226,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "cocoon_operator_" + name, Help: help, Buckets: []float64{.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}})
 	}
 	m := &metrics{
-		rebuilds:    counter("subagent_rebuild_total", "Sub-agents that failed and were made anew."),
-		deadLetters: counter("subagent_dead_letter_total", "Sub-agents that were given up until their set changes."),
-		failures:    counter("lifecycle_state_failed_observed_total", "Main VMs that were found failed."),
-		released:    counter("placement_released_total", "Claims of VMs on nodes that ended by their policy."),
-		hibernate:   seconds("hibernate_phase_duration_seconds", "From the wish to hibernate until the registry has the state."),
-		wake:        seconds("wake_phase_duration_seconds", "From the wish to wake until the VM is ready."),
+		rebuilds:    counter("subagent_rebuild_total", "Sub-agents that failed and were recreated."),
+		deadLetters: counter("subagent_dead_letter_total", "Sub-agents that failed and are not recreated until their set changes."),
+		failures:    counter("lifecycle_state_failed_observed_total", "Main VMs that failed."),
+		released:    counter("placement_released_total", "Claims of VMs on nodes that were released by their policy."),
+		hibernate:   seconds("hibernate_phase_duration_seconds", "Time from the request to hibernate until the registry has the state."),
+		wake:        seconds("wake_phase_duration_seconds", "Time from the request to wake until the VM is ready."),
 	}
 	r.MustRegister(m.rebuilds, m.deadLetters, m.failures, m.released, m.hibernate, m.wake)
 	return m

@@ -51,14 +51,14 @@ func (w WebhookConfig) check() error {
 		return nil
 	}
 	if (w.Cert == "") != (w.Key == "") {
-		return errdefs.Invalidf("tls-cert and tls-key are given together or not at all")
+		return errdefs.Invalidf("tls-cert and tls-key must be set together")
 	}
 	if len(w.ClientNames) > 0 && w.ClientCA == "" {
-		return errdefs.Invalidf("client-allowed-names needs client-ca-file: a name counts on a certificate alone")
+		return errdefs.Invalidf("client-allowed-names requires client-ca-file; without it no client certificates are checked")
 	}
 	for _, dir := range w.cloneDirs() {
 		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
-			return errdefs.Invalidf("clone-dirs: %q is not an absolute path without . and ..", dir)
+			return errdefs.Invalidf("clone-dirs: %q must be an absolute path without . and ..", dir)
 		}
 	}
 	_, _, err := w.listen()
@@ -75,7 +75,7 @@ func (w WebhookConfig) listen() (host string, port int, err error) {
 		port, err = strconv.Atoi(text)
 	}
 	if err != nil || port < 1 || port > 65535 {
-		return "", 0, errdefs.Invalidf("webhook-addr %q is not HOST:PORT, nor 0 for no webhooks", w.Addr)
+		return "", 0, errdefs.Invalidf("webhook-addr %q must be HOST:PORT, or 0 for no webhooks", w.Addr)
 	}
 	return host, port, nil
 }
@@ -127,7 +127,7 @@ func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) err
 	if c.Webhook.ClientCA != "" {
 		file, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", c.Webhook.ClientCA)
 		if err != nil {
-			return errdefs.Preconditionf("authorities of who may ask the webhooks: %w", err)
+			return errdefs.Preconditionf("client-ca-file of the webhooks: %w", err)
 		}
 		if err := m.Add(inEveryReplica(func(ctx context.Context) error { file.Run(ctx, 1); return nil })); err != nil { // reloads the file when it changes
 			return err

@@ -66,7 +66,7 @@ Without --tls-cert the registry speaks plain HTTP: keep it on loopback, in a clu
 Garbage (blobs that no manifest names any more) is collected while the registry serves; whatever was pushed or asked for
 within --gc-grace stays. Snapshots whose tag moved on are removed after --gc-untagged-snapshots, images never.
 
-Secrets have a variable only, because a command line is everybody's to read:
+Secrets have only a variable, because every user of the host can read command lines:
 
 `
 
@@ -155,7 +155,7 @@ func (c *Config) settings() []settings.Setting {
 		{Env: "EPOCH_REGISTRY_TOKEN", Value: settings.Text(&c.StaticToken), Usage: "one more accepted token, which may do everything"},
 		{Flag: "tls-cert", Env: "EPOCH_TLS_CERT", Key: "tlsCert", Value: settings.Text(&c.TLSCert), Usage: "PEM file with the serving certificate"},
 		{Flag: "tls-key", Env: "EPOCH_TLS_KEY", Key: "tlsKey", Value: settings.Text(&c.TLSKey), Usage: "PEM file with its key"},
-		{Flag: "anonymous-pull", Env: "EPOCH_ANONYMOUS_PULL", Key: "anonymousPull", Value: settings.Bool(&c.AnonymousPull), Usage: "let who has no token pull everything, guest memory too"},
+		{Flag: "anonymous-pull", Env: "EPOCH_ANONYMOUS_PULL", Key: "anonymousPull", Value: settings.Bool(&c.AnonymousPull), Usage: "allow pulls without a token, of everything, guest memory too"},
 		{Flag: "public-url", Env: "EPOCH_PUBLIC_URL", Key: "publicURL", Value: settings.Text(&c.PublicURL), Usage: "how clients reach the registry, https://HOST, behind a proxy"},
 		{Flag: "quota", Env: "EPOCH_QUOTA", Key: "quota", Value: settings.Size(&c.Quota), Usage: "most bytes of blobs and uploads, e.g. 500Gi; 0 for no limit"},
 		{Flag: "verify-reads", Env: "EPOCH_VERIFY_READS", Key: "verifyReads", Value: settings.Bool(&c.VerifyReads), Usage: "hash every blob that is read whole; a damaged one is broken off and goes into quarantine"},
@@ -166,7 +166,7 @@ func (c *Config) settings() []settings.Setting {
 		{Flag: "gc-grace", Env: "EPOCH_GC_GRACE", Key: "gcGrace", Default: "1h", Value: settings.Duration(&c.GCGrace), Usage: "how long a blob that no manifest names stays after its last use"},
 		{Flag: "gc-untagged-snapshots", Env: "EPOCH_GC_UNTAGGED_SNAPSHOTS", Key: "gcUntaggedSnapshots", Default: "168h", Value: settings.Duration(&c.GCUntagged), Usage: "how long a snapshot without a tag stays; 0 for ever"},
 		{Flag: "scrub-interval", Env: "EPOCH_SCRUB_INTERVAL", Key: "scrubInterval", Default: "168h", Value: settings.Duration(&c.ScrubInterval), Usage: "pause between readings of everything against bit rot; 0 for none"},
-		{Flag: "metrics-addr", Env: "EPOCH_METRICS_ADDR", Key: "metricsAddr", Value: settings.Text(&c.MetricsAddr), Usage: "HOST:PORT for Prometheus (otherwise /metrics of the registry itself)"},
+		{Flag: "metrics-addr", Env: "EPOCH_METRICS_ADDR", Key: "metricsAddr", Value: settings.Text(&c.MetricsAddr), Usage: "HOST:PORT for Prometheus (default: /metrics of the registry itself)"},
 		{Flag: "log-level", Env: "EPOCH_LOG_LEVEL", Key: "logLevel", Default: "info", Value: settings.Text(&c.LogLevel), Usage: "debug, info, warn or error"},
 		{Flag: "log-format", Env: "EPOCH_LOG_FORMAT", Key: "logFormat", Default: "text", Value: settings.Text(&c.LogFormat), Usage: "text or json"},
 	}, c.bucket()...)

@@ -25,7 +25,7 @@ func (in *instance) settleAddress(i int) error {
 func addressOf(bridge string) (string, error) {
 	link, err := net.InterfaceByName(bridge)
 	if err != nil {
-		return "", errdefs.Preconditionf("the bridge %s is not there: %w", bridge, err)
+		return "", errdefs.Preconditionf("the bridge %s does not exist: %w", bridge, err)
 	}
 	all, err := link.Addrs()
 	if err != nil {

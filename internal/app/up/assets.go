@@ -33,7 +33,7 @@ func FindAssets() Assets {
 func (a Assets) check() error {
 	for _, p := range []string{a.ControlPlane, a.Daemon, a.Epoch, a.Manager, a.Kernel, a.Initramfs, a.DemoImage} {
 		if !assets.Exists(p) {
-			return errdefs.Preconditionf("%s is missing; `make build` makes it", p)
+			return errdefs.Preconditionf("%s is missing; run `make build` to create it", p)
 		}
 	}
 	return nil

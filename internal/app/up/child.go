@@ -67,7 +67,7 @@ type process struct {
 func (s *spawner) run(c child) (*process, error) {
 	if fi, err := os.Stat(c.log); err == nil && fi.Size() > maxLog {
 		if err := os.Rename(c.log, c.log+".1"); err != nil {
-			return nil, fmt.Errorf("move aside the log of %s: %w", c.name, err)
+			return nil, fmt.Errorf("rename the log of %s: %w", c.name, err)
 		}
 	}
 	out, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -97,7 +97,7 @@ func (p *process) halt(c child, log *slog.Logger) {
 	select {
 	case <-p.done:
 	case <-time.After(c.stop):
-		log.Warn("child did not stop in time and is killed", "child", c.name)
+		log.Warn("child did not stop in time, killing it", "child", c.name)
 		_ = p.cmd.Process.Kill()
 		<-p.done
 	}
@@ -129,7 +129,7 @@ func (s *spawner) keep(ctx context.Context, c child, log *slog.Logger, ended cha
 			pauses.Reset()
 		}
 		wait := pauses.NextBackOff()
-		log.Error("child ended and is started again", "child", c.name, "err", err, "dur", wait)
+		log.Error("child ended, restarting it", "child", c.name, "err", err, "dur", wait)
 		select {
 		case <-ctx.Done():
 			return

@@ -47,12 +47,12 @@ func upCommand(dir func() string) *cobra.Command {
 		Long: `Run a real Kubernetes control plane and one virtual node, all under one folder. They listen on loopback
 and, for the kubelet API, on the bridge of the node's VMs, where no guest can reach it.
 
-The folder keeps the cluster: stop it, kill it or reboot, and the same command brings it back with its objects, VM
+The folder keeps the cluster: after a stop, a kill or a reboot the same command starts it again with its objects, VM
 disks and certificates. DIR/kubeconfig is written when the node is Ready. The node is called cocoon-node-0 unless
---node-name or VK_NODE_NAME says otherwise. A pod runs there when it tolerates virtual-kubelet.io/provider.
+--node-name or VK_NODE_NAME sets another name. A pod runs there if it tolerates virtual-kubelet.io/provider.
 
-The image cocoon/demo:latest is there from the start and needs no network. --nodes and --with are kept with the folder, as
-names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
+The image cocoon/demo:latest is there from the start and needs no network. The folder stores --nodes, --with, names and ports
+for the next start. The registry's token is in DIR/etc/epoch-tokens.`,
 		Example: `  cocoon up --dir /var/lib/cocoon-demo            # until Ctrl-C
   cocoon up --dir /var/lib/cocoon-demo --detach   # returns when the node is Ready
   kubectl --kubeconfig /var/lib/cocoon-demo/kubeconfig get nodes
@@ -82,7 +82,7 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 	f := cmd.Flags()
 	f.BoolVarP(&detach, "detach", "d", false, "return when the node is Ready and keep running in the background")
 	f.IntVar(&nodes, "nodes", 1, "number of virtual nodes; 0 runs the control plane alone")
-	f.StringSliceVar(&o.With, "with", nil, "what else to run, separated by commas: "+strings.Join(parts, ", "))
+	f.StringSliceVar(&o.With, "with", nil, "further parts to run, separated by commas: "+strings.Join(parts, ", "))
 	f.StringVar(&o.NodeName, "node-name", "", "name of the (first) virtual node (default "+defaultNodeName+", or VK_NODE_NAME)")
 	f.IntVar(&o.APIPort, "api-port", 0, fmt.Sprintf("port of the API server on loopback (default %d, or the next free one)", defaultAPIPort))
 	f.IntVar(&o.NodePort, "node-port", 0, fmt.Sprintf("port of the virtual node's kubelet API on its bridge (default %d, or the next free one)", defaultNodePort))
@@ -90,8 +90,8 @@ names and ports are. The registry's token is in DIR/etc/epoch-tokens.`,
 	f.IntVar(&o.EpochPort, "epoch-port", 0, fmt.Sprintf("port of the registry on loopback (default %d, or the next free one)", defaultEpochPort))
 	f.IntVar(&o.ManagerPort, "manager-port", 0, fmt.Sprintf("port of the manager's health checks on loopback (default %d, or the next free one)", defaultManagerPort))
 	f.IntVar(&o.WebhookPort, "webhook-port", 0, fmt.Sprintf("port of the manager's admission webhooks on loopback (default %d, or the next free one)", defaultWebhookPort))
-	f.StringArrayVar(&o.ExtraConfig, "extra-config", nil, "a flag of the control plane, as COMPONENT.FLAG=VALUE, e.g. controllerManager.node-monitor-grace-period=20s;\nmay be given several times, and is kept with the folder")
-	f.StringSliceVar(&o.AllowImages, "allow-images", nil, "networks, addresses and HOST[:PORT] that images of pods may come from beside public addresses, e.g. 192.168.7.0/24,localhost:5000;\nkept with the folder, \"\" for none")
+	f.StringArrayVar(&o.ExtraConfig, "extra-config", nil, "a flag of the control plane, as COMPONENT.FLAG=VALUE, e.g. controllerManager.node-monitor-grace-period=20s;\nmay be given several times; the folder stores it for the next start")
+	f.StringSliceVar(&o.AllowImages, "allow-images", nil, "networks, addresses and HOST[:PORT] that images of pods may come from in addition to public addresses, e.g. 192.168.7.0/24,localhost:5000;\nthe folder stores them for the next start, \"\" for none")
 	f.BoolVar(&supervise, "supervise", false, "")
 	_ = f.MarkHidden("supervise")
 	return cmd
@@ -116,7 +116,7 @@ func printStep(w io.Writer) Report {
 }
 
 func printReady(w io.Writer, dir string) {
-	fmt.Fprintf(w, "\nThe cluster is up. Talk to it with\n\n  export KUBECONFIG=%s\n  kubectl get nodes\n", kubeconfigOf(dir))
+	fmt.Fprintf(w, "\nThe cluster is up. Use it with\n\n  export KUBECONFIG=%s\n  kubectl get nodes\n", kubeconfigOf(dir))
 }
 
 func runForeground(ctx context.Context, o Options, out, errOut io.Writer) error {
@@ -136,12 +136,12 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return fmt.Errorf("make report pipe: %w", err)
+		return fmt.Errorf("create report pipe: %w", err)
 	}
 	defer r.Close()
 	logDir := filepath.Join(o.Dir, "log")
 	if err := os.MkdirAll(logDir, 0o700); err != nil {
-		return fmt.Errorf("make log folder: %w", err)
+		return fmt.Errorf("create log folder: %w", err)
 	}
 	logFile, err := os.OpenFile(filepath.Join(logDir, "up.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -33,7 +33,7 @@ func Down(ctx context.Context, dir string, a Assets) error {
 	}
 	l := layout{dir}
 	if !assets.Exists(l.settings()) {
-		return errdefs.NotFoundf("%s holds no instance; `cocoon up --dir` makes one", dir)
+		return errdefs.NotFoundf("%s contains no instance; `cocoon up --dir` creates one", dir)
 	}
 	ctx, cancel := context.WithTimeout(ctx, downLimit)
 	defer cancel()
@@ -87,7 +87,7 @@ func endProcess(ctx context.Context, pid int, mine func() bool) error {
 func stopVMsOf(ctx context.Context, l layout, a Assets) error {
 	configs, err := filepath.Glob(l.config("cocoond*.yaml"))
 	if err != nil {
-		return fmt.Errorf("look for nodes: %w", err)
+		return fmt.Errorf("find the nodes: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopGuests)
 	defer cancel()

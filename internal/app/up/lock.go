@@ -43,7 +43,7 @@ func lockHolder(path string) (int, error) {
 	defer f.Close()
 	l := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &l); err != nil {
-		return 0, fmt.Errorf("ask for lock of %s: %w", path, err)
+		return 0, fmt.Errorf("read lock of %s: %w", path, err)
 	}
 	if l.Type == unix.F_UNLCK {
 		return 0, nil

@@ -61,7 +61,7 @@ func manifests(texts ...[]byte) ([]manifest, error) {
 			}
 			collection, ok := collections[object.Kind]
 			if !ok {
-				return nil, fmt.Errorf("manifest %s is of the kind %q, which is not installed", object.Metadata.Name, object.Kind)
+				return nil, fmt.Errorf("manifest %s has the kind %q, which cannot be installed", object.Metadata.Name, object.Kind)
 			}
 			if object.Metadata.Namespace != "" {
 				collection = fmt.Sprintf(collection, object.Metadata.Namespace)

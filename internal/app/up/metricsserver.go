@@ -86,7 +86,7 @@ func (in *instance) metricsServerManifests(addr string) ([]manifest, error) {
 		"User": metricsServerUser, "Address": addr, "Port": in.settings.ServerPort, "CA": base64.StdEncoding.EncodeToString(ca),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("fill manifest of %s: %w", partMetricsServer, err)
+		return nil, fmt.Errorf("render manifest of %s: %w", partMetricsServer, err)
 	}
 	return manifests(text.Bytes())
 }

@@ -48,7 +48,7 @@ func (in *instance) part(name string) part {
 	case partScheduler:
 		return in.scheduler()
 	}
-	panic("no part is called " + name)
+	panic("unknown part " + name)
 }
 
 func (in *instance) epoch() part {

@@ -58,7 +58,7 @@ func (p pki) key(name string) string  { return filepath.Join(p.dir, name+".key")
 // ensure makes every certificate of an instance that is missing, expiring or for other names. It keeps existing keys.
 func (p pki) ensure(s Settings) error {
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
-		return fmt.Errorf("make certificates folder: %w", err)
+		return fmt.Errorf("create certificates folder: %w", err)
 	}
 	ca, err := p.authority("ca", "cocoon")
 	if err != nil {
@@ -165,7 +165,7 @@ func belongs(cert *x509.Certificate, key crypto.Signer) bool {
 func (p pki) sign(name string, tmpl *x509.Certificate, key crypto.Signer, by *authority) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return nil, fmt.Errorf("make certificate %s: %w", name, err)
+		return nil, fmt.Errorf("create certificate %s: %w", name, err)
 	}
 	tmpl.SerialNumber = serial
 	tmpl.NotBefore = p.now.Add(-5 * time.Minute) // clocks of one machine agree, but those of its guests may not
@@ -175,7 +175,7 @@ func (p pki) sign(name string, tmpl *x509.Certificate, key crypto.Signer, by *au
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, key.Public(), signer)
 	if err != nil {
-		return nil, fmt.Errorf("make certificate %s: %w", name, err)
+		return nil, fmt.Errorf("create certificate %s: %w", name, err)
 	}
 	if err := p.write(p.crt(name), "CERTIFICATE", der, 0o644); err != nil {
 		return nil, err
@@ -197,7 +197,7 @@ func (p pki) loadOrMakeKey(name string) (crypto.Signer, error) {
 	case err == nil:
 		key, err := x509.ParseECPrivateKey(der)
 		if err != nil {
-			return nil, errdefs.DataLossf("key %s is damaged (%w); remove the file to have it made anew", p.key(name), err)
+			return nil, errdefs.DataLossf("key %s is damaged (%w); remove the file, and the next start creates a new one", p.key(name), err)
 		}
 		return key, nil
 	case !os.IsNotExist(err):
@@ -205,11 +205,11 @@ func (p pki) loadOrMakeKey(name string) (crypto.Signer, error) {
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("make key %s: %w", name, err)
+		return nil, fmt.Errorf("create key %s: %w", name, err)
 	}
 	der, err = x509.MarshalECPrivateKey(key)
 	if err != nil {
-		return nil, fmt.Errorf("make key %s: %w", name, err)
+		return nil, fmt.Errorf("create key %s: %w", name, err)
 	}
 	return key, p.write(p.key(name), "EC PRIVATE KEY", der, 0o600)
 }
@@ -243,7 +243,7 @@ func readPEM(path string) ([]byte, error) {
 	}
 	block, _ := pem.Decode(data)
 	if block == nil {
-		return nil, errdefs.DataLossf("%s holds no PEM block; remove the file to have it made anew", path)
+		return nil, errdefs.DataLossf("%s contains no PEM block; remove the file, and the next start creates a new one", path)
 	}
 	return block.Bytes, nil
 }

@@ -31,7 +31,7 @@ func (p *ports) choose(what, flag string, asked, kept, usual int) (int, error) {
 	}
 	if fixed != 0 {
 		if !p.wait(fixed, asked == 0) {
-			return 0, errdefs.Exhaustedf("port %d of the %s is taken by another program; choose another with %s", fixed, what, flag)
+			return 0, errdefs.Exhaustedf("port %d of the %s is in use by another program; choose another port with %s", fixed, what, flag)
 		}
 		return fixed, nil
 	}
@@ -40,7 +40,7 @@ func (p *ports) choose(what, flag string, asked, kept, usual int) (int, error) {
 			return port, nil
 		}
 	}
-	return 0, errdefs.Exhaustedf("no port from %d on is free for the %s; choose one with %s", usual, what, flag)
+	return 0, errdefs.Exhaustedf("found no free port from %d for the %s; choose one with %s", usual, what, flag)
 }
 
 // wait takes a port. If patient, it gives the processes of a supervisor that was just killed time to end.

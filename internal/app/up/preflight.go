@@ -28,7 +28,7 @@ func preflight(o Options) error {
 
 func needRoot(verb string) error {
 	if os.Geteuid() != 0 {
-		return errdefs.Preconditionf("cocoon %s handles taps and bridges and so needs root: run it with sudo", verb)
+		return errdefs.Preconditionf("cocoon %s needs root because it manages taps and bridges; run it with sudo", verb)
 	}
 	return nil
 }
@@ -41,7 +41,7 @@ func haveTun(path string) error {
 	case err == nil:
 		return f.Close()
 	case errors.Is(err, os.ErrNotExist):
-		return errdefs.Preconditionf("%s is missing, and VMs get their network through it; run `modprobe tun`, or in a container pass --device=%s", path, path)
+		return errdefs.Preconditionf("%s is missing, but the network of VMs needs it; run `modprobe tun`, or start the container with --device=%s", path, path)
 	}
-	return errdefs.Preconditionf("VMs get their network through %s, which cannot be used: %w; run `modprobe tun`", path, err)
+	return errdefs.Preconditionf("the network of VMs needs %s, which cannot be opened: %w; run `modprobe tun`", path, err)
 }

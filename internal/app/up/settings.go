@@ -115,11 +115,11 @@ var nodeNameRE = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 // check rejects invalid options.
 func (o Options) check() error {
 	if o.NodeName != "" && (len(o.NodeName) > 63 || !nodeNameRE.MatchString(o.NodeName)) {
-		return errdefs.Invalidf("node name %q is not a DNS name of at most 63 characters", o.NodeName)
+		return errdefs.Invalidf("node name %q must be a DNS name of at most 63 characters", o.NodeName)
 	}
 	for what, port := range map[string]int{"API server": o.APIPort, "virtual node": o.NodePort, "node's metrics": o.MetricsPort, "registry": o.EpochPort, "manager": o.ManagerPort, "manager's webhooks": o.WebhookPort} {
 		if port < 0 || port > 65535 {
-			return errdefs.Invalidf("port %d of the %s is not between 1 and 65535", port, what)
+			return errdefs.Invalidf("port %d of the %s must be between 1 and 65535", port, what)
 		}
 	}
 	if o.Nodes != nil && (*o.Nodes < 0 || *o.Nodes > mostNodes) {
@@ -135,7 +135,7 @@ func (o Options) check() error {
 	}
 	for _, text := range o.ExtraConfig {
 		if !extraConfigRE.MatchString(text) {
-			return errdefs.Invalidf("%q is not COMPONENT.FLAG=VALUE, with the component one of apiServer, controllerManager, scheduler", text)
+			return errdefs.Invalidf("--extra-config %q must be COMPONENT.FLAG=VALUE; COMPONENT must be one of: apiServer, controllerManager, scheduler", text)
 		}
 	}
 	return nil
@@ -192,14 +192,14 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	switch data, err := os.ReadFile(l.settings()); {
 	case err == nil:
 		if err := json.Unmarshal(data, &s); err != nil {
-			return s, errdefs.DataLossf("%s is damaged (%w); remove it to choose ports anew", l.settings(), err)
+			return s, errdefs.DataLossf("%s is damaged (%w); remove it, and the next start chooses new ports", l.settings(), err)
 		}
 		if len(s.Nodes) == 0 && s.NodeName != "" {
 			s.Nodes = []NodeSettings{{Name: s.NodeName, Port: s.NodePort}}
 		}
 		s.NodeName, s.NodePort = "", 0
 		if err := s.check(); err != nil {
-			return s, errdefs.DataLossf("%s is damaged (%w); remove it to choose anew", l.settings(), err)
+			return s, errdefs.DataLossf("%s is damaged (%w); remove it, and the next start writes a new one", l.settings(), err)
 		}
 	case errors.Is(err, os.ErrNotExist):
 		s.Nodes = []NodeSettings{{}}
@@ -253,7 +253,7 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	}
 	if s.with(partMetricsServer) {
 		if len(s.Nodes) == 0 {
-			return s, errdefs.Invalidf("%s needs a node: it listens on the node's bridge", partMetricsServer)
+			return s, errdefs.Invalidf("%s needs a node because it listens on the node's bridge; use --nodes 1 or more", partMetricsServer)
 		}
 		if s.ServerPort, err = p.choose(partMetricsServer, "--with=", 0, s.ServerPort, defaultServerPort); err != nil {
 			return s, err

@@ -74,7 +74,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger, report Report, ready 
 	in := &instance{layout: layout{dir}, opts: o, report: report, log: log, spawner: newSpawner()}
 	for _, d := range []string{"", "etc", "etc/images.d", "log", "run"} {
 		if err := os.MkdirAll(in.join(d), 0o700); err != nil {
-			return fmt.Errorf("make instance folder: %w", err)
+			return fmt.Errorf("create instance folder: %w", err)
 		}
 	}
 	lock, err := lockInstance(in.lock())
@@ -110,7 +110,7 @@ func (in *instance) prepare() (err error) {
 	for i := range in.settings.Nodes {
 		n := in.node(in.settings, i)
 		if err := os.MkdirAll(n.folder("run"), 0o700); err != nil {
-			return fmt.Errorf("make folder of node %s: %w", n.name, err)
+			return fmt.Errorf("create folder of node %s: %w", n.name, err)
 		}
 		if err := writeKubeconfig(n.kubeconfig(), in.pki, in.settings, n.suffixed("node")); err != nil {
 			return err
@@ -156,7 +156,7 @@ func (in *instance) supervise(ctx context.Context, ready func()) error {
 	err := stopped.err
 	if err == nil {
 		<-ctx.Done()
-		in.log.Info("going down")
+		in.log.Info("stopping")
 	}
 	stopped.stop()
 	if downErr := stopVMsOf(context.WithoutCancel(ctx), in.layout, in.opts.Assets); err == nil {
@@ -245,7 +245,7 @@ func (in *instance) await(ctx context.Context, c child, ended <-chan error, ok f
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return fmt.Errorf("interrupted while %s was starting: %w", c.name, ctx.Err())
 			}
-			return errdefs.Unavailablef("%s was not ready in time (%w); its log is %s", c.name, ctx.Err(), c.log)
+			return errdefs.Unavailablef("%s was not ready in time (%w); read its log %s", c.name, ctx.Err(), c.log)
 		case err := <-ended:
 			return errdefs.Unavailablef("%s ended while starting (%w): %s", c.name, err, lastLine(c.log))
 		case <-tick.C:

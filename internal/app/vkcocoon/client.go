@@ -63,21 +63,21 @@ func clientCA(cfg Config, rc *rest.Config) (ca dynamiccertificates.CAContentProv
 	if cfg.ClientCA != "" {
 		file, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", cfg.ClientCA)
 		if err != nil {
-			return nil, nil, errdefs.Preconditionf("client certificate authority: %w", err)
+			return nil, nil, errdefs.Preconditionf("client certificate authority (VK_CLIENT_CA): %w", err)
 		}
 		return file, func(ctx context.Context) error { file.Run(ctx, 1); return nil }, nil
 	}
 	pem := rc.CAData
 	if len(pem) == 0 && rc.CAFile != "" {
 		if pem, err = os.ReadFile(rc.CAFile); err != nil {
-			return nil, nil, fmt.Errorf("read the cluster's certificate authority: %w", err)
+			return nil, nil, fmt.Errorf("read the certificate authority of the kubeconfig: %w", err)
 		}
 	}
 	if len(pem) == 0 {
 		return nil, run, nil
 	}
 	if ca, err = dynamiccertificates.NewStaticCAContent("client-ca", pem); err != nil {
-		return nil, nil, errdefs.Preconditionf("the kubeconfig's certificate authority: %w", err)
+		return nil, nil, errdefs.Preconditionf("certificate authority of the kubeconfig: %w", err)
 	}
 	return ca, run, nil
 }

@@ -88,7 +88,7 @@ func (c Config) complete() (Config, error) {
 	if c.NodeIP == "" {
 		c.NodeIP = firstIPv4()
 	} else if _, err := netip.ParseAddr(c.NodeIP); err != nil {
-		return c, errdefs.Invalidf("node address %q is not an IP address", c.NodeIP)
+		return c, errdefs.Invalidf("node address %q must be an IP address", c.NodeIP)
 	}
 	if bad := validation.IsValidLabelValue(c.CPUClass); len(bad) > 0 {
 		return c, errdefs.Invalidf("CPU class %q: %s", c.CPUClass, strings.Join(bad, "; "))
@@ -97,7 +97,7 @@ func (c Config) complete() (Config, error) {
 		c.KubeletPort = defaultPort
 	}
 	if c.KubeletPort < 1 || c.KubeletPort > 65535 {
-		return c, errdefs.Invalidf("kubelet port %d is not between 1 and 65535", c.KubeletPort)
+		return c, errdefs.Invalidf("kubelet port %d must be between 1 and 65535", c.KubeletPort)
 	}
 	if c.ReservePercent < 0 || c.ReservePercent > 100 {
 		return c, errdefs.Invalidf("invalid reserve of %d per cent; use 0 to 100", c.ReservePercent)
@@ -107,7 +107,7 @@ func (c Config) complete() (Config, error) {
 	}
 	if c.MetricsAddr != "" {
 		if _, _, err := net.SplitHostPort(c.MetricsAddr); err != nil {
-			return c, errdefs.Invalidf("metrics address %q is not host:port", c.MetricsAddr)
+			return c, errdefs.Invalidf("metrics address %q must be HOST:PORT", c.MetricsAddr)
 		}
 	}
 	if c.CertDir == "" {
@@ -142,7 +142,7 @@ func (c Config) complete() (Config, error) {
 		}
 		v, err := resource.ParseQuantity(q.text)
 		if err != nil || v.Sign() < 0 {
-			return c, errdefs.Invalidf("node %s %q is not a quantity such as 4 or 16Gi", q.what, q.text)
+			return c, errdefs.Invalidf("node %s %q must be a quantity such as 4 or 16Gi", q.what, q.text)
 		}
 		*q.to = v
 	}

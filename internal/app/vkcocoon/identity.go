@@ -99,10 +99,10 @@ func (c Config) bootstrap(ctx context.Context, clients clientsFor, log *slog.Log
 func writeKubeconfig(path string, server *rest.Config, pem string) error {
 	if there, err := clientcmd.LoadFromFile(path); err == nil {
 		if a := there.AuthInfos["node"]; a == nil || a.ClientCertificate != pem {
-			return errdefs.Preconditionf("kubeconfig %s is not one that was bootstrapped; move it away, or name another with --kubeconfig", path)
+			return errdefs.Preconditionf("kubeconfig %s was not written by a bootstrap, so it is not overwritten; move the file away, or set another path with --kubeconfig", path)
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return errdefs.Preconditionf("kubeconfig %s, to be written anew: %w", path, err)
+		return errdefs.Preconditionf("read kubeconfig %s before overwriting it: %w", path, err)
 	}
 	ca, err := filepath.Abs(server.CAFile)
 	if server.CAFile == "" {
@@ -129,7 +129,7 @@ func writeKubeconfig(path string, server *rest.Config, pem string) error {
 
 func (c Config) store(name string) (certificate.FileStore, error) {
 	if err := os.MkdirAll(c.CertDir, 0o700); err != nil {
-		return nil, errdefs.Preconditionf("folder of the node's certificates: %w", err)
+		return nil, errdefs.Preconditionf("create the folder of the node's certificates: %w", err)
 	}
 	store, err := certificate.NewFileStore(name, c.CertDir, c.CertDir, "", "")
 	if err != nil {

@@ -50,6 +50,6 @@ func (m mappings) settle(ctx context.Context, log *slog.Logger) {
 	case <-m.Settled():
 	case <-ctx.Done():
 	case <-limit.C:
-		log.Warn("image mappings of the cluster are not known yet, going on without", "dur", settleLimit)
+		log.Warn("image mappings of the cluster not loaded yet, starting without them", "dur", settleLimit)
 	}
 }

@@ -36,7 +36,7 @@ func (c Config) registry() (podsnapshots.Registry, error) {
 			continue
 		}
 		if ref, err := contract.ParseSnapshotRef(strings.TrimSuffix(repo, "/")); err != nil || ref.Repo != strings.TrimSuffix(repo, "/") {
-			return r, errdefs.Invalidf("public repository %q is neither a repository such as team/base nor the beginning of some such as team/", repo)
+			return r, errdefs.Invalidf("public repository %q must be a repository such as team/base, or a prefix such as team/", repo)
 		}
 		r.Public = append(r.Public, repo)
 	}
@@ -46,7 +46,7 @@ func (c Config) registry() (podsnapshots.Registry, error) {
 		}
 		host, port, err := net.SplitHostPort(peer)
 		if n, numErr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || numErr != nil || n == 0 {
-			return r, errdefs.Invalidf("peer %q is not HOST:PORT of a node API", peer)
+			return r, errdefs.Invalidf("peer %q must be HOST:PORT of a node API", peer)
 		}
 		r.Peers = append(r.Peers, peer)
 	}

@@ -40,7 +40,7 @@ func (o options) chooseRuntime(ctx context.Context, log *slog.Logger) (r Runtime
 		return c, func() { _ = c.Close() }, nil
 	case runtimeAuto, runtimeAPI:
 	default:
-		return nil, nil, errdefs.Invalidf("invalid runtime %q; use auto, api or cli", o.Runtime)
+		return nil, nil, errdefs.Invalidf("runtime %q must be one of: auto, api, cli", o.Runtime)
 	}
 	c, err := nodeclient.Dial(o.Socket)
 	if err != nil {

@@ -34,7 +34,7 @@ func newServices(client kubernetes.Interface, log *slog.Logger) (*services, erro
 	return s, informer.Informer().SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if apierrors.IsForbidden(err) {
 			s.once.Do(func() {
-				log.Warn("guests are not told of Services: the node may not list them; give its user the rights of a node", "err", err)
+				log.Warn("guests get no environment variables of Services because the node may not list Services; give its user the rights of a node", "err", err)
 				close(s.denied)
 			})
 		}
@@ -78,7 +78,7 @@ func (s *services) list(namespace string) ([]*corev1.Service, error) {
 	case <-s.denied: // there are none until the right is granted
 	default:
 		if !s.synced() {
-			return nil, errdefs.Unavailablef("the Services of the cluster are not known yet")
+			return nil, errdefs.Unavailablef("the Services of the cluster are not loaded yet")
 		}
 	}
 	return s.lister.Services(namespace).List(labels.Everything())

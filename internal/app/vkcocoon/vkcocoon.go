@@ -197,7 +197,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	p := &parts{clients: c, registry: prometheus.NewRegistry()}
 	var err error
 	if p.pinger, err = probe.OpenPinger(); err != nil {
-		n.log.Warn("guests cannot be pinged, an address counts as ready; grant CAP_NET_RAW", "err", err)
+		n.log.Warn("guests cannot be pinged, so an address alone makes them ready; grant CAP_NET_RAW", "err", err)
 	}
 	metrics := podprovider.NewMetrics(p.registry)
 	metrics.PingedBy(p.pinger.Kind())
@@ -271,7 +271,7 @@ func (n *Node) hypervisor() func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
 		info, err := informer.Info(ctx)
 		if err != nil {
-			return "", errdefs.Unavailablef("ask the engine what it runs VMs on: %w", err)
+			return "", errdefs.Unavailablef("read the hypervisors of the engine: %w", err)
 		}
 		for _, d := range info.Drivers {
 			switch {
@@ -282,7 +282,7 @@ func (n *Node) hypervisor() func(context.Context) (string, error) {
 				return fmt.Sprintf("%s %s, accelerated by %s", d.Name, d.Version, d.Accel), nil
 			}
 		}
-		return "", errdefs.Preconditionf("the engine names no default hypervisor")
+		return "", errdefs.Preconditionf("the engine has no default hypervisor")
 	}
 }
 
@@ -293,7 +293,7 @@ func (n *Node) kubelet(p *parts) (*kubelet.Server, error) {
 	}
 	p.followCA = follow
 	if ca == nil {
-		n.log.Warn("no client certificate authority is known, the kubelet API takes bearer tokens only")
+		n.log.Warn("no client certificate authority is configured, the kubelet API accepts only bearer tokens")
 	}
 	auth, err := kubelet.Delegate(p.clients.main, n.cfg.NodeName, ca)
 	if err != nil {
@@ -373,7 +373,7 @@ func (n *Node) serveMetrics(ctx context.Context, registry *prometheus.Registry) 
 		return nil
 	}
 	if at, ok := l.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
-		n.log.Warn("metrics are for whoever reaches this address; the kubelet API has them for who may get nodes/metrics", "addr", l.Addr().String())
+		n.log.Warn("everybody who reaches this address can read the metrics; the kubelet API serves them only to clients that may get nodes/metrics", "addr", l.Addr().String())
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))

@@ -78,7 +78,7 @@ func (r *rig) sets(t *testing.T) {
 
 	static := podManifest("default", "machine", `annotations: {cocoonset.cocoonstack.io/mode: static, vm.cocoonstack.io/id: x, vm.cocoonstack.io/ip: 10.0.0.9}`, "")
 	r.Kubectl(t, static+"---\n"+podManifest("default", "plain", "", ""), "apply", "-f", "-")
-	for name, why := range map[string]string{"machine": "static VM", "plain": "is no VM"} {
+	for name, why := range map[string]string{"machine": "static VM", "plain": "is not a VM"} {
 		kubetest.Eventually(t, "the hibernation of "+name, func() string {
 			out, err := r.TryKubectl(t, fmt.Sprintf("apiVersion: cocoonset.cocoonstack.io/v1\nkind: CocoonHibernation\nmetadata: {name: %s}\nspec: {podRef: {name: %s}, desire: Hibernate}\n", name, name), "apply", "--dry-run=server", "-f", "-")
 			if err == nil || !strings.Contains(out, "spec.podRef.name") || !strings.Contains(out, why) {
@@ -161,8 +161,8 @@ func (r *rig) pods(t *testing.T) {
 		key, _, _ := strings.Cut(annotation, ": ")
 		r.refused(t, podManifest("default", "p", `annotations: {cocoonset.cocoonstack.io/managed: "true", `+annotation+`}`, tolerates), "metadata.annotations["+key+"]", "a VM of another namespace")
 	}
-	r.refused(t, podManifest("default", "p", `annotations: {cocoonset.cocoonstack.io/managed: "true", vm.cocoonstack.io/clone-from-dir: /var/lib/cocoon/snapshots/x}`, tolerates), "metadata.annotations[vm.cocoonstack.io/clone-from-dir]", "the operator lists those")
-	if out := r.Kubectl(t, podManifest("default", "p", "", tolerates+"\n  hostNetwork: true"), "create", "--dry-run=server", "-f", "-"); !strings.Contains(out, "Warning: cocoon nodes of this version refuse the pod: spec.hostNetwork") {
+	r.refused(t, podManifest("default", "p", `annotations: {cocoonset.cocoonstack.io/managed: "true", vm.cocoonstack.io/clone-from-dir: /var/lib/cocoon/snapshots/x}`, tolerates), "metadata.annotations[vm.cocoonstack.io/clone-from-dir]", "the operator lists the allowed folders")
+	if out := r.Kubectl(t, podManifest("default", "p", "", tolerates+"\n  hostNetwork: true"), "create", "--dry-run=server", "-f", "-"); !strings.Contains(out, "Warning: Cocoon nodes of this version refuse the pod: spec.hostNetwork") {
 		t.Errorf("what the nodes refuse is not told: %s", out)
 	}
 }

@@ -33,12 +33,12 @@ func (g guarded) Register(path string, h http.Handler) {
 func (c Clients) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
-			http.Error(w, "a client certificate is needed: give the API server one in the kubeConfigFile of its AdmissionConfiguration", http.StatusUnauthorized)
+			http.Error(w, "a client certificate is required; give the API server one in the kubeConfigFile of its AdmissionConfiguration", http.StatusUnauthorized)
 			return
 		}
 		options, ok := c.Authorities()
 		if !ok {
-			http.Error(w, "the client certificate cannot be verified: there is no authority", http.StatusUnauthorized)
+			http.Error(w, "the client certificate cannot be verified: no certificate authority is loaded", http.StatusUnauthorized)
 			return
 		}
 		options.Intermediates = x509.NewCertPool()
@@ -47,11 +47,11 @@ func (c Clients) guard(next http.Handler) http.Handler {
 		}
 		client := r.TLS.PeerCertificates[0]
 		if _, err := client.Verify(options); err != nil {
-			http.Error(w, "the client certificate is not taken: "+err.Error(), http.StatusUnauthorized)
+			http.Error(w, "the client certificate is not valid: "+err.Error(), http.StatusUnauthorized)
 			return
 		}
 		if len(c.Names) > 0 && !slices.Contains(c.Names, client.Subject.CommonName) {
-			http.Error(w, "the client certificate is of somebody who may not ask", http.StatusForbidden)
+			http.Error(w, "the common name of the client certificate is not allowed", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -73,9 +73,9 @@ func (r *rig) strangers(t *testing.T) {
 		cert *tls.Certificate
 		want string
 	}{
-		"nobody":           {nil, "401 a client certificate is needed"},
-		"of others":        {admission.Pair(t, asking, admission.Pair(t, "other", nil, nil), nil), "401 the client certificate is not taken"},
-		"somebody else":    {admission.Pair(t, "kubelet", r.access.authority, nil), "403 the client certificate is of somebody"},
+		"nobody":           {nil, "401 a client certificate is required"},
+		"of others":        {admission.Pair(t, asking, admission.Pair(t, "other", nil, nil), nil), "401 the client certificate is not valid"},
+		"somebody else":    {admission.Pair(t, "kubelet", r.access.authority, nil), "403 the common name of the client certificate is not allowed"},
 		"the API server's": {admission.Pair(t, asking, r.access.authority, nil), "200 {"},
 	} {
 		config := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // whom it asks is known; who asks is the question

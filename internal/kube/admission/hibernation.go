@@ -42,9 +42,9 @@ func (c *hibernationChecker) Handle(ctx context.Context, req ctrladmission.Reque
 	var errs field.ErrorList
 	switch {
 	case !tolerates(pod.Spec.Tolerations) && !asks(pod):
-		errs = append(errs, field.Invalid(path, name, "the pod is no VM"))
+		errs = append(errs, field.Invalid(path, name, "the pod is not a VM"))
 	case convert.Static(pod):
-		errs = append(errs, field.Invalid(path, name, "the pod stands for a static VM, which no node can put to sleep"))
+		errs = append(errs, field.Invalid(path, name, "the pod represents a static VM, and no node can hibernate that"))
 	}
 	return refuse(v1.GroupVersion.WithKind("CocoonHibernation").GroupKind(), h.Name, errs)
 }

@@ -202,7 +202,7 @@ func (c *podChecker) Handle(_ context.Context, req ctrladmission.Request) ctrlad
 	}
 	resp := ctrladmission.Allowed("")
 	for _, e := range convert.Check(pod) { // only a warning: a node of another version may accept it
-		resp = resp.WithWarnings("cocoon nodes of this version refuse the pod: " + e.Error())
+		resp = resp.WithWarnings("Cocoon nodes of this version refuse the pod: " + e.Error())
 	}
 	return resp
 }
@@ -217,7 +217,7 @@ func checkPod(pod *corev1.Pod, cloneDirs []string) field.ErrorList {
 	}
 	if ask.CloneFromDir != "" && !slices.ContainsFunc(cloneDirs, below) {
 		errs = append(errs, field.Forbidden(field.NewPath("metadata", "annotations").Key(contract.KeyCloneFromDir),
-			"folders of a node are not for everybody: the operator lists those that pods may be cloned from (--clone-dirs of cocoon-manager, cloneDirs of cocoond)"))
+			"pods may not be cloned from this folder; the operator lists the allowed folders in --clone-dirs of cocoon-manager and in cloneDirs of cocoond"))
 	}
 	return errs
 }

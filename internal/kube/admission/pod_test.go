@@ -38,7 +38,7 @@ func TestCheckPod(t *testing.T) {
 		"a folder that is listed":          {"prod", map[string]string{managed: "true", dir: "/srv/golden"}, ""},
 		"a folder below one":               {"prod", map[string]string{managed: "true", dir: "/srv/golden/v2"}, ""},
 		"a folder below one with a slash":  {"prod", map[string]string{managed: "true", dir: "/srv/more/v2"}, ""},
-		"a folder beside one":              {"prod", map[string]string{managed: "true", dir: "/srv/golden-secret"}, dir + "]: Forbidden: folders of a node are not for everybody"},
+		"a folder beside one":              {"prod", map[string]string{managed: "true", dir: "/srv/golden-secret"}, dir + "]: Forbidden: pods may not be cloned from this folder"},
 		"the store of the node":            {"prod", map[string]string{managed: "true", dir: "/var/lib/cocoon/snapshots/x"}, dir + "]: Forbidden"},
 		"out of one by dots":               {"prod", map[string]string{managed: "true", dir: "/srv/golden/../secret"}, dir + "]"},
 	} {

@@ -64,7 +64,7 @@ func (g *scaleGuard) Handle(ctx context.Context, req ctrladmission.Request) ctrl
 		return ctrladmission.Allowed("")
 	}
 	return deny(apierrors.NewForbidden(schema.GroupResource{Group: req.Resource.Group, Resource: req.Resource.Resource}, req.Name, fmt.Errorf(
-		"spec.replicas: its pods are VMs, and scaling it from %d to %d would delete those that nobody chose, with what is in them; delete it, use a CocoonSet, or set its annotation %s to true",
+		"spec.replicas: its pods are VMs; scaling from %d to %d would delete arbitrary VMs with their data; delete the object, use a CocoonSet, or set its annotation %s to true",
 		old.replicas, now.replicas, contract.KeyAllowScaleDown)))
 }
 

@@ -110,7 +110,7 @@ func checkImage(namespace string, mode contract.Mode, image string, path *field.
 		return nil
 	}
 	if strings.ContainsFunc(image, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
-		return field.ErrorList{field.Invalid(path, image, "must not hold white space")}
+		return field.ErrorList{field.Invalid(path, image, "must not contain white space")}
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ func checkOptions(o *v1.VMOptions, path *field.Path) field.ErrorList {
 		}
 	}
 	if len(o.Resources.Claims) > 0 {
-		errs = append(errs, field.Forbidden(at.Child("claims"), "devices cannot be given to a VM"))
+		errs = append(errs, field.Forbidden(at.Child("claims"), "a VM cannot have devices"))
 	}
 	return errs
 }
@@ -159,7 +159,7 @@ func checkEnvFrom(from []corev1.EnvFromSource, path *field.Path) field.ErrorList
 		at := path.Index(i)
 		switch {
 		case (e.ConfigMapRef == nil) == (e.SecretRef == nil):
-			errs = append(errs, field.Invalid(at, "", "must have one of configMapRef and secretRef"))
+			errs = append(errs, field.Invalid(at, "", "must have exactly one of configMapRef and secretRef"))
 		case e.ConfigMapRef != nil:
 			errs = append(errs, dns(at.Child("configMapRef", "name"), e.ConfigMapRef.Name)...)
 		default:
@@ -198,7 +198,7 @@ func (t taken) has(name string) bool {
 // checkNamesTaken refuses a set if a pod of it, and so a VM, would have the name of another set's. A name is set and slot
 // joined by a dash, and both may contain dashes. Sets of other namespaces cannot conflict.
 func checkNamesTaken(set *v1.CocoonSet, others []v1.CocoonSet) field.ErrorList {
-	const why = "the pod %s is that of CocoonSet %s; choose another name"
+	const why = "the pod name %s belongs to CocoonSet %s; choose another name"
 	mine := namesOf(set)
 	var errs field.ErrorList
 	for i := range others {

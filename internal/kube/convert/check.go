@@ -46,7 +46,7 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	}
 	errs = append(errs, checkOrigin(pod, ask)...)
 	errs = append(errs, CheckNames(pod)...)
-	no(ask.OS != "" && ask.OS != contract.OSLinux, contract.KeyOS, "this node runs linux guests only")
+	no(ask.OS != "" && ask.OS != contract.OSLinux, contract.KeyOS, "this node runs only Linux guests")
 	return errs
 }
 
@@ -67,22 +67,22 @@ func checkPod(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Forbidden(path, why))
 		}
 	}
-	const own = "a VM has namespaces of its own"
+	const own = "a VM cannot share namespaces of its host"
 	no(s.HostNetwork, spec.Child("hostNetwork"), own)
 	no(s.HostPID, spec.Child("hostPID"), own)
 	no(s.HostIPC, spec.Child("hostIPC"), own)
-	no(len(s.Containers) == 0, spec.Child("containers"), "a VM runs containers, and the pod has none")
-	no(s.OS != nil && s.OS.Name != corev1.Linux, spec.Child("os", "name"), "this node runs linux guests only")
-	no(len(s.HostAliases) > 0, spec.Child("hostAliases"), "the guest's hosts file is not managed by the pod")
-	no(s.DNSConfig != nil, spec.Child("dnsConfig"), "the guest resolves names as its network says")
-	no(s.DNSPolicy == corev1.DNSNone, spec.Child("dnsPolicy"), "the guest resolves names as its network says")
-	no(s.SetHostnameAsFQDN != nil && *s.SetHostnameAsFQDN, spec.Child("setHostnameAsFQDN"), "the guest's host name is one label")
-	no(len(s.ResourceClaims) > 0, spec.Child("resourceClaims"), "devices cannot be given to a VM")
+	no(len(s.Containers) == 0, spec.Child("containers"), "the pod must have at least one container")
+	no(s.OS != nil && s.OS.Name != corev1.Linux, spec.Child("os", "name"), "this node runs only Linux guests")
+	no(len(s.HostAliases) > 0, spec.Child("hostAliases"), "a VM does not support hostAliases")
+	no(s.DNSConfig != nil, spec.Child("dnsConfig"), "a VM gets its DNS settings from its network")
+	no(s.DNSPolicy == corev1.DNSNone, spec.Child("dnsPolicy"), "a VM gets its DNS settings from its network")
+	no(s.SetHostnameAsFQDN != nil && *s.SetHostnameAsFQDN, spec.Child("setHostnameAsFQDN"), "the host name of a guest cannot be an FQDN")
+	no(len(s.ResourceClaims) > 0, spec.Child("resourceClaims"), "a VM cannot have devices")
 	if sc := s.SecurityContext; sc != nil {
 		podPath := spec.Child("securityContext")
-		no(len(sc.Sysctls) > 0, podPath.Child("sysctls"), "the guest kernel is not tuned by the pod")
-		no(len(sc.SupplementalGroups) > 0, podPath.Child("supplementalGroups"), "the main process has the groups its image gives it")
-		no(sc.WindowsOptions != nil, podPath.Child("windowsOptions"), "this node runs linux guests only")
+		no(len(sc.Sysctls) > 0, podPath.Child("sysctls"), "a VM does not support sysctls of the pod")
+		no(len(sc.SupplementalGroups) > 0, podPath.Child("supplementalGroups"), "a VM does not support supplementalGroups; the image sets the groups of the main process")
+		no(sc.WindowsOptions != nil, podPath.Child("windowsOptions"), "this node runs only Linux guests")
 	}
 	return errs
 }
@@ -107,10 +107,10 @@ func checkSecurity(pod *corev1.Pod, c *corev1.Container, at *field.Path) field.E
 			nonRoot = *sc.RunAsNonRoot
 		}
 		no(yes(sc.Privileged), path.Child("privileged"), "a VM has no privileges on its host")
-		no(sc.WindowsOptions != nil, path.Child("windowsOptions"), "this node runs linux guests only")
+		no(sc.WindowsOptions != nil, path.Child("windowsOptions"), "this node runs only Linux guests")
 	}
 	no(gid != nil && uid == nil, path.Child("runAsGroup"), "runAsGroup needs runAsUser")
-	no(nonRoot && uid == nil, path.Child("runAsNonRoot"), "the image's user is not known before it runs; set runAsUser")
+	no(nonRoot && uid == nil, path.Child("runAsNonRoot"), "the user of the image is not known before the start; set runAsUser")
 	no(nonRoot && uid != nil && *uid == 0, path.Child("runAsUser"), "runAsNonRoot forbids user 0")
 	return errs
 }
@@ -123,14 +123,14 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 		}
 	}
 	for i, p := range c.Ports {
-		no(p.HostPort != 0, path.Child("ports").Index(i).Child("hostPort"), "a VM has an address of its own; connect to it, or use a Service")
+		no(p.HostPort != 0, path.Child("ports").Index(i).Child("hostPort"), "a VM has its own IP address; connect to that address, or use a Service")
 	}
 	errs = append(errs, checkHooks(c.Lifecycle, path.Child("lifecycle"))...)
 	foreign(c.Resources.Limits, path.Child("resources", "limits"), no)
 	foreign(c.Resources.Requests, path.Child("resources", "requests"), no)
-	no(len(c.Resources.Claims) > 0, path.Child("resources", "claims"), "devices cannot be given to a VM")
+	no(len(c.Resources.Claims) > 0, path.Child("resources", "claims"), "a VM cannot have devices")
 	for i, e := range c.Env {
-		no(!nameable(e.Name), path.Child("env").Index(i).Child("name"), "cannot name an environment variable")
+		no(!nameable(e.Name), path.Child("env").Index(i).Child("name"), "is not a valid name of an environment variable")
 		if e.ValueFrom == nil {
 			continue
 		}
@@ -139,7 +139,7 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 			no(ref.FieldPath == "status.podIP" || ref.FieldPath == "status.podIPs", from.Child("fieldRef"),
 				"the address of a VM is not known before it starts")
 		}
-		no(e.ValueFrom.FileKeyRef != nil, from.Child("fileKeyRef"), "the environment cannot be read from a file of a volume")
+		no(e.ValueFrom.FileKeyRef != nil, from.Child("fileKeyRef"), "a VM cannot read environment variables from a file of a volume")
 	}
 	return errs
 }
@@ -152,13 +152,13 @@ func checkHooks(l *corev1.Lifecycle, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	hook := func(h *corev1.LifecycleHandler, name string) {
 		if h != nil && h.Exec == nil && h.HTTPGet == nil && h.Sleep == nil {
-			errs = append(errs, field.Forbidden(path.Child(name, "tcpSocket"), "a hook is exec, httpGet or sleep"))
+			errs = append(errs, field.Forbidden(path.Child(name, "tcpSocket"), "a hook must be exec, httpGet or sleep"))
 		}
 	}
 	hook(l.PostStart, "postStart")
 	hook(l.PreStop, "preStop")
 	if l.StopSignal != nil && *l.StopSignal != corev1.SIGTERM {
-		errs = append(errs, field.Forbidden(path.Child("stopSignal"), "a VM's process is stopped by SIGTERM"))
+		errs = append(errs, field.Forbidden(path.Child("stopSignal"), "a VM's process is always stopped with SIGTERM"))
 	}
 	return errs
 }
@@ -169,7 +169,7 @@ func foreign(list corev1.ResourceList, path *field.Path, no func(bool, *field.Pa
 		switch name {
 		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
 		default:
-			no(true, path.Key(string(name)), "this resource cannot be given to a VM")
+			no(true, path.Key(string(name)), "a VM cannot have this resource")
 		}
 	}
 }

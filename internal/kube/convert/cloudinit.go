@@ -191,7 +191,7 @@ func (s sources) read(ctx context.Context, what string, src contract.Source) (ma
 		}
 	}
 	if apierrors.IsForbidden(err) {
-		return nil, fmt.Errorf("%s: a node reads what the spec of its pod names: name it in a volume of the pod, mounted or not: %w", what, err)
+		return nil, fmt.Errorf("%s: a node may read only what a volume of its pod names; add it to the pod as a volume (no container has to mount it): %w", what, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, missing(err, src.Kind, src.Name, nil))
@@ -202,7 +202,7 @@ func (s sources) read(ctx context.Context, what string, src contract.Source) (ma
 func value(what string, src contract.Source, data map[string]string, key string) (string, error) {
 	v, ok := data[key]
 	if !ok {
-		return "", errdefs.Preconditionf("%s %s: there is no key %s", what, src, key)
+		return "", errdefs.Preconditionf("%s %s: has no key %s", what, src, key)
 	}
 	return v, nil
 }
@@ -210,7 +210,7 @@ func value(what string, src contract.Source, data map[string]string, key string)
 func decode(what string, src contract.Source, key, text string) (string, error) {
 	b, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(text), ""))
 	if err != nil { // its text would quote the content
-		return "", errdefs.Preconditionf("%s %s: key %s is not base64", what, src, key)
+		return "", errdefs.Preconditionf("%s %s: key %s is not valid base64", what, src, key)
 	}
 	return string(b), nil
 }

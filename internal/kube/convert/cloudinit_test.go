@@ -169,14 +169,14 @@ func TestVirtletSourcesThatCannotBeUsed(t *testing.T) {
 		"a secret that is not there":      {[]string{contract.KeyVirtletSSHKeySource, "secret/none"}, `secret "none" not found`},
 		"a key that is no YAML":           {[]string{contract.KeyVirtletUserDataSource, "configmap/broken"}, "key bad"},
 		"a key that is not there":         {[]string{contract.KeyVirtletUserDataSource, "configmap/one", contract.KeyVirtletUserDataKey, "zz"}, "no key zz"},
-		"a key that is not base64":        {[]string{contract.KeyVirtletUserDataSource, "configmap/one", contract.KeyVirtletUserDataKey, "bad64", contract.KeyVirtletUserDataEncoding, "base64"}, "key bad64 is not base64"},
+		"a key that is not base64":        {[]string{contract.KeyVirtletUserDataSource, "configmap/one", contract.KeyVirtletUserDataKey, "bad64", contract.KeyVirtletUserDataEncoding, "base64"}, "key bad64 is not valid base64"},
 		"a document of no known kind":     {[]string{contract.KeyVirtletUserDataSource, "configmap/one", contract.KeyVirtletUserDataKey, "bad64"}, "does not begin with"},
 		"no authorized_keys":              {[]string{contract.KeyVirtletSSHKeySource, "configmap/nokeys"}, "no key authorized_keys"},
 		"keys that are none":              {[]string{contract.KeyVirtletSSHKeySource, "configmap/one/bad64"}, "SSH key 1"},
 		"a file without a path":           {[]string{contract.KeyVirtletFiles, "configmap/nopath"}, "no key a_path"},
 		"a file of another encoding":      {[]string{contract.KeyVirtletFiles, "configmap/badencoding"}, "key a_encoding"},
 		"a file at a relative path":       {[]string{contract.KeyVirtletFiles, "configmap/relative"}, "must be absolute"},
-		"base64 is the encoding of files": {[]string{contract.KeyVirtletFiles, "configmap/files64"}, "key a is not base64"},
+		"base64 is the encoding of files": {[]string{contract.KeyVirtletFiles, "configmap/files64"}, "key a is not valid base64"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store["files64"] = map[string]string{"a": "hunter2!", "a_path": "/a"}

@@ -98,13 +98,13 @@ func checkContainers(pod *corev1.Pod) field.ErrorList {
 		errs = append(errs, checkContainer(c, at)...)
 		errs = append(errs, checkSecurity(pod, c, at)...)
 		sidecar := i < len(pod.Spec.InitContainers) && IsSidecar(c)
-		no(c.RestartPolicy != nil && !sidecar || len(c.RestartPolicyRules) > 0, at.Child("restartPolicy"), "containers are started again as the pod's restartPolicy says")
+		no(c.RestartPolicy != nil && !sidecar || len(c.RestartPolicyRules) > 0, at.Child("restartPolicy"), "a container of a VM cannot have its own restart policy; set the pod's restartPolicy")
 	}
 	if !Several(pod) {
 		return errs
 	}
 	no(pod.Annotations[contract.KeyImage] != "" && OriginOf(pod).Boots(), annotationPath(contract.KeyImage),
-		"only a VM of one container, without init containers, can be given another image")
+		"only a pod with one container and no init containers can have this annotation")
 	return errs
 }
 

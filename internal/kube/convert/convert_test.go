@@ -67,7 +67,7 @@ func TestCheckRefuses(t *testing.T) {
 		"host network": {func(p *corev1.Pod) { p.Spec.HostNetwork = true }, "spec.hostNetwork"},
 		"host pid":     {func(p *corev1.Pod) { p.Spec.HostPID = true }, "spec.hostPID"},
 		"host ipc":     {func(p *corev1.Pod) { p.Spec.HostIPC = true }, "spec.hostIPC"},
-		"no container": {func(p *corev1.Pod) { p.Spec.Containers = nil }, "the pod has none"},
+		"no container": {func(p *corev1.Pod) { p.Spec.Containers = nil }, "at least one container"},
 		"one bad container of two": {func(p *corev1.Pod) {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "b", Image: "b", Lifecycle: &corev1.Lifecycle{
 				PreStop: &corev1.LifecycleHandler{TCPSocket: &corev1.TCPSocketAction{}},
@@ -79,8 +79,8 @@ func TestCheckRefuses(t *testing.T) {
 		"another image for several": {func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}}
 			p.Annotations[contract.KeyImage], p.Annotations[contract.KeyMode] = "other:1", "run"
-		}, "can be given another image"},
-		"a policy of its own": {on(func(c *corev1.Container) { c.RestartPolicy = ptr(corev1.ContainerRestartPolicyAlways) }), "as the pod's restartPolicy says"},
+		}, "can have this annotation"},
+		"a policy of its own": {on(func(c *corev1.Container) { c.RestartPolicy = ptr(corev1.ContainerRestartPolicyAlways) }), "set the pod's restartPolicy"},
 		"windows":             {func(p *corev1.Pod) { p.Spec.OS = &corev1.PodOS{Name: corev1.Windows} }, "spec.os.name"},
 		"host alias":          {func(p *corev1.Pod) { p.Spec.HostAliases = []corev1.HostAlias{{}} }, "hostAliases"},
 		"dns none":            {func(p *corev1.Pod) { p.Spec.DNSPolicy = corev1.DNSNone }, "dnsPolicy"},
@@ -117,7 +117,7 @@ func TestCheckRefuses(t *testing.T) {
 		"snapshot policy": {annotate(contract.KeySnapshotPolicy, "sometimes"), "main-only"},
 		"fork of itself":  {annotate(contract.KeyForkFrom, "vk-default-web"), "from itself"},
 		"fork of nothing": {annotate(contract.KeyForkFrom, "a/b"), "must start with a letter"},
-		"windows guest":   {annotate(contract.KeyOS, "windows"), "linux guests only"},
+		"windows guest":   {annotate(contract.KeyOS, "windows"), "only Linux guests"},
 		"bad VM name":     {annotate(contract.KeyName, "a/b"), "must start with a letter"},
 		"long name":       {annotate(contract.KeyName, strings.Repeat("a", 71)), "has 71 characters; at most 63"},
 		"another's name":  {annotate(contract.KeyName, "vk-victim-db"), "a VM of another namespace"},

@@ -157,7 +157,7 @@ func (e *environment) value(ctx context.Context, v corev1.EnvVar) (string, bool,
 		data, err := e.secret(ctx, s.SecretKeyRef.Name, s.SecretKeyRef.Optional)
 		return e.pick(data, "Secret", s.SecretKeyRef.Name, s.SecretKeyRef.Key, s.SecretKeyRef.Optional, err)
 	}
-	return "", false, errdefs.Preconditionf("its source is of a kind this node does not know")
+	return "", false, errdefs.Preconditionf("this node does not support the kind of its source")
 }
 
 func (e *environment) pick(data map[string]string, kind, name, key string, optional *bool, err error) (string, bool, error) {
@@ -242,7 +242,7 @@ func (e *environment) field(path string) (string, error) {
 	if key, ok := subscript(path, "metadata.annotations"); ok {
 		return e.pod.Annotations[key], nil
 	}
-	return "", errdefs.Preconditionf("field %s is not known on this node", path)
+	return "", errdefs.Preconditionf("this node does not support the field %s", path)
 }
 
 // subscript extracts key from path = prefix['key'].
@@ -287,7 +287,7 @@ func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error
 		case corev1.ResourceEphemeralStorage:
 			q = *resource.NewQuantity(vm.Spec{Storage: s.storage}.Default().Storage, resource.BinarySI)
 		default:
-			return "", errdefs.Preconditionf("resource %s is not known on this node", ref.Resource)
+			return "", errdefs.Preconditionf("this node does not support the resource %s", ref.Resource)
 		}
 	}
 	divisor := ref.Divisor

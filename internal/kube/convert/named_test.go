@@ -62,7 +62,7 @@ func TestNameWhatAnnotationsName(t *testing.T) {
 func TestSourceThatTheNodeMayNotRead(t *testing.T) {
 	denied := errdefs.As(errdefs.Unavailable, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "a", nil))
 	_, err := CloudInit(t.Context(), plain(annotate(contract.KeyVirtletSSHKeySource, "configmap/a")), cluster{fail: denied})
-	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "name it in a volume of the pod") {
+	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "add it to the pod as a volume") {
 		t.Error(err)
 	}
 }

@@ -51,9 +51,9 @@ func checkOrigin(pod *corev1.Pod, ask contract.VMSpec) field.ErrorList {
 	}
 	switch {
 	case ask.CloneFromDir != "":
-		no(!ask.Managed, contract.KeyCloneFromDir, "only a managed VM is cloned from a folder; set "+contract.KeyManaged)
-		no(ask.Mode == contract.ModeRun, contract.KeyCloneFromDir, "conflicts with mode run, which boots from the image; leave one of them out")
-		no(ask.ForkFrom != "", contract.KeyCloneFromDir, "conflicts with "+contract.KeyForkFrom+"; leave one of them out")
+		no(!ask.Managed, contract.KeyCloneFromDir, "only a managed VM can be cloned from a folder; set "+contract.KeyManaged)
+		no(ask.Mode == contract.ModeRun, contract.KeyCloneFromDir, "conflicts with mode run, which boots from the image; remove one of them")
+		no(ask.ForkFrom != "", contract.KeyCloneFromDir, "conflicts with "+contract.KeyForkFrom+"; remove one of them")
 	case ask.ForkFrom != "":
 		if err := vm.ValidateName(ask.ForkFrom); err != nil {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeyForkFrom), ask.ForkFrom, err.Error()))

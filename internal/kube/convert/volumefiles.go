@@ -178,7 +178,7 @@ func (f *filler) read(ctx context.Context, s part) ([]vm.VolumeFile, error) {
 	case s.ServiceAccountToken != nil:
 		return f.token(ctx, s.ServiceAccountToken, s.mode)
 	}
-	return nil, errdefs.Preconditionf("a source is of a kind this node does not know")
+	return nil, errdefs.Preconditionf("this node does not support the kind of a source")
 }
 
 // items selects keys of an object; without a list every key is a file.
@@ -230,7 +230,7 @@ func (f *filler) token(ctx context.Context, p *corev1.ServiceAccountTokenProject
 	}
 	token, err := f.from.Token(ctx, f.pod, p.Audience, seconds)
 	if err != nil {
-		return nil, fmt.Errorf("ask for a token of service account %s: %w", f.pod.Spec.ServiceAccountName, err)
+		return nil, fmt.Errorf("request a token of service account %s: %w", f.pod.Spec.ServiceAccountName, err)
 	}
 	uid := commonUser(f.pod)
 	if sc := f.pod.Spec.SecurityContext; uid != nil || sc != nil && sc.FSGroup != nil {

@@ -30,11 +30,11 @@ func checkVolumes(pod *corev1.Pod) field.ErrorList {
 		for j, m := range c.VolumeMounts {
 			if p := m.MountPropagation; p != nil && *p != corev1.MountPropagationNone {
 				errs = append(errs, field.Forbidden(at.Child("volumeMounts").Index(j).Child("mountPropagation"),
-					fmt.Sprintf("volume %q: mounts do not spread between a VM and its host", m.Name)))
+					fmt.Sprintf("volume %q: a VM and its host cannot propagate mounts to each other", m.Name)))
 			}
 		}
 		if len(c.VolumeDevices) > 0 {
-			errs = append(errs, field.Forbidden(at.Child("volumeDevices"), "volumes on disks cannot be given to a VM yet"))
+			errs = append(errs, field.Forbidden(at.Child("volumeDevices"), "a VM cannot have volumes on disks yet"))
 		}
 	}
 	return errs
@@ -47,23 +47,23 @@ func unservable(v *corev1.Volume) string {
 		return ""
 	case v.EmptyDir != nil:
 		if m := v.EmptyDir.Medium; m != corev1.StorageMediumDefault && m != corev1.StorageMediumMemory {
-			return fmt.Sprintf("a VM has no medium %q for emptyDir; use the default or Memory", m)
+			return fmt.Sprintf("a VM does not support the emptyDir medium %q; use the default or Memory", m)
 		}
 		return ""
 	case v.Projected != nil:
 		for _, s := range v.Projected.Sources {
 			if s.ConfigMap == nil && s.Secret == nil && s.DownwardAPI == nil && s.ServiceAccountToken == nil {
-				return fmt.Sprintf("the projected source %s is not served on this node", kindOf(s))
+				return fmt.Sprintf("this node does not support the projected source %s", kindOf(s))
 			}
 		}
 		return ""
 	case v.HostPath != nil:
-		return "hostPath is a folder of the node, and a VM has no way to it"
+		return "a VM cannot reach hostPath, which is a folder of the node"
 	case v.Image != nil:
-		return "images cannot be mounted in a VM"
+		return "a VM cannot mount images"
 	}
 	if kind := kindOf(v.VolumeSource); kind != "" {
-		return kind + ": volumes on disks cannot be given to a VM yet"
+		return kind + ": a VM cannot have volumes on disks yet"
 	}
 	return "it has no source"
 }

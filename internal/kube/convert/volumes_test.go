@@ -52,17 +52,17 @@ func ref(name string) corev1.LocalObjectReference { return corev1.LocalObjectRef
 
 func TestVolumesThatAreRefused(t *testing.T) {
 	for want, src := range map[string]corev1.VolumeSource{
-		"hostPath is a folder of the node":                                   {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
-		"persistentVolumeClaim: volumes on disks cannot be given to a VM":    {PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}},
-		"nfs: volumes on disks cannot be given to a VM yet":                  {NFS: &corev1.NFSVolumeSource{}},
-		"csi: volumes on disks cannot be given to a VM yet":                  {CSI: &corev1.CSIVolumeSource{}},
-		"ephemeral: volumes on disks cannot be given to a VM yet":            {Ephemeral: &corev1.EphemeralVolumeSource{}},
-		"gitRepo: volumes on disks cannot be given to a VM yet":              {GitRepo: &corev1.GitRepoVolumeSource{}},
-		"images cannot be mounted":                                           {Image: &corev1.ImageVolumeSource{}},
+		"a VM cannot reach hostPath":                                         {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
+		"persistentVolumeClaim: a VM cannot have volumes on disks":           {PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}},
+		"nfs: a VM cannot have volumes on disks yet":                         {NFS: &corev1.NFSVolumeSource{}},
+		"csi: a VM cannot have volumes on disks yet":                         {CSI: &corev1.CSIVolumeSource{}},
+		"ephemeral: a VM cannot have volumes on disks yet":                   {Ephemeral: &corev1.EphemeralVolumeSource{}},
+		"gitRepo: a VM cannot have volumes on disks yet":                     {GitRepo: &corev1.GitRepoVolumeSource{}},
+		"a VM cannot mount images":                                           {Image: &corev1.ImageVolumeSource{}},
 		"it has no source":                                                   {},
-		`no medium "HugePages" for emptyDir`:                                 {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
-		"the projected source clusterTrustBundle is not served on this node": {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}}}},
-		"the projected source podCertificate is not served on this node":     {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}},
+		`emptyDir medium "HugePages"`:                                        {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
+		"this node does not support the projected source clusterTrustBundle": {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}}}},
+		"this node does not support the projected source podCertificate":     {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}},
 	} {
 		err := Check(plain(vol("data", src))).ToAggregate()
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `volume "data"`) {

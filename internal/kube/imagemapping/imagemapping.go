@@ -133,7 +133,7 @@ func (w *Watcher) await(ctx context.Context) error {
 			w.settle()
 		}
 		if !apierrors.IsNotFound(err) {
-			w.tell(ctx, fmt.Errorf("list them: %w", err))
+			w.tell(ctx, fmt.Errorf("list image mappings: %w", err))
 		}
 		return false, nil
 	})
@@ -152,7 +152,7 @@ func (w *Watcher) keep(ctx context.Context, store cache.Store) error {
 		objects, problems, err := w.sync(ctx, store)
 		if err != nil {
 			next = retry.Step()
-			w.tell(ctx, fmt.Errorf("hand them over: %w", err))
+			w.tell(ctx, fmt.Errorf("send image mappings to cocoond: %w", err))
 		} else {
 			retry = w.pauses()
 			w.settle()
@@ -216,7 +216,7 @@ func (w *Watcher) settle() { w.once.Do(func() { close(w.settled) }) }
 func (w *Watcher) tell(ctx context.Context, err error) {
 	if w.told != err.Error() && ctx.Err() == nil {
 		w.told = err.Error()
-		w.cfg.Log.WarnContext(ctx, "image mappings of the cluster are behind, trying again", "err", err)
+		w.cfg.Log.WarnContext(ctx, "image mappings of the cluster not applied, trying again", "err", err)
 	}
 }
 

@@ -220,7 +220,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	status := <-c.statuses
 	condition := status["conditions"].([]any)[0].(map[string]any)
 	if status["observedGeneration"] != int64(3) || condition["type"] != "Valid" || condition["status"] != "False" ||
-		condition["message"] != "name x: it has no url (and 1 more, under problems)" || condition["lastTransitionTime"] != since {
+		condition["message"] != "name x: it has no url (and 1 more, see status.problems)" || condition["lastTransitionTime"] != since {
 		t.Errorf("status %v", status)
 	}
 	if got := fmt.Sprint(status["problems"]); got != "[map[message:it has no url rule:name x] map[message:the key is not known]]" {

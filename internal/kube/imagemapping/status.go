@@ -66,14 +66,14 @@ func (w *Watcher) forget(objects []*unstructured.Unstructured) {
 
 // statusOf returns the wanted status. It keeps the last transition time if the condition has not changed.
 func statusOf(object *unstructured.Unstructured, problems []image.MappingProblem) map[string]any {
-	valid, reason, message := "True", reasonAllCount, "all rules count"
+	valid, reason, message := "True", reasonAllCount, "all rules are valid"
 	if n := len(problems); n > 0 {
 		valid, reason, message = "False", reasonSomeBroken, problems[0].Message
 		if problems[0].Rule != "" {
 			message = problems[0].Rule + ": " + message
 		}
 		if n > 1 {
-			message += fmt.Sprintf(" (and %d more, under problems)", n-1)
+			message += fmt.Sprintf(" (and %d more, see status.problems)", n-1)
 		}
 	}
 	since := time.Now().UTC().Format(time.RFC3339)

@@ -81,11 +81,11 @@ func (p *pair) load(now time.Time) (*tls.Certificate, error) {
 func selfSigned(node, nodeIP string, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("make a serving key: %w", err)
+		return nil, fmt.Errorf("create a serving key: %w", err)
 	}
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return nil, fmt.Errorf("make a serving certificate: %w", err)
+		return nil, fmt.Errorf("create a serving certificate: %w", err)
 	}
 	t := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: node}, DNSNames: []string{node, "localhost"},
@@ -98,7 +98,7 @@ func selfSigned(node, nodeIP string, now time.Time) (*tls.Certificate, error) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
 	if err != nil {
-		return nil, fmt.Errorf("make a serving certificate: %w", err)
+		return nil, fmt.Errorf("create a serving certificate: %w", err)
 	}
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }

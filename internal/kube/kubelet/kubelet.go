@@ -96,7 +96,7 @@ func New(cfg Config) (*Server, error) {
 func (s *Server) Listen() (net.Listener, error) {
 	l, err := net.Listen("tcp", s.cfg.Addr)
 	if err != nil {
-		return nil, errdefs.New(errdefs.FailedPrecondition, "kubelet API: %w; choose another port, or end what has this one", err)
+		return nil, errdefs.New(errdefs.FailedPrecondition, "kubelet API: %w; choose another port, or stop the program that uses this one", err)
 	}
 	return l, nil
 }

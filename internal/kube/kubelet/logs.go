@@ -27,7 +27,7 @@ func parseLogQuery(q url.Values, now time.Time) (logQuery, error) {
 		if v := q.Get(key); v != "" {
 			b, err := strconv.ParseBool(v)
 			if err != nil {
-				errs = append(errs, errdefs.Invalidf("%s: %q is no boolean", key, v))
+				errs = append(errs, errdefs.Invalidf("%s: %q is not a boolean", key, v))
 			}
 			*to = b
 		}
@@ -39,7 +39,7 @@ func parseLogQuery(q url.Values, now time.Time) (logQuery, error) {
 		}
 		n, err := strconv.ParseInt(v, 10, 32)
 		if err != nil || n < least {
-			errs = append(errs, errdefs.Invalidf("%s: %q is not a number of at least %d", key, v, least))
+			errs = append(errs, errdefs.Invalidf("%s: %q must be a number of at least %d", key, v, least))
 			return 0, false
 		}
 		return n, true
@@ -60,7 +60,7 @@ func parseLogQuery(q url.Values, now time.Time) (logQuery, error) {
 		t, err := time.Parse(time.RFC3339Nano, v)
 		switch {
 		case err != nil:
-			errs = append(errs, errdefs.Invalidf("sinceTime: %q is not a time as in RFC 3339", v))
+			errs = append(errs, errdefs.Invalidf("sinceTime: %q is not a time in RFC 3339 format", v))
 		case !l.options.Since.IsZero():
 			errs = append(errs, errdefs.Invalidf("only one of sinceSeconds and sinceTime can be given"))
 		}
@@ -71,7 +71,7 @@ func parseLogQuery(q url.Values, now time.Time) (logQuery, error) {
 	case "Stdout", "Stderr":
 		l.stream = strings.ToLower(v)
 	default:
-		errs = append(errs, errdefs.Invalidf("stream: %q is none of All, Stdout, Stderr", v))
+		errs = append(errs, errdefs.Invalidf("stream: %q must be one of: All, Stdout, Stderr", v))
 	}
 	return l, errors.Join(errs...)
 }

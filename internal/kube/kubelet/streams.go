@@ -69,7 +69,7 @@ func openSPDY(w http.ResponseWriter, r *http.Request, want wishes) (*session, er
 			case <-limit.C:
 			}
 		case <-se.lost:
-			return nil, errdefs.Unavailablef("the client went away")
+			return nil, errdefs.Unavailablef("the client closed the connection")
 		case <-limit.C:
 			se.close()
 			return nil, errdefs.Unavailablef("timed out waiting for the client to create streams")

@@ -51,7 +51,7 @@ func (n *Node) claim(ctx context.Context, client kubernetes.Interface, now time.
 		}
 		age = 0
 	}
-	return errdefs.Preconditionf("node %s is served by another machine (machine id %s, last heartbeat %s ago): give this one another name, or stop that one and wait %d s",
+	return errdefs.Preconditionf("node %s is served by another machine (machine id %s, last heartbeat %s ago); give this node another name, or stop the other machine and wait %d s",
 		n.cfg.Name, other, max(age, 0).Round(time.Second), vknode.DefaultLeaseDuration)
 }
 

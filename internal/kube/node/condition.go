@@ -71,9 +71,9 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 	}
 	switch i := index(before, ConditionComplete); {
 	case n.strays != nil && *n.strays > 0:
-		add(ConditionComplete, false, "UnknownVMs", fmt.Sprintf("%d VMs are on the machine and not on record; they are kept aside, see `cocoon recover` there", *n.strays))
+		add(ConditionComplete, false, "UnknownVMs", fmt.Sprintf("%d VMs of the machine are not in the journal; run `cocoon recover` there to see, adopt or remove them", *n.strays))
 	case n.strays != nil:
-		add(ConditionComplete, true, "EveryVMOnRecord", "every VM that is on the machine is on record")
+		add(ConditionComplete, true, "EveryVMOnRecord", "all VMs of the machine are in the journal")
 	case i >= 0:
 		out = append(out, before[i])
 	}
@@ -98,14 +98,14 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 	pressure(add, corev1.NodeDiskPressure, full, "KubeletHasDiskPressure", "KubeletHasNoDiskPressure", why)
 	pressure(add, corev1.NodePIDPressure, u.pidsCeiling > 0 && low(corev1.NodePIDPressure, u.pidsCeiling-u.pids, u.pidsCeiling/100*leastPIDs),
 		"KubeletHasInsufficientPID", "KubeletHasSufficientPID", fmt.Sprintf("less than %d %% of all process ids are free", leastPIDs))
-	add(corev1.NodeNetworkUnavailable, false, "RouteCreated", "VMs have addresses of their own")
+	add(corev1.NodeNetworkUnavailable, false, "RouteCreated", "VMs have their own addresses")
 	switch n.cfg.ICMP {
 	case probe.SocketRaw:
 		add(ConditionICMP, true, "RawSocket", "guests are ready when they answer a ping")
 	case probe.SocketPing:
 		add(ConditionICMP, true, "PingSocket", "guests are ready when they answer a ping")
 	default:
-		add(ConditionICMP, false, "NoRawSocket", "guests are ready when they have an address; grant CAP_NET_RAW to ping them")
+		add(ConditionICMP, false, "NoRawSocket", "guests cannot be pinged, so an address alone makes them ready; grant CAP_NET_RAW")
 	}
 	return out
 }

@@ -79,7 +79,7 @@ type Node struct {
 // New measures the host once and returns the node.
 func New(cfg Config) (*Node, error) {
 	if cfg.Reserve < 0 || cfg.Reserve > 100 {
-		return nil, errdefs.Invalidf("a reserve of %d per cent is not between 0 and 100", cfg.Reserve)
+		return nil, errdefs.Invalidf("invalid reserve of %d per cent; use 0 to 100", cfg.Reserve)
 	}
 	if cfg.Pool == "" {
 		cfg.Pool = "default"

@@ -47,7 +47,7 @@ func (n *Node) serve(ctx context.Context, client kubernetes.Interface, log *slog
 	switch err := n.mend(ctx, client); {
 	case apierrors.IsForbidden(err):
 		// A node's own identity may not change its taints; the creator of the node decides about them.
-		log.Warn("taint or provider id of the node could not be set", "err", err)
+		log.Warn("taint or provider id of the node not set", "err", err)
 	case err != nil:
 		return err
 	}

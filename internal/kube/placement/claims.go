@@ -85,7 +85,7 @@ func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) 
 	case apierrors.IsAlreadyExists(err): // another writer was first: treat it as a conflict
 		return nil, apierrors.NewConflict(Resource.GroupResource(), NameOf(pod), err)
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("the cluster does not know VMPlacements, install the custom resources of Cocoon: %w", err)
+		return nil, fmt.Errorf("the cluster does not know VMPlacements; install the custom resources of Cocoon: %w", err)
 	case err != nil:
 		return nil, err
 	}

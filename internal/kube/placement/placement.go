@@ -51,7 +51,7 @@ func Lookup[T any](namespace, vmName string, get func(name string) (T, error)) (
 // Check returns why the VM of a pod that asks for it cannot be claimed, or "" if it can.
 func Check(pod *corev1.Pod) string {
 	if errs := validation.IsDNS1123Subdomain(NameOf(pod)); len(errs) > 0 {
-		return "the VM is to stay on its node, but an object cannot have its name " + strconv.Quote(NameOf(pod)) + ": " + strings.Join(errs, ", ")
+		return "the VM cannot stay on its node, because its name is not valid for a VMPlacement: " + strconv.Quote(NameOf(pod)) + ": " + strings.Join(errs, ", ")
 	}
 	return ""
 }
@@ -141,7 +141,7 @@ func Unavailable(claim *v1.VMPlacement, node *corev1.Node) (reason, text string)
 	case node == nil:
 		return v1.ReasonNodeRemoved, "node " + s.NodeName + ", which holds the VM's state, was removed from the cluster"
 	case !same(s, Node{Name: node.Name, UID: node.UID, MachineID: node.Status.NodeInfo.MachineID}):
-		return v1.ReasonNodeReplaced, "node " + s.NodeName + " is another machine than the one that holds the VM's state"
+		return v1.ReasonNodeReplaced, "node " + s.NodeName + " is now another machine, which does not hold the VM's state"
 	}
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
@@ -166,9 +166,9 @@ func hold(s v1.VMPlacementStatus, name string, pod *corev1.Pod, node Node, now m
 				now = *s.ClaimedAt
 			}
 		case s.NodeName == node.Name:
-			return s, errdefs.Preconditionf("the state of VM %s is on the machine that was node %s before (UID %s); to give it up, delete the VMPlacement %s", name, s.NodeName, s.NodeUID, name)
+			return s, errdefs.Preconditionf("the state of VM %s is on another machine, which was node %s before (UID %s); to give the state up, delete the VMPlacement %s", name, s.NodeName, s.NodeUID, name)
 		default:
-			return s, errdefs.Preconditionf("the state of VM %s is on node %s; delete this pod, so that its next one goes there, or give that state up by deleting the VMPlacement %s", name, s.NodeName, name)
+			return s, errdefs.Preconditionf("the state of VM %s is on node %s; delete this pod, so that the next pod goes to that node, or delete the VMPlacement %s to give the state up", name, s.NodeName, name)
 		}
 	}
 	s.NodeName, s.NodeUID, s.MachineID, s.PodUID, s.PodName, s.ClaimedAt = node.Name, node.UID, node.MachineID, pod.UID, pod.Name, &now

@@ -173,7 +173,7 @@ func (h *Health) releaseEach(v *guestMonitor, rec *vm.Record) {
 				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // with an older agent no container waits
 					return true, err
 				}
-				h.owner.Log.Warn("containers after one that has started not released", "vm", rec.ID, "op", r.Name, "err", err)
+				h.owner.Log.Warn("next containers not started", "vm", rec.ID, "op", r.Name, "err", err)
 				return false, nil
 			})
 		}))

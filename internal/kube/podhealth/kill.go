@@ -120,7 +120,7 @@ func (h *Health) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 		case err == nil || ctx.Err() != nil:
 			return true, err
 		case errdefs.Is(err, errdefs.Unsupported):
-			h.owner.Log.Info("vm stopped for its container: its guest's agent is older", "vm", rec.ID, "err", err)
+			h.owner.Log.Info("vm stopped for its container, the agent of its guest cannot stop a single container", "vm", rec.ID, "err", err)
 			h.mu.Lock()
 			h.requestStop(*x.kill, x.run.vm)
 			h.mu.Unlock()

@@ -32,7 +32,7 @@ type Prober interface {
 type Config struct {
 	Prober    Prober
 	Scheduler *probe.Scheduler
-	// Static means that the pod stands for a machine that the node does not run. The creator of such a pod chose the
+	// Static means that the pod represents a machine that the node does not run. The creator of such a pod chose the
 	// address, so addresses that pods must not reach are not probed.
 	Static bool
 	// Measured gets the time that each check of the guest's address took.

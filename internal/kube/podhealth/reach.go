@@ -121,7 +121,7 @@ func (h *Health) probeOnce(ctx context.Context, limit time.Duration) error {
 	if h.cfg.Static {
 		addr, err := netip.ParseAddr(ip)
 		if err != nil {
-			return errdefs.Invalidf("its address %q is none", ip)
+			return errdefs.Invalidf("%q is not an IP address", ip)
 		}
 		if err := reach.Forbidden(addr); err != nil {
 			return err

@@ -36,9 +36,9 @@ func (s *States) ForkOf(ctx context.Context, pod *corev1.Pod, main string) (snap
 	case ok || err != nil:
 		return have, err
 	case !s.owner.Forkable(rec):
-		return have, errdefs.Unavailablef("VM %s, which is to be forked, is not ready yet", main)
+		return have, errdefs.Unavailablef("VM %s cannot be forked because it is not ready yet", main)
 	}
-	return s.save(ctx, rec, name, "to fork "+main)
+	return s.save(ctx, rec, name, "taken to fork "+main)
 }
 
 // offered returns the snapshot for forks of the VM with that ID, which runs on another node. That node pushes the snapshot
@@ -51,7 +51,7 @@ func (s *States) offered(ctx context.Context, main string, id vm.ID) (snapshot.S
 	}
 	digest, err := s.own.digest(ctx, ref)
 	if errdefs.IsNotFound(err) || err == nil && s.isStale(digest) {
-		return have, errdefs.Unavailablef("the state of VM %s, which runs on another node, is not in the registry yet", main)
+		return have, errdefs.Unavailablef("VM %s runs on another node, and its state is not in the registry yet", main)
 	}
 	if err != nil {
 		return have, err
@@ -64,7 +64,7 @@ func (s *States) offered(ctx context.Context, main string, id vm.ID) (snapshot.S
 	s.stale = digest
 	s.mu.Unlock()
 	s.discard(ctx, got.ID)
-	return got, errdefs.Unavailablef("the registry has the state of a VM that was called %s before, and not yet of the one that runs", main)
+	return got, errdefs.Unavailablef("the registry has the state of an earlier VM %s, but not yet that of the running VM", main)
 }
 
 // isStale reports whether the fork state with that digest is known to belong to an earlier VM.
@@ -85,7 +85,7 @@ func (s *States) Offer(ctx context.Context, pod *corev1.Pod) error {
 
 // DropOffer removes what Offer pushed. A failure is only logged.
 func (s *States) DropOffer(ctx context.Context) {
-	s.dropTag(ctx, contract.ForkSnapshotTag, "state for forks of deleted pod stays in the registry")
+	s.dropTag(ctx, contract.ForkSnapshotTag, "fork state of deleted pod not removed from the registry")
 }
 
 // DropFork removes this node's snapshot for forks of the VM main. A failure is only logged.

@@ -81,7 +81,7 @@ func (s *States) WakeAgain(ctx context.Context, rec *vm.Record) (vm.Record, erro
 func (s *States) Recover(ctx context.Context, cause error) error {
 	at, err := s.where(ctx, s.owner.VM, contract.HibernateSnapshotTag)
 	if err != nil {
-		return errdefs.New(errdefs.DataLoss, "%w (and the registry: %v)", cause, err)
+		return errdefs.New(errdefs.DataLoss, "%w (the copy in the registry cannot be used: %v)", cause, err)
 	}
 	_, err = s.Import(ctx, at)
 	return err
@@ -92,17 +92,17 @@ func (s *States) Recover(ctx context.Context, cause error) error {
 func (s *States) Elsewhere(ctx context.Context, must bool) (at Place, sleeps bool, err error) {
 	if !s.store.Remote() {
 		if must && len(s.store.registry.Peers) == 0 {
-			err = errdefs.Preconditionf("VM %s is to be restored, but the node has neither a registry (EPOCH_URL) nor peers (VK_PEERS)", s.owner.VM)
+			err = errdefs.Preconditionf("VM %s cannot be restored because the node has no registry (EPOCH_URL) and no peers (VK_PEERS)", s.owner.VM)
 		}
 		return at, must, err
 	}
 	at, err = s.where(ctx, s.owner.VM, contract.HibernateSnapshotTag)
-	if err == nil && at.old { // the snapshot itself says whose it is
+	if err == nil && at.old { // the snapshot itself names its owner
 		_, err = s.Import(ctx, at)
 	}
 	switch {
 	case errdefs.IsNotFound(err) && must:
-		return at, true, errdefs.NotFoundf("VM %s is to be restored, but the registry has no hibernated state of it", s.owner.VM)
+		return at, true, errdefs.NotFoundf("VM %s cannot be restored because the registry has no hibernated state of it", s.owner.VM)
 	case errdefs.IsNotFound(err):
 		return at, false, nil
 	case err != nil: // a fresh boot would take the place of the hibernated VM
@@ -135,7 +135,7 @@ func (s *States) Import(ctx context.Context, at Place) (snapshot.Snapshot, error
 		return got, err
 	case !fits(got):
 		s.discard(ctx, got.ID)
-		return got, errdefs.Unavailablef("the hibernated state of VM %s in the registry changed while it was fetched", s.owner.VM)
+		return got, errdefs.Unavailablef("the hibernated state of VM %s in the registry changed during the pull", s.owner.VM)
 	}
 	return got, nil
 }
@@ -153,7 +153,7 @@ func (s *States) fromPeer(ctx context.Context, name string, fits func(snapshot.S
 			case err == nil:
 				s.discard(ctx, got.ID) // of another hibernation
 			case !errdefs.IsNotFound(err):
-				s.owner.Log.Warn("peer not asked for hibernated vm", "op", peer, "err", err)
+				s.owner.Log.Warn("peer does not answer for hibernated vm", "op", peer, "err", err)
 			}
 		}
 	}
@@ -194,5 +194,5 @@ func (s *States) TidyUp(ctx context.Context, slept, imported bool) error {
 
 // DropTag removes the hibernated state from the registry. A failure is only logged.
 func (s *States) DropTag(ctx context.Context) {
-	s.dropTag(ctx, contract.HibernateSnapshotTag, "hibernated state of deleted pod stays in the registry")
+	s.dropTag(ctx, contract.HibernateSnapshotTag, "hibernated state of deleted pod not removed from the registry")
 }

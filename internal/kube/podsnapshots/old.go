@@ -90,12 +90,12 @@ func (s *States) inherits(snap snapshot.Snapshot, at Place, vmName, pod, tag str
 	case !at.old || namespace == s.owner.Namespace && (pod == "" || of == pod):
 		return nil
 	case namespace != "":
-		return errdefs.NotFoundf("the registry's %s is not of %s", at.ref, path.Join(s.owner.Namespace, pod))
+		return errdefs.NotFoundf("snapshot %s in the registry does not belong to %s", at.ref, path.Join(s.owner.Namespace, pod))
 	case s.store.registry.TrustOld:
 		return nil
 	}
-	return errdefs.Preconditionf("%s was left by an earlier release and does not say whose it is: if it is of VM %s of namespace %s, the operator puts it in its place by"+
-		" `cocoon snapshot pull --name moved %[1]s` and `cocoon snapshot push moved %[4]s`; VK_TRUST_OLD_SNAPSHOTS=true has the node take all such snapshots for what their names say",
+	return errdefs.Preconditionf("%s is from an earlier release and does not name its owner; if it belongs to VM %s of namespace %s, the operator moves it with"+
+		" `cocoon snapshot pull --name moved %[1]s` and `cocoon snapshot push moved %[4]s`; with VK_TRUST_OLD_SNAPSHOTS=true the node takes the owner of all such snapshots from their names",
 		at.ref, vmName, s.owner.Namespace, s.ref(vmName, tag))
 }
 
@@ -129,6 +129,6 @@ func (s *States) dropOld(ctx context.Context, tag, digest string) {
 		err = s.own.deleteTag(ctx, ref)
 	}
 	if err != nil && !errdefs.IsNotFound(err) && ctx.Err() == nil {
-		s.owner.Log.Warn("snapshot of an earlier release stays in the registry", "op", ref, "err", err)
+		s.owner.Log.Warn("snapshot of an earlier release not removed from the registry", "op", ref, "err", err)
 	}
 }

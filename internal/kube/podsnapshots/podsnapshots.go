@@ -26,7 +26,7 @@ type Registry struct {
 	// repositories.
 	Public []string
 	// TrustOld makes the node trust the name of a snapshot that an earlier release left in the registry and that does not
-	// say whose it is.
+	// name its owner.
 	TrustOld bool
 	Peers    []string // host:port of other nodes' APIs, asked before the registry for a VM that hibernated there
 }

@@ -71,13 +71,13 @@ func (s *States) saveLatest(ctx context.Context, rec vm.Record, ref contract.Sna
 		fallthrough
 	default: // both names are taken: a crash left the older snapshot
 		if !ours(have[free]) {
-			return snap, old, errdefs.Existsf("the snapshots %s and %s are not the node's own and have the names that it needs; rename or remove one", names[0], names[1])
+			return snap, old, errdefs.Existsf("the node needs the snapshot names %s and %s, but other snapshots have them; rename or remove one", names[0], names[1])
 		}
 		if err := s.remove(ctx, have[free].ID); err != nil {
 			return snap, old, err
 		}
 	}
-	snap, err = s.save(ctx, rec, names[free], "before it was deleted")
+	snap, err = s.save(ctx, rec, names[free], "taken before the deletion")
 	return snap, have[1-free], err
 }
 

@@ -46,7 +46,7 @@ func (s *States) stored(ctx context.Context, pod *corev1.Pod, ref contract.Snaps
 	case err == nil && (!ask.ForcePull || !s.store.Remote()):
 		return here, nil
 	case !s.store.Remote():
-		return here, errdefs.NotFoundf("namespace %s has no snapshot %s on this node, and there is no registry to pull it from: set EPOCH_URL, import it with `cocoon snapshot import --name %s` "+
+		return here, errdefs.NotFoundf("namespace %s has no snapshot %s on this node, and the node has no registry to pull it from; set EPOCH_URL, or import the snapshot with `cocoon snapshot import --name %s` "+
 			"and share it with `cocoon snapshot publish %[3]s --to %[1]s`", s.owner.Namespace, ref, ref.Local())
 	}
 	at, err := s.inRegistry(ctx, ref, shared)
@@ -109,8 +109,8 @@ func (s *States) inRegistry(ctx context.Context, ref contract.SnapshotRef, share
 		at, err = s.ask(ctx, Place{ref: s.store.registry.at(ref.Repo, ref.Tag)})
 	}
 	if errdefs.IsNotFound(err) {
-		return at, errdefs.NotFoundf("namespace %[1]s has no snapshot %[2]s on this node or in the registry, and none is shared with it: `cocoon snapshot publish %[3]s --to %[1]s` on the node "+
-			"shares one that is there, and VK_PUBLIC_REPOSITORIES names the repositories of the registry that are everybody's", s.owner.Namespace, ref, ref.Local())
+		return at, errdefs.NotFoundf("namespace %[1]s has no snapshot %[2]s on this node or in the registry, and none is shared with it; share one of the node with `cocoon snapshot publish %[3]s --to %[1]s`, "+
+			"or a repository of the registry with VK_PUBLIC_REPOSITORIES", s.owner.Namespace, ref, ref.Local())
 	}
 	return at, err
 }

@@ -30,7 +30,7 @@ func (s *States) has(ctx context.Context, ref, digest string) error {
 	case err != nil:
 		return err
 	case digest == "" || got != digest:
-		return errdefs.DataLossf("the registry says that %s is %s, and %s was pushed", ref, got, digest)
+		return errdefs.DataLossf("the registry reports digest %[2]q for %[1]s, but %[3]s was pushed; push it again", ref, got, digest)
 	}
 	return nil
 }

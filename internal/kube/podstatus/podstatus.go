@@ -1,6 +1,6 @@
 // Package podstatus computes the status of a pod from what is known of the pod and its VM.
 //
-// Its functions are pure: they ask nobody, wait for nothing and keep nothing. The package does not find out what it shows
+// Its functions are pure: they make no requests, do not wait and keep no state. The package does not find out what it shows
 // and does not write the status; package podprovider does both.
 package podstatus
 
@@ -134,7 +134,7 @@ func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 		s.Reason, s.Message = v.Verdict.Reason, v.Verdict.Message
 	}
 	if v.Cut && !v.Again {
-		s.Reason, s.Message = reasonStopped, "the VM was stopped, and not by its pod, before what runs in it had come to its end"
+		s.Reason, s.Message = reasonStopped, "the VM was stopped from outside its pod before its containers ended"
 	}
 	s.HostIP, s.HostIPs = "", nil
 	if v.HostIP != "" {
@@ -196,7 +196,7 @@ func (v View) unserved() (out []corev1.ContainerStatus) {
 
 // hibernatedState returns the state of a container whose VM is hibernated.
 func hibernatedState() *corev1.ContainerStateWaiting {
-	return &corev1.ContainerStateWaiting{Reason: ReasonHibernated, Message: "the VM is hibernated; it goes on when the annotation " + contract.KeyHibernate + " is removed"}
+	return &corev1.ContainerStateWaiting{Reason: ReasonHibernated, Message: "the VM is hibernated; it wakes when the annotation " + contract.KeyHibernate + " is removed"}
 }
 
 func (v View) container() corev1.ContainerStatus {

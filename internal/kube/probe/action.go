@@ -54,7 +54,7 @@ func (t Target) Probe(ctx context.Context, p *corev1.Probe) (Result, string, err
 	case p.GRPC != nil:
 		return t.grpc(ctx, p.GRPC, limit)
 	}
-	return Unknown, "", errdefs.Invalidf("the probe says nothing to do")
+	return Unknown, "", errdefs.Invalidf("the probe has no action")
 }
 
 func (t Target) exec(ctx context.Context, command []string, limit time.Duration) (Result, string, error) {
@@ -235,7 +235,7 @@ func (t Target) Hook(ctx context.Context, h *corev1.LifecycleHandler) error {
 			return fmt.Errorf("sleep: %w", ctx.Err())
 		}
 	}
-	return errdefs.Unsupportedf("the hook says nothing that can be done")
+	return errdefs.Unsupportedf("the hook has no action that this node supports")
 }
 
 // call sends the request of a hook: any answer counts as success.

@@ -96,7 +96,7 @@ func openPing() (*Pinger, error) {
 func newPinger(kind Socket) (*Pinger, error) {
 	p := &Pinger{kind: kind, waiting: map[uint64]echo{}}
 	if _, err := rand.Read(p.secret[:]); err != nil {
-		return nil, fmt.Errorf("choose a secret for pings: %w", err)
+		return nil, fmt.Errorf("create a secret for pings: %w", err)
 	}
 	return p, nil
 }

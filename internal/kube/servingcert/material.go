@@ -170,7 +170,7 @@ func split(hosts []string) (dns []string, ips []net.IP) {
 func newAuthority(now time.Time, l Lives) (*x509.Certificate, crypto.Signer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make key of an authority: %w", err)
+		return nil, nil, fmt.Errorf("create key of an authority: %w", err)
 	}
 	// The name differs from that of the previous authority: clients find issuers by name.
 	name := pkix.Name{CommonName: "cocoon-webhook-ca@" + now.UTC().Format(time.RFC3339)}
@@ -184,7 +184,7 @@ func newAuthority(now time.Time, l Lives) (*x509.Certificate, crypto.Signer, err
 func (m material) sign(now time.Time, hosts []string, l Lives) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("make serving key: %w", err)
+		return nil, fmt.Errorf("create serving key: %w", err)
 	}
 	dns, ips := split(hosts)
 	c, err := issue(&x509.Certificate{
@@ -201,7 +201,7 @@ func (m material) sign(now time.Time, hosts []string, l Lives) (*tls.Certificate
 func issue(tmpl, parent *x509.Certificate, public crypto.PublicKey, signer crypto.Signer) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return nil, fmt.Errorf("make certificate %s: %w", tmpl.Subject, err)
+		return nil, fmt.Errorf("create certificate %s: %w", tmpl.Subject, err)
 	}
 	tmpl.SerialNumber = serial
 	if parent == nil {
@@ -209,7 +209,7 @@ func issue(tmpl, parent *x509.Certificate, public crypto.PublicKey, signer crypt
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, public, signer)
 	if err != nil {
-		return nil, fmt.Errorf("make certificate %s: %w", tmpl.Subject, err)
+		return nil, fmt.Errorf("create certificate %s: %w", tmpl.Subject, err)
 	}
 	return x509.ParseCertificate(der)
 }

@@ -196,7 +196,7 @@ func trusted(clients []admissionv1.WebhookClientConfig, bundle []byte) bool {
 func (k *Keeper) Certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	m := k.current.Load()
 	if m == nil {
-		return nil, errdefs.Unavailablef("there is no serving certificate yet")
+		return nil, errdefs.Unavailablef("the serving certificate does not exist yet")
 	}
 	return m.serving, nil
 }
@@ -205,14 +205,14 @@ func (k *Keeper) Certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 func (k *Keeper) Check(req *http.Request) error {
 	m := k.current.Load()
 	if m == nil {
-		return errdefs.Unavailablef("there is no serving certificate yet")
+		return errdefs.Unavailablef("the serving certificate does not exist yet")
 	}
 	v, mut, err := k.configurations(req.Context())
 	switch {
 	case err != nil:
 		return err
 	case v == nil || mut == nil:
-		return errdefs.Preconditionf("the webhook configurations %s are not installed: nobody asks this webhook", k.Configuration)
+		return errdefs.Preconditionf("the webhook configurations %s are not installed, so the API server does not call this webhook", k.Configuration)
 	case !trusted(append(clientsOf(v), clientsOfMutating(mut)...), m.bundle()):
 		return errdefs.Unavailablef("the webhook configurations %s do not trust the certificate yet", k.Configuration)
 	}

@@ -32,7 +32,7 @@ func (c *Config) validate() error {
 		bad("pki.signing needs both cert and key")
 	}
 	if n := len(c.EtcdSocket); n > socketNameMax {
-		bad("etcdSocket %s has %d bytes, a unix socket's name may have %d: set a shorter one", c.EtcdSocket, n, socketNameMax)
+		bad("etcdSocket %s has %d bytes, but the path of a unix socket may have at most %d; set a shorter path", c.EtcdSocket, n, socketNameMax)
 	}
 	if c.SecurePort < 1 || c.SecurePort > 65535 {
 		bad("securePort %d is not between 1 and 65535", c.SecurePort)
@@ -49,10 +49,10 @@ func (c *Config) validate() error {
 		}
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
-		bad("logFormat %q is neither text nor json", c.LogFormat)
+		bad("logFormat %q must be one of: text, json", c.LogFormat)
 	}
 	if c.Verbosity < 0 {
-		bad("verbosity %d is negative", c.Verbosity)
+		bad("verbosity %d must not be negative", c.Verbosity)
 	}
 	for key, args := range map[string]map[string]string{
 		"apiServer":         c.APIServer.ExtraArgs,
@@ -61,10 +61,10 @@ func (c *Config) validate() error {
 	} {
 		for name := range args {
 			if strings.HasPrefix(name, "-") || name == "" {
-				bad("%s.extraArgs: %q: write the flag's name without dashes", key, name)
+				bad("%s.extraArgs: %q: write the name of the flag without dashes", key, name)
 			}
 			if slices.Contains(processFlags, name) {
-				bad("%s.extraArgs: %s applies to the whole process and has a key of its own or a fixed value", key, name)
+				bad("%s.extraArgs: %s applies to the whole process and cannot be set here; it has its own key or a fixed value", key, name)
 			}
 		}
 	}

@@ -31,7 +31,7 @@ func start(ctx context.Context, name string, failed chan<- error, f func(context
 			return // it was told to stop, so its error is not a failure
 		}
 		if err == nil {
-			err = errors.New("returned early")
+			err = errors.New("it ended too early")
 		}
 		c.err = fmt.Errorf("%s: %w", name, err)
 		failed <- c.err

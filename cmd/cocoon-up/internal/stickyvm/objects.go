@@ -100,7 +100,7 @@ func quiet(ctx context.Context, r *cache.Reflector, err error) {
 func (s source) get(namespace, name string) (*unstructured.Unstructured, *fwk.Status) {
 	if !s.informer.HasSynced() {
 		// An error, and not "unschedulable": the scheduler retries it by itself.
-		return nil, fwk.AsStatus(fmt.Errorf("%s are not known yet; if the cluster lacks them, install their custom resource", s.resource.GroupResource()))
+		return nil, fwk.AsStatus(fmt.Errorf("the objects of %s are not loaded yet; if the cluster does not have this custom resource, install it", s.resource.GroupResource()))
 	}
 	o, there, err := s.informer.GetIndexer().GetByKey(namespace + "/" + name)
 	if err != nil {

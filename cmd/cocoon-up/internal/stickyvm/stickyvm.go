@@ -128,10 +128,10 @@ func (pl *Plugin) PreFilter(_ context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	node, err := pl.nodes.Get(t.node)
 	if err != nil { // the lister only returns "not found"
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("node %s, which holds the state of %s, was removed; to give that up, %s", t.node, t.vm, t.release))
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("node %s, which holds the state of %s, was removed; to give that state up, %s", t.node, t.vm, t.release))
 	}
 	if !t.is(node) {
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("node %s is another machine than the one that holds the state of %s; to give that up, %s", t.node, t.vm, t.release))
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("node %s is now another machine, which does not hold the state of %s; to give that state up, %s", t.node, t.vm, t.release))
 	}
 	return &fwk.PreFilterResult{NodeNames: sets.New(t.node)}, nil
 }
@@ -157,7 +157,7 @@ func (pl *Plugin) Reserve(_ context.Context, state fwk.CycleState, pod *v1.Pod, 
 	pl.mu.Lock()
 	defer pl.mu.Unlock()
 	if other, ok := pl.going[t.vm]; ok && other.pod != pod.UID && other.node != node {
-		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("another pod of %s is on its way to node %s", t.vm, other.node))
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("another pod of %s is being bound to node %s", t.vm, other.node))
 	}
 	pl.going[t.vm] = journey{pod.UID, node}
 	return nil

@@ -159,7 +159,7 @@ func (pl *Plugin) annotated(pod *v1.Pod, vm string) (*target, *fwk.Status) {
 		return nil, status
 	}
 	if instance == nil || instance.GetUID() != owner.UID {
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("the pod's VirtualMachineInstance %s is not known yet", owner.Name))
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("the VirtualMachineInstance %s of the pod is not loaded yet", owner.Name))
 	}
 	if owner = controller(instance, "VirtualMachine"); owner == nil {
 		return nil, nil // an instance without a VirtualMachine has no state that outlives it
@@ -169,7 +169,7 @@ func (pl *Plugin) annotated(pod *v1.Pod, vm string) (*target, *fwk.Status) {
 		return nil, status
 	}
 	if machine == nil || machine.GetUID() != owner.UID {
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("the pod's VirtualMachine %s is not known yet", owner.Name))
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("the VirtualMachine %s of the pod is not loaded yet", owner.Name))
 	}
 	t := &target{vm: vm, machine: machine, release: "remove the annotation " + nodeAnnotation + " of the VirtualMachine " + owner.Name}
 	annotations := machine.GetAnnotations()

@@ -91,7 +91,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			break
 		}
 		if v.durable[name], err = r.durable(ctx, v, name); err != nil {
-			r.event(set, note{corev1.EventTypeWarning, "RegistryUnavailable", fmt.Sprintf("the registry cannot say whether VM %s is in it: %s", name, err)})
+			r.event(set, note{corev1.EventTypeWarning, "RegistryUnavailable", fmt.Sprintf("the registry does not report whether it has VM %s: %s", name, err)})
 			return ctrl.Result{RequeueAfter: registryPause}, nil
 		}
 	}
@@ -229,8 +229,8 @@ func (r *Reconciler) ours(ctx context.Context, set *v1.CocoonSet, name string) e
 	if metav1.IsControlledBy(pod, set) {
 		return nil
 	}
-	r.event(set, note{corev1.EventTypeWarning, "NameTaken", "pod " + name + " is there and not of this set; delete it or rename the set"})
-	return fmt.Errorf("pod %s is not of this set", name)
+	r.event(set, note{corev1.EventTypeWarning, "NameTaken", "pod " + name + " exists, but it does not belong to this set; delete the pod or rename the set"})
+	return fmt.Errorf("pod %s does not belong to this set", name)
 }
 
 // remove deletes a pod. If its VM is not saved again, the pod must be unchanged since it was read: hibernated.
@@ -271,7 +271,7 @@ func (r *Reconciler) remember(ctx context.Context, set *v1.CocoonSet, names []st
 		before := set.DeepCopy()
 		metav1.SetMetaDataAnnotation(&set.ObjectMeta, contract.KeyDeleteVMNames, text)
 		if err := r.Client.Patch(ctx, set, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-			return fmt.Errorf("note VM names: %w", err)
+			return fmt.Errorf("record VM names: %w", err)
 		}
 	}
 	return nil
@@ -298,7 +298,7 @@ func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*core
 	if r.Registry != nil {
 		for _, name := range own(set, nil) {
 			if err := r.clear(ctx, set, name); err != nil {
-				r.event(set, note{corev1.EventTypeWarning, "RegistryCleanupFailed", fmt.Sprintf("the set stays until the registry can be cleared of VM %s; to leave its snapshots there, remove the finalizer %s: %s", name, v1.FinalizerSet, err)})
+				r.event(set, note{corev1.EventTypeWarning, "RegistryCleanupFailed", fmt.Sprintf("the snapshots of VM %s cannot be deleted from the registry, so the set is not deleted; to keep the snapshots, remove the finalizer %s: %s", name, v1.FinalizerSet, err)})
 				return ctrl.Result{RequeueAfter: registryPause}, nil
 			}
 		}

@@ -303,14 +303,14 @@ func (p *planner) mend(m member, pod *corev1.Pod) {
 	}
 	if int(a.Rebuilds) >= len(rebuildPauses) {
 		if a.Phase != phaseDeadLetter {
-			p.events = append(p.events, note{corev1.EventTypeWarning, ReasonDeadLetter, "sub-agent " + pod.Name + " failed again and is given up until the spec changes: " + why})
+			p.events = append(p.events, note{corev1.EventTypeWarning, ReasonDeadLetter, "sub-agent " + pod.Name + " failed again and is not recreated until the spec changes: " + why})
 		}
 		return
 	}
 	a.Slot, a.Rebuilds, a.LastRebuild = m.slot, a.Rebuilds+1, &metav1.Time{Time: p.now}
 	p.rebuilds[m.slot] = a
 	p.remove = append(p.remove, removal{pod: pod})
-	p.events = append(p.events, note{corev1.EventTypeWarning, ReasonRebuilding, "sub-agent " + pod.Name + " failed and is made anew: " + why})
+	p.events = append(p.events, note{corev1.EventTypeWarning, ReasonRebuilding, "sub-agent " + pod.Name + " failed and is recreated: " + why})
 }
 
 // rebuildIn returns how long a failed sub-agent must still wait.

@@ -242,10 +242,10 @@ func TestSuspendedNamesWhatHasNoState(t *testing.T) {
 func TestSuspendingSaysWhy(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) { s.Spec.Suspend = true })
 	for want, v := range map[string]view{
-		"vk-ns-team-1 failed: no such snapshot":                {pods: []*corev1.Pod{has(set, "team-0", asleep), has(set, "team-1", marked, failed)}},
-		"vk-ns-team-0: the registry is full":                   {pods: []*corev1.Pod{has(set, "team-0", marked, annotated(contract.KeyLifecycleMessage, "the registry is full"))}},
-		"vk-ns-team-0 sleeps, and its state is on the way":     {pods: []*corev1.Pod{has(set, "team-0", asleep)}},
-		"vk-ns-team-0 sleeps on its node, and there is no reg": {pods: []*corev1.Pod{has(set, "team-0", asleep)}, nowhere: true},
+		"vk-ns-team-1 failed: no such snapshot":                   {pods: []*corev1.Pod{has(set, "team-0", asleep), has(set, "team-1", marked, failed)}},
+		"vk-ns-team-0: the registry is full":                      {pods: []*corev1.Pod{has(set, "team-0", marked, annotated(contract.KeyLifecycleMessage, "the registry is full"))}},
+		"vk-ns-team-0 is hibernated, but its state is not in":     {pods: []*corev1.Pod{has(set, "team-0", asleep)}},
+		"vk-ns-team-0 is hibernated on its node, but no registry": {pods: []*corev1.Pod{has(set, "team-0", asleep)}, nowhere: true},
 	} {
 		v.set, v.now = set, now
 		a := plan(v)

@@ -40,7 +40,7 @@ func (p *planner) observe() {
 		if why, failed := p.mainFailed(); failed { // it cannot hibernate
 			p.fail(why)
 		}
-		p.condition(v1.ConditionReady, false, string(s.Phase), "the VMs of the set are being put to sleep or are asleep"+p.awaited()+p.stateless())
+		p.condition(v1.ConditionReady, false, string(s.Phase), "the VMs of the set hibernate or are hibernated"+p.awaited()+p.stateless())
 		p.condition(v1.ConditionProgressing, s.Phase != v1.SetSuspended && s.Phase != v1.SetFailed, string(s.Phase), "")
 		return
 	}
@@ -59,9 +59,9 @@ func (p *planner) awaited() string {
 		case failed:
 			all = append(all, m.vmName()+" failed: "+why)
 		case controller.Hibernated(pod) && p.nowhere:
-			all = append(all, m.vmName()+" sleeps on its node, and there is no registry that could confirm it")
+			all = append(all, m.vmName()+" is hibernated on its node, but no registry is configured that could confirm it")
 		case controller.Hibernated(pod):
-			all = append(all, m.vmName()+" sleeps, and its state is on the way to the registry")
+			all = append(all, m.vmName()+" is hibernated, but its state is not in the registry yet")
 		case controller.Life(pod).Message != "":
 			all = append(all, m.vmName()+": "+controller.Life(pod).Message)
 		case pod.Spec.NodeName == "":
@@ -93,7 +93,7 @@ func (p *planner) fail(why string) {
 	}
 }
 
-// stateless names the VMs without state: they have neither a pod nor a state in the registry, and will start anew.
+// stateless names the VMs without state: they have neither a pod nor a state in the registry, and will start from their image.
 func (p *planner) stateless() string {
 	var names []string
 	for _, m := range p.members {
@@ -104,7 +104,7 @@ func (p *planner) stateless() string {
 	if len(names) == 0 {
 		return ""
 	}
-	return "; these have no state and will begin anew: " + strings.Join(names, ", ")
+	return "; these VMs have no state and will start from their image: " + strings.Join(names, ", ")
 }
 
 // sum determines the phase of a set that is to run.

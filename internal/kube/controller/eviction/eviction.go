@@ -51,7 +51,7 @@ func Decide(pod *corev1.Pod, emptied bool, durable Durable) Verdict {
 	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning { // the VM has no state yet, or no longer
 		return Verdict{}
 	}
-	const otherwise = "to lose what is in it, set the annotation " + contract.KeyEvictionPolicy + " to delete"
+	const otherwise = "to evict it and lose its data, set the annotation " + contract.KeyEvictionPolicy + " to delete"
 	name := convert.VMName(pod)
 	switch policy, err := policyOf(pod); {
 	case err != nil:
@@ -59,33 +59,33 @@ func Decide(pod *corev1.Pod, emptied bool, durable Durable) Verdict {
 	case policy == contract.EvictDelete:
 		return Verdict{}
 	case policy == contract.EvictRefuse:
-		return Verdict{Answer: Refuse, Why: "VM " + name + " is not to be evicted, says its annotation " + contract.KeyEvictionPolicy + "; delete the pod, or change that"}
+		return Verdict{Answer: Refuse, Why: "VM " + name + " may not be evicted because of its annotation " + contract.KeyEvictionPolicy + "; delete the pod, or change the annotation"}
 	}
 	if pod.Annotations[contract.KeyName] == "" && pod.GenerateName != "" {
-		return Verdict{Answer: Refuse, Why: "VM " + name + " cannot hibernate for its eviction: the next pod would have another name, and nobody would wake it; name it with " + contract.KeyName + ", or, " + otherwise}
+		return Verdict{Answer: Refuse, Why: "VM " + name + " cannot hibernate for its eviction: the next pod gets another name, so it would not wake this VM; give the VM a name with " + contract.KeyName + ", or, " + otherwise}
 	}
 	if why, dead := controller.Failed(pod); dead {
 		return Verdict{Answer: Refuse, Why: "VM " + name + " failed (" + why + ") and cannot hibernate; " + otherwise}
 	}
 	if durable == nil {
-		return Verdict{Answer: Refuse, Why: "VM " + name + " has nowhere to hibernate: the manager knows no registry; " + otherwise}
+		return Verdict{Answer: Refuse, Why: "VM " + name + " cannot hibernate: the manager has no registry; set EPOCH_URL of the manager, or, " + otherwise}
 	}
 	life := controller.Life(pod)
 	if controller.Hibernated(pod) {
 		switch there, err := durable(); {
 		case err != nil:
-			return Verdict{Answer: Wait, Why: fmt.Sprintf("VM %s sleeps, and the registry cannot say whether it has its state: %v", name, err)}
+			return Verdict{Answer: Wait, Why: fmt.Sprintf("VM %s is hibernated, but the registry does not report whether it has the state: %v", name, err)}
 		case there:
 			return Verdict{}
 		}
-		return Verdict{Answer: Wait, Why: "VM " + name + " sleeps, and its state is on the way to the registry"}
+		return Verdict{Answer: Wait, Why: "VM " + name + " is hibernated, but its state is not in the registry yet"}
 	}
 	why := "VM " + name + " is told to hibernate; its pod can be evicted when its state is in the registry"
 	if life.Message != "" {
 		why += " (" + life.Message + ")"
 	}
 	if !emptied && !contract.Hibernate(pod.Annotations) {
-		return Verdict{Answer: Wait, Why: "VM " + name + " would lose what is in it; cordon node " + pod.Spec.NodeName + ", as kubectl drain does, or ask for its CocoonHibernation, and it hibernates first; " + otherwise}
+		return Verdict{Answer: Wait, Why: "VM " + name + " would lose its data; to hibernate it first, cordon node " + pod.Spec.NodeName + ", as kubectl drain does, or create a CocoonHibernation for its pod; " + otherwise}
 	}
 	return Verdict{Answer: Wait, Hibernate: emptied && !controller.Marked(pod, fieldOwner), Why: why}
 }

@@ -51,7 +51,7 @@ func TestDecide(t *testing.T) {
 		"on a node that takes pods":    {managed, nil, false, absent, Wait, false, "cordon node n"},
 		"there, by somebody's wish":    {and(contract.KeyHibernate, "true"), nil, false, absent, Wait, false, "can be evicted when"},
 		"on its way":                   {and(contract.KeyHibernate, "true", contract.KeyLifecycleState, "hibernating", contract.KeyLifecycleMessage, "no room"), nil, true, absent, Wait, true, "no room"},
-		"asleep, not in the registry":  {asleep, nil, true, absent, Wait, false, "on the way"},
+		"asleep, not in the registry":  {asleep, nil, true, absent, Wait, false, "not in the registry yet"},
 		"asleep, nobody knows":         {asleep, nil, true, broken, Wait, false, "registry away"},
 		"asleep and durable":           {asleep, nil, true, there, Allow, false, ""},
 		"asleep, durable, not drained": {asleep, nil, false, there, Allow, false, ""},

@@ -114,7 +114,7 @@ func (r *Reconciler) step(ctx context.Context, h *v1.CocoonHibernation, pod *cor
 	}
 	s.ObservedGeneration = h.Generation
 	if pod == nil || pod.DeletionTimestamp != nil {
-		r.phase(&s, h, v1.HibernationPending, "the pod "+h.Spec.PodRef.Name+" is not there")
+		r.phase(&s, h, v1.HibernationPending, "the pod "+h.Spec.PodRef.Name+" does not exist")
 		return s, 0, nil
 	}
 	s.VMName = convert.VMName(pod)
@@ -138,7 +138,7 @@ func (r *Reconciler) sleeping(ctx context.Context, h *v1.CocoonHibernation, s v1
 	text := controller.Life(pod).Message
 	if contract.Hibernate(pod.Annotations) && controller.Hibernated(pod) {
 		if r.Registry == nil {
-			r.phase(&s, h, v1.HibernationHibernating, "the VM sleeps on its node; there is no registry that could confirm it")
+			r.phase(&s, h, v1.HibernationHibernating, "the VM is hibernated on its node, but no registry is configured that could confirm it")
 			return s, 0, nil
 		}
 		pause := confirmPause
@@ -147,9 +147,9 @@ func (r *Reconciler) sleeping(ctx context.Context, h *v1.CocoonHibernation, s v1
 			r.phase(&s, h, v1.HibernationHibernated, "")
 			return s, 0, nil
 		}
-		text = "the registry does not have it yet"
+		text = "the hibernated state is not in the registry yet"
 		if err != nil {
-			text, pause = "the registry cannot confirm it: "+err.Error(), registryPause
+			text, pause = "the registry does not report whether it has the hibernated state: "+err.Error(), registryPause
 		}
 		r.phase(&s, h, r.inTime(&s, pod, v1.HibernationHibernating, hibernateBase), text)
 		return s, pause, nil
@@ -167,7 +167,7 @@ func (r *Reconciler) waking(h *v1.CocoonHibernation, s v1.CocoonHibernationStatu
 	case controller.Awake(pod), life.State == "" && controller.Ready(pod):
 		r.phase(&s, h, v1.HibernationActive, "")
 	case contract.Hibernate(pod.Annotations) && !controller.Marked(pod, fieldOwner):
-		r.phase(&s, h, v1.HibernationPending, "somebody else wishes that it hibernates: its set is suspended, or it was annotated by hand")
+		r.phase(&s, h, v1.HibernationPending, "the VM stays hibernated: its CocoonSet is suspended, or its hibernate annotation was set by hand")
 	default:
 		r.phase(&s, h, r.inTime(&s, pod, v1.HibernationWaking, wakeBase), life.Message)
 		return s, r.left(&s, pod, wakeBase), nil
@@ -239,7 +239,7 @@ func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus,
 	}
 	switch s.Phase {
 	case v1.HibernationHibernated:
-		say(corev1.EventTypeNormal, "Hibernated", "VM %s hibernates; its state is in the registry", s.VMName)
+		say(corev1.EventTypeNormal, "Hibernated", "VM %s is hibernated; its state is in the registry", s.VMName)
 	case v1.HibernationActive:
 		if h.Status.Phase == "" {
 			return // it was not hibernated
@@ -258,7 +258,7 @@ func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus,
 		if h.Spec.Desire == v1.DesireHibernate {
 			reason = "HibernateTimedOut"
 		}
-		say(corev1.EventTypeWarning, reason, "VM %s did not get there in time; its node goes on trying: %s", s.VMName, text)
+		say(corev1.EventTypeWarning, reason, "VM %s did not finish in time; its node retries: %s", s.VMName, text)
 		return
 	default:
 		return

@@ -60,7 +60,7 @@ func TestWhatFailedIsNotLate(t *testing.T) {
 		r := &Reconciler{Now: func() time.Time { return now }, Events: recorder}
 		h := &v1.CocoonHibernation{Spec: v1.CocoonHibernationSpec{Desire: v1.DesireHibernate}}
 		r.tell(h, v1.CocoonHibernationStatus{Phase: v1.HibernationFailed, VMName: "vk-ns-a"}, c.failed)
-		if got := <-recorder.Events; !strings.Contains(got, c.want) || c.failed == strings.Contains(got, "goes on trying") {
+		if got := <-recorder.Events; !strings.Contains(got, c.want) || c.failed == strings.Contains(got, "its node retries") {
 			t.Errorf("the Event is %s", got)
 		}
 	}

@@ -59,18 +59,18 @@ func (a *actions) held(v view) {
 	since := a.judge(v, metav1.ConditionFalse, a.reason, a.waiting)
 	switch {
 	case policy.Release == v1.ReleaseNever:
-		a.waiting += "; it waits for it in any case (release Never); to give the state up, delete the VMPlacement " + v.claim.Name
+		a.waiting += "; the VM waits for the node (release Never); to give the state up, delete the VMPlacement " + v.claim.Name
 	case v.inUse():
 	case gone && v.durable:
 		a.release = a.waiting + "; the registry has the state"
 	case policy.WaitSeconds == nil:
-		a.waiting += "; it waits for it; to give the state up, delete the VMPlacement " + v.claim.Name
+		a.waiting += "; the VM waits for the node; to give the state up, delete the VMPlacement " + v.claim.Name
 	default:
 		limit := time.Duration(*policy.WaitSeconds) * time.Second
 		if a.again = limit - v.now.Sub(since); a.again <= 0 {
 			a.again, a.release = 0, a.waiting+" for "+limit.String()
 		}
-		a.waiting += "; it waits for it " + limit.String()
+		a.waiting += "; the VM waits for the node for " + limit.String()
 	}
 	if a.release == "" {
 		a.judge(v, metav1.ConditionFalse, a.reason, a.waiting)

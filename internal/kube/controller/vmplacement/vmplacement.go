@@ -223,7 +223,7 @@ func (r *Reconciler) release(ctx context.Context, v view, why string) error {
 	if r.Count != nil {
 		r.Count(ReasonReleased)
 	}
-	r.event(v.claim, corev1.EventTypeNormal, ReasonReleased, "released: "+why)
+	r.event(v.claim, corev1.EventTypeNormal, ReasonReleased, "claim released: "+why)
 	for _, pod := range v.pods {
 		if unplaced(pod) {
 			r.event(pod, corev1.EventTypeNormal, ReasonReleased, "the VM may go to any node: "+why)
@@ -238,7 +238,7 @@ func (r *Reconciler) renew(ctx context.Context, pod *corev1.Pod) error {
 	on := pod.Annotations[contract.KeyPlacedOn]
 	if metav1.GetControllerOf(pod) == nil {
 		if before, _ := r.told.Swap(pod.UID, on); before != on {
-			r.event(pod, corev1.EventTypeWarning, ReasonStale, "the pod was bound to node "+on+", which does not hold the VM's state any more; delete it and create it again")
+			r.event(pod, corev1.EventTypeWarning, ReasonStale, "the pod was bound to node "+on+", which no longer holds the VM's state; delete the pod and create it again")
 		}
 		return nil
 	}
@@ -246,7 +246,7 @@ func (r *Reconciler) renew(ctx context.Context, pod *corev1.Pod) error {
 	if err != nil {
 		return controller.IgnoreStale(fmt.Errorf("delete pod %s: %w", pod.Name, err))
 	}
-	r.event(pod, corev1.EventTypeNormal, ReasonStale, "the pod was bound to node "+on+", which does not hold the VM's state any more; it is made anew")
+	r.event(pod, corev1.EventTypeNormal, ReasonStale, "the pod was bound to node "+on+", which no longer holds the VM's state; the pod is deleted and recreated")
 	return nil
 }
 
