@@ -72,6 +72,7 @@ var exceptions = map[string]bool{}
 // rooms are the packages inside a layer that is a staircase of its own, from the ground up: each may import only those
 // before it.
 var rooms = map[string][]string{
+	"internal/image":  {".", "compress", "disk", "ext4", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
 	"internal/engine": {"serial", "proclog", "process", "pool", "session", "."},
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",

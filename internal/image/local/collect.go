@@ -50,7 +50,7 @@ func (s *Store) collect(limits image.GCLimits, inUse func(string) bool) (c image
 	if err != nil {
 		return c, err
 	}
-	defer func() { err = errors.Join(err, work.close()) }()
+	defer func() { err = errors.Join(err, work.Close()) }()
 	unlock, err := s.lock(exclusive)
 	if err != nil {
 		return c, err

@@ -143,7 +143,7 @@ func (s *Store) Template(ctx context.Context, size int64) (path string, err erro
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, work.close()) }()
+	defer func() { err = errors.Join(err, work.Close()) }()
 	tmp := work.join("ext4")
 	if _, err := writeSynced(tmp, func(f *os.File) error {
 		if err := f.Truncate(size); err != nil {

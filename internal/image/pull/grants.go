@@ -7,8 +7,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/image/local"
-	"cocoonstack.io/cocoon/internal/image/registry"
+	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/image/translate"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -61,7 +60,7 @@ func (p *Puller) may(ctx context.Context, d translate.Decision, here found, auth
 			return false, err
 		}
 		if slices.ContainsFunc(shown, func(k string) bool { return slices.Contains(g.Keys, k) }) {
-			return true, p.grants.Grant(ctx, here.img.ID, of, local.Grant{Namespaces: []string{who.Namespace}})
+			return true, p.grants.Grant(ctx, here.img.ID, of, image.Grant{Namespaces: []string{who.Namespace}})
 		}
 	}
 	return p.preloaded(ctx, source, here)
@@ -106,7 +105,7 @@ func sourceOf(d translate.Decision, here found) string {
 	case d.Kind == translate.Local || !here.keyed:
 		return ""
 	case d.Ref != "":
-		repo, _, err := registry.Covering(d.Ref, nil)
+		repo, _, err := distribution.Covering(d.Ref, nil)
 		if err != nil {
 			return d.Ref
 		}
@@ -122,7 +121,7 @@ func (p *Puller) fingerprints(ctx context.Context, d translate.Decision, source 
 		return []string{k}, err
 	}
 	var out []string
-	for _, a := range registry.CoveringRepository(source, auth) {
+	for _, a := range distribution.CoveringRepository(source, auth) {
 		k, err := p.fingerprint(ctx, a)
 		if err != nil {
 			return nil, err
@@ -153,8 +152,8 @@ func urlSecret(d translate.Decision) string {
 }
 
 // record saves what a transfer has proved, for the content that it fetched.
-func (p *Puller) record(ctx context.Context, d translate.Decision, id string, proof registry.Proof) error {
-	var g local.Grant
+func (p *Puller) record(ctx context.Context, d translate.Decision, id string, proof distribution.Proof) error {
+	var g image.Grant
 	source := proof.Repository
 	switch secret := urlSecret(d); {
 	case d.Ref != "" && source == "", // the registry was not asked
@@ -186,12 +185,12 @@ func (p *Puller) record(ctx context.Context, d translate.Decision, id string, pr
 // ask asks the registry whether the request may use exactly the image in the store. NotFound if the registry no longer has
 // it.
 func (p *Puller) ask(ctx context.Context, d translate.Decision, here found, r image.PullRequest, progress func(image.Progress)) error {
-	repo, _, err := registry.Covering(d.Ref, nil)
+	repo, _, err := distribution.Covering(d.Ref, nil)
 	if err != nil {
 		return err
 	}
 	if progress != nil {
-		progress(image.Progress{Phase: phaseResolve, Total: -1})
+		progress(image.Progress{Phase: image.PhaseResolve, Total: -1})
 	}
 	proof, err := p.from(ctx, d).registry.Verify(ctx, repo+"@"+here.origin.Digest, r.Auth)
 	if err != nil {
