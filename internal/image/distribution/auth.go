@@ -22,17 +22,18 @@ type Proof struct {
 	Auth       *image.RegistryAuth // unless Public: the entry of the request; SECRET
 }
 
-// Covering returns the entries of auth that apply to the repository of ref, in the order in which Pull would try them.
-func Covering(ref string, auth []image.RegistryAuth) (repository string, entries []image.RegistryAuth, err error) {
+// Repository returns the repository of a reference, in the form of Proof.
+func Repository(ref string) (string, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
-		return "", nil, errdefs.Invalidf("invalid image reference %q: %w", ref, err)
+		return "", errdefs.Invalidf("invalid image reference %q: %w", ref, err)
 	}
-	return r.Context().Name(), covering(r.Context(), auth), nil
+	return r.Context().Name(), nil
 }
 
-// CoveringRepository is Covering for a repository in the form of Proof. An invalid repository has no entries.
-func CoveringRepository(repository string, auth []image.RegistryAuth) []image.RegistryAuth {
+// Covering returns the entries of auth that apply to a repository in the form of Proof, in the order in which Pull would
+// try them. An invalid repository has no entries.
+func Covering(repository string, auth []image.RegistryAuth) []image.RegistryAuth {
 	repo, err := name.NewRepository(repository)
 	if err != nil {
 		return nil

@@ -4,6 +4,7 @@
 package distribution
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -62,21 +63,11 @@ type Client struct {
 
 // New returns a client that puts images into store.
 func New(cfg Config, store Store) *Client {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Arch == "" {
-		cfg.Arch = store.Arch()
-	}
-	if cfg.Stall == 0 {
-		cfg.Stall = time.Minute
-	}
-	if cfg.Backoff == 0 {
-		cfg.Backoff = time.Second
-	}
-	if cfg.Keychain == nil {
-		cfg.Keychain = authn.DefaultKeychain
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	cfg.Arch = cmp.Or(cfg.Arch, store.Arch())
+	cfg.Stall = cmp.Or(cfg.Stall, time.Minute)
+	cfg.Backoff = cmp.Or(cfg.Backoff, time.Second)
+	cfg.Keychain = cmp.Or[authn.Keychain](cfg.Keychain, authn.DefaultKeychain)
 	return &Client{cfg: cfg, store: store}
 }
 

@@ -120,12 +120,9 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 	if len(head) == 0 {
 		return record{}, errdefs.Invalidf("there is nothing to import: the input is empty")
 	}
-	room, err := s.room()
+	room, err := s.roomFor(t.total)
 	if err != nil {
 		return record{}, err
-	}
-	if t.total > room {
-		return record{}, errdefs.Exhaustedf("the image needs %s, and the disk of the image store has only %s free; free some with `cocoon image rm`", human(t.total), human(room))
 	}
 	var b builder
 	if oci.IsArchive(head) {
@@ -143,10 +140,7 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 		t.enter(cmp.Or(b.phase, image.PhaseUnpack))
 		rec, err = s.publish(ctx, work, t, b)
 	}
-	if errdefs.Is(err, errdefs.ResourceExhausted) {
-		err = fmt.Errorf("%w (the disk of the image store had %s free)", err, human(room))
-	}
-	return rec, err
+	return rec, outOfRoom(err, room)
 }
 
 // archiveLimits are the configured limits, reduced so that an import cannot fill the disk on which VMs write: during an

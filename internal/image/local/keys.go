@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -101,10 +102,7 @@ func shortRepo(repo string) string {
 // keys returns the links that a reference without a digest may mean; the first that exists is used. Images of web
 // addresses have keys without a tag and match any tag.
 func (w wanted) keys() (out []string) {
-	tag := w.tag
-	if tag == "" {
-		tag = DefaultTag
-	}
+	tag := cmp.Or(w.tag, DefaultTag)
 	for _, r := range w.repos {
 		out = append(out, r+":"+tag)
 	}

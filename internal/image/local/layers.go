@@ -71,12 +71,9 @@ func (s *Store) takeImage(ctx context.Context, t target, img *oci.Image, open im
 		return record{}, err
 	}
 	defer func() { err = errors.Join(err, work.Close()) }()
-	room, err := s.room()
+	room, err := s.roomFor(t.total)
 	if err != nil {
 		return record{}, err
-	}
-	if t.total > room {
-		return record{}, errdefs.Exhaustedf("the image needs %s, and the disk of the image store has only %s free; free some with `cocoon image rm`", human(t.total), human(room))
 	}
 	if t.accept != nil {
 		if err := t.accept(img.ID); err != nil {
@@ -89,10 +86,7 @@ func (s *Store) takeImage(ctx context.Context, t target, img *oci.Image, open im
 		return s.buildImage(ctx, work, img, open, dir, lim)
 	}}
 	rec, err = s.publish(ctx, work, t, b)
-	if errdefs.Is(err, errdefs.ResourceExhausted) {
-		err = fmt.Errorf("%w (the disk of the image store had %s free)", err, human(room))
-	}
-	return rec, err
+	return rec, outOfRoom(err, room)
 }
 
 // layerKeys returns the two possible keys of a layer: one for its content alone, and one for its content on top of the

@@ -100,9 +100,7 @@ var (
 
 // New returns a puller that fetches into store.
 func New(cfg Config, store Store) (*Puller, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	var err error
 	if cfg.Verify, err = ParseVerification(string(cfg.Verify)); err != nil {
 		return nil, err

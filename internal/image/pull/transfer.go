@@ -1,6 +1,7 @@
 package pull
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -107,10 +108,7 @@ func (p *Puller) fromWeb(ctx context.Context, d translate.Decision, force bool, 
 
 // current reports whether the copy have, with origin o, can be used if the server says that it has not changed.
 func current(d translate.Decision, o image.Origin, have image.Image) bool {
-	served := o.Digest
-	if served == "" {
-		served = have.ID
-	}
+	served := cmp.Or(o.Digest, have.ID)
 	return o.URL == d.Printable && (d.Digest == "" || d.Digest == have.ID || d.Digest == served) && (d.SHA256 == "" || d.SHA256 == served)
 }
 

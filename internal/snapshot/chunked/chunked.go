@@ -8,6 +8,7 @@
 package chunked
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -62,9 +63,7 @@ var _ snapshot.Remote = (*Client)(nil)
 
 // New returns a client that pulls into store. It opens nothing.
 func New(cfg Config, store snapshot.Store) *Client {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Client{cfg: cfg, store: store, index: index{dir: cfg.Index}}
 }
 
@@ -127,31 +126,16 @@ type meter struct {
 	p  snapshot.Progress
 }
 
-func (m *meter) phase(name string) {
+func (m *meter) phase(name string) { m.report(func(p *snapshot.Progress) { p.Phase = name }) }
+func (m *meter) total(n int64)     { m.report(func(p *snapshot.Progress) { p.Total = n }) }
+func (m *meter) done(n int64)      { m.report(func(p *snapshot.Progress) { p.Done += n }) }
+
+func (m *meter) report(change func(*snapshot.Progress)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.p.Phase = name
-	m.report()
-}
-
-func (m *meter) total(n int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.p.Total = n
-	m.report()
-}
-
-func (m *meter) done(n int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.p.Done += n
-	m.report()
-}
-
-func (m *meter) report() {
-	if m.tell == nil {
-		return
+	change(&m.p)
+	if m.tell != nil {
+		m.p.Moved = m.s.Moved()
+		m.tell(m.p)
 	}
-	m.p.Moved = m.s.Moved()
-	m.tell(m.p)
 }

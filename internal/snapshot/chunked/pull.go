@@ -1,6 +1,7 @@
 package chunked
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,9 +67,7 @@ func (p *pull) run(ctx context.Context, r ociclient.Ref, name string) (snapshot.
 	if p.files, err = plan(record, config, manifest); err != nil {
 		return none, err
 	}
-	if name == "" {
-		name = record.Name
-	}
+	name = cmp.Or(name, record.Name)
 	heir, err := record.Heir(vm.Behalf(ctx))
 	if err != nil {
 		return none, err
