@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -84,7 +82,7 @@ func (c *Client) Push(ctx context.Context, r image.PushRequest, progress func(im
 		return "", fmt.Errorf("push image %s to %s: %w", called, to, err)
 	}
 	defer s.Close()
-	p := &push{s: s, parts: parts, size: cmp.Or(c.cfg.Part, defaultPart), tell: progress, claimed: map[string]bool{}}
+	p := &push{s: &ociclient.Sender{Session: s}, parts: parts, size: cmp.Or(c.cfg.Part, defaultPart), tell: progress}
 	if digest, err = p.run(ctx, to.Tag); err != nil {
 		return "", fmt.Errorf("push image %s to %s: %w", called, to, err)
 	}
@@ -116,14 +114,13 @@ func readCA(host string, cfg RegistryConfig) ([]byte, error) {
 
 // push is one image that is being sent.
 type push struct {
-	s     *ociclient.Session
+	s     *ociclient.Sender
 	parts *image.Parts
 	size  int64 // of one part of a disk
 	tell  func(image.Progress)
 
-	mu      sync.Mutex
-	p       image.Progress
-	claimed map[string]bool // blobs that the registry has or will have
+	mu sync.Mutex
+	p  image.Progress
 }
 
 func (p *push) report(phase string, more int64) {
@@ -166,7 +163,7 @@ func (p *push) run(ctx context.Context, tag string) (string, error) {
 		return "", err
 	}
 	m.Config.Digest, m.Config.Size = ociclient.Digest(config), int64(len(config))
-	if err := p.blob(ctx, m.Config.Digest, m.Config.Size, func() io.Reader { return bytes.NewReader(config) }); err != nil {
+	if err := p.s.Send(ctx, m.Config.Digest, m.Config.Size, func() io.Reader { return bytes.NewReader(config) }); err != nil {
 		return "", err
 	}
 	m.Layers = []ociclient.Descriptor{}
@@ -213,31 +210,16 @@ func (p *push) disk() []layer {
 
 func (p *push) send(ctx context.Context, l *layer) error {
 	if l.Digest == "" {
-		sum := sha256.New()
-		if _, err := io.CopyBuffer(sum, &cancelled{ctx, l.body()}, make([]byte, 1<<20)); err != nil {
+		var err error
+		if l.Digest, err = ociclient.DigestOf(ctx, l.body()); err != nil {
 			return fmt.Errorf("read the disk: %w", err)
 		}
-		l.Digest = "sha256:" + hex.EncodeToString(sum.Sum(nil))
 	}
-	if err := p.blob(ctx, l.Digest, l.Size, l.body); err != nil {
+	if err := p.s.Send(ctx, l.Digest, l.Size, l.body); err != nil {
 		return err
 	}
 	p.report(PhaseSend, l.Size)
 	return nil
-}
-
-func (p *push) blob(ctx context.Context, digest string, size int64, body func() io.Reader) error {
-	p.mu.Lock()
-	first := !p.claimed[digest]
-	p.claimed[digest] = true
-	p.mu.Unlock()
-	if !first {
-		return nil
-	}
-	if have, err := p.s.HasBlob(ctx, digest); err != nil || have {
-		return err
-	}
-	return p.s.PutBlob(ctx, digest, size, body)
 }
 
 // restored reads the original tar of a layer. The goroutine that writes it ends when the reader ends.
@@ -245,17 +227,4 @@ func restored(ctx context.Context, l image.Part) io.Reader {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(l.Write(ctx, w)) }()
 	return r // the HTTP client closes it
-}
-
-// cancelled is a reader that fails when its context ends.
-type cancelled struct {
-	ctx context.Context //nolint:containedctx // of the one copy that this value is for
-	r   io.Reader
-}
-
-func (c *cancelled) Read(b []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(b)
 }

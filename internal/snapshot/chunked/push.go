@@ -30,7 +30,7 @@ func (c *Client) Push(ctx context.Context, h snapshot.Held, ref string, auth sna
 		}
 		coarse, fresh := 1, false
 		for {
-			p := &push{c: c, s: s, h: h, snap: h.Snapshot(), tag: r.Tag, coarse: coarse, fresh: fresh, claimed: map[string]bool{}, m: &meter{s: s, tell: progress}}
+			p := &push{c: c, s: &ociclient.Sender{Session: s}, h: h, snap: h.Snapshot(), tag: r.Tag, coarse: coarse, fresh: fresh, m: &meter{s: s, tell: progress}}
 			var err error
 			digest, err = p.run(ctx)
 			switch {
@@ -56,7 +56,7 @@ var (
 // push is one attempt.
 type push struct {
 	c      *Client
-	s      *ociclient.Session
+	s      *ociclient.Sender
 	h      snapshot.Held
 	snap   snapshot.Snapshot
 	tag    string
@@ -66,9 +66,6 @@ type push struct {
 	files  []*file
 	room   *semaphore.Weighted
 	pools  sync.Map // capacity -> *sync.Pool of chunk buffers
-
-	mu      sync.Mutex
-	claimed map[string]bool // blobs that are or will be in the registry
 }
 
 // file is one file of a snapshot that is being pushed.

@@ -3,8 +3,6 @@ package chunked
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"sync"
@@ -127,7 +125,7 @@ func (p *push) work(ctx context.Context, e *encoder, j job) error {
 
 // recall is work for a chunk whose blob is in the index. It makes the blob again only if the registry does not have it.
 func (p *push) recall(ctx context.Context, e *encoder, j job) error {
-	if !p.claim(j.chunk.Digest) {
+	if !p.s.Claim(j.chunk.Digest) {
 		return nil
 	}
 	if have, err := p.s.HasBlob(ctx, j.chunk.Digest); err != nil || have {
@@ -153,23 +151,8 @@ func (p *push) recall(ctx context.Context, e *encoder, j job) error {
 	return p.s.PutBlob(ctx, j.chunk.Digest, int64(len(blob)), func() io.Reader { return bytes.NewReader(blob) })
 }
 
-// claim reports whether the caller is the first to handle a blob. If that caller fails, the push fails.
-func (p *push) claim(digest string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	first := !p.claimed[digest]
-	p.claimed[digest] = true
-	return first
-}
-
 func (p *push) blob(ctx context.Context, digest string, data []byte) error {
-	if !p.claim(digest) {
-		return nil
-	}
-	if have, err := p.s.HasBlob(ctx, digest); err != nil || have {
-		return err
-	}
-	return p.s.PutBlob(ctx, digest, int64(len(data)), func() io.Reader { return bytes.NewReader(data) })
+	return p.s.Send(ctx, digest, int64(len(data)), func() io.Reader { return bytes.NewReader(data) })
 }
 
 // small sends a file that is in memory as one layer.
@@ -211,34 +194,14 @@ func (p *push) whole(ctx context.Context, f *file) error {
 	if size == 0 {
 		return nil
 	}
-	sum := sha256.New()
-	if _, err := io.CopyBuffer(sum, &cancelled{ctx, sparse.Reader(f.f, m)}, make([]byte, 1<<20)); err != nil {
+	digest, err := ociclient.DigestOf(ctx, sparse.Reader(f.f, m))
+	if err != nil {
 		return err
 	}
-	d := ociclient.Descriptor{MediaType: f.media, Digest: "sha256:" + hex.EncodeToString(sum.Sum(nil)), Size: size, Annotations: map[string]string{artifact.AnnotationTitle: f.name}}
-	f.layers = []ociclient.Descriptor{d}
-	if p.claim(d.Digest) {
-		have, err := p.s.HasBlob(ctx, d.Digest)
-		if err == nil && !have {
-			err = p.s.PutBlob(ctx, d.Digest, size, func() io.Reader { return sparse.Reader(f.f, m) })
-		}
-		if err != nil {
-			return err
-		}
+	f.layers = []ociclient.Descriptor{{MediaType: f.media, Digest: digest, Size: size, Annotations: map[string]string{artifact.AnnotationTitle: f.name}}}
+	if err := p.s.Send(ctx, digest, size, func() io.Reader { return sparse.Reader(f.f, m) }); err != nil {
+		return err
 	}
 	p.m.done(f.total)
 	return nil
-}
-
-// cancelled is a reader that fails when its context ends.
-type cancelled struct {
-	ctx context.Context //nolint:containedctx // of the one copy that this value is for
-	r   io.Reader
-}
-
-func (c *cancelled) Read(b []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(b)
 }
