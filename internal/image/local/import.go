@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/compress"
 	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/oci"
+	"cocoonstack.io/cocoon/internal/ociname"
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
@@ -27,7 +28,7 @@ func (s *Store) Import(ctx context.Context, name string, r io.Reader, progress f
 	if err != nil {
 		return image.Image{}, err
 	}
-	repo, tag := splitTag(key)
+	repo, tag := ociname.SplitTag(key)
 	return s.put(ctx, "import", target{key: shortRepo(repo) + ":" + tag}, &source{ctx: ctx, r: r, progress: progress})
 }
 

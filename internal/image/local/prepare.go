@@ -218,12 +218,7 @@ func (s *Store) findMkfs() (string, error) {
 	return p, nil
 }
 
-func orID(img image.Image) string {
-	if img.Name != "" {
-		return img.Name
-	}
-	return img.ID
-}
+func orID(img image.Image) string { return cmp.Or(img.Name, img.ID) }
 
 func human(n int64) string {
 	v, unit := float64(n), "B"

@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/image/fetch"
 	"cocoonstack.io/cocoon/internal/image/translate"
+	"cocoonstack.io/cocoon/internal/ociname"
 )
 
 // transfer waits for a free slot and fetches.
@@ -69,9 +70,7 @@ func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image
 		if has && pinned != d.Digest {
 			return distribution.Pulled{}, errdefs.DataLossf("digest mismatch: the mapping gives %s, the name requires %s", pinned, d.Digest)
 		}
-		if i := strings.LastIndexByte(repo, ':'); i > strings.LastIndexByte(repo, '/') {
-			repo = repo[:i]
-		}
+		repo, _ = ociname.SplitTag(repo)
 		ref = repo + "@" + d.Digest
 	}
 	return p.from(ctx, d).registry.Pull(ctx, ref, d.Key, r.Auth, r.Force, report)
