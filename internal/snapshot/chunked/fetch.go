@@ -74,11 +74,12 @@ func (p *pull) fetch(ctx context.Context) error {
 	})
 	for range min(pullers, max(1, len(tasks))) {
 		g.Go(func() error {
-			w, err := p.newWorker()
+			dec, err := newDecoder()
 			if err != nil {
 				return err
 			}
-			defer w.dec.close()
+			defer dec.close()
+			w := &worker{p: p, dec: dec}
 			for t := range queue {
 				if err := w.do(ctx, t); err != nil {
 					return err
@@ -106,11 +107,6 @@ type worker struct {
 	dec *decoder
 	enc *encoder // created for the first borrowed chunk
 	raw []byte
-}
-
-func (p *pull) newWorker() (*worker, error) {
-	d, err := newDecoder()
-	return &worker{p: p, dec: d}, err
 }
 
 func (w *worker) do(ctx context.Context, t task) error {

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/ociname"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -79,7 +80,7 @@ func (x index) load(id identity) (document, bool) {
 func (d document) sane(size int64) bool {
 	at := int64(0)
 	for _, c := range d.Chunks {
-		if c.Offset < at || c.Length <= 0 || c.Length > maxForeignChunk || c.Offset > size-c.Length || !validDigest(c.Digest) || c.Size <= 0 {
+		if c.Offset < at || c.Length <= 0 || c.Length > maxForeignChunk || c.Offset > size-c.Length || !ociname.IsSHA256(c.Digest) || c.Size <= 0 {
 			return false
 		}
 		at = c.Offset + c.Length

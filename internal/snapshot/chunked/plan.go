@@ -33,8 +33,6 @@ const (
 
 var fileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
-func validDigest(d string) bool { return ociname.IsSHA256(d) }
-
 // incoming is a validated file of a manifest.
 type incoming struct {
 	name   string
@@ -93,7 +91,7 @@ func checkManifest(m ociclient.Manifest) error {
 		return errdefs.Invalidf("it has %d layers; at most %d are allowed", len(m.Layers), maxLayers)
 	}
 	for n, l := range append(slices.Clone(m.Layers), m.Config) {
-		if !validDigest(l.Digest) || l.Size < 0 || l.Size > maxGuest {
+		if !ociname.IsSHA256(l.Digest) || l.Size < 0 || l.Size > maxGuest {
 			return errdefs.Invalidf("layer %d has an invalid digest or size: %q, %d bytes", n, clipped(l.Digest), l.Size)
 		}
 	}
