@@ -18,6 +18,7 @@ import (
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
+	contract "cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/oci"
@@ -98,7 +99,7 @@ func buildLayers(t *testing.T, dir string, img *oci.Image, files []string) time.
 	s := newStore(t, dir)
 	defer os.RemoveAll(dir)
 	start := time.Now()
-	_, err := s.PutImage(t.Context(), "bench", img, func(_ context.Context, n int) (io.ReadCloser, error) { return os.Open(files[n]) }, image.Fetched{})
+	_, err := s.PutImage(t.Context(), "bench", img, func(_ context.Context, n int) (io.ReadCloser, error) { return os.Open(files[n]) }, contract.Fetched{})
 	if err != nil {
 		t.Fatal(err)
 	}
