@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/batch"
 )
 
 // manyPaths is the number of paths of one file system from which that file system is synced as a whole: one wait then serves
@@ -16,9 +17,7 @@ const manyPaths = 16
 
 // Group makes files and folders durable for many callers together. The zero value is ready. It is safe for concurrent use.
 type Group struct {
-	mu      sync.Mutex
-	waiting []*groupCall
-	leading bool
+	queue batch.Queue[*groupCall]
 
 	// Set by tests only; nil means the real functions.
 	fsync, syncfs func(*os.File) error
@@ -27,42 +26,13 @@ type Group struct {
 type groupCall struct {
 	paths []string
 	err   error
-	turn  chan bool // receives once: true to lead the next round, false when this call is done
 }
 
 // Sync returns when the content of the files and the names in the folders are durable as they were at the call. Calls that
 // arrive during a round share the next round.
 func (g *Group) Sync(paths ...string) error {
 	c := &groupCall{paths: paths}
-	g.mu.Lock()
-	g.waiting = append(g.waiting, c)
-	if g.leading {
-		c.turn = make(chan bool, 1)
-		g.mu.Unlock()
-		if !<-c.turn {
-			return c.err
-		}
-		g.mu.Lock()
-	}
-	g.leading = true
-	todo := g.waiting
-	g.waiting = nil
-	g.mu.Unlock()
-
-	g.round(todo)
-
-	g.mu.Lock()
-	if len(g.waiting) > 0 {
-		g.waiting[0].turn <- true
-	} else {
-		g.leading = false
-	}
-	g.mu.Unlock()
-	for _, other := range todo {
-		if other != c {
-			other.turn <- false
-		}
-	}
+	g.queue.Do(c, g.round)
 	return c.err
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/ociname"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -19,8 +20,11 @@ func (s *Snapshots) CloneWithImage(ctx context.Context, spec vm.CloneSpec, auth 
 	if err != nil {
 		return vm.Record{}, err
 	}
-	if snap.ID != "" {
-		if err := s.fetchImages(ctx, snap, auth); err != nil {
+	if snap.ID == "" {
+		return s.Cloner.Clone(ctx, spec)
+	}
+	for _, want := range snap.Images() {
+		if err := s.fetchImage(ctx, snap, want, auth); err != nil {
 			return vm.Record{}, err
 		}
 	}
@@ -42,16 +46,6 @@ func (s *Snapshots) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot
 	}
 	defer h.Release()
 	return h.Snapshot(), nil
-}
-
-// fetchImages pulls the images of snap.
-func (s *Snapshots) fetchImages(ctx context.Context, snap snapshot.Snapshot, auth []image.RegistryAuth) error {
-	for _, want := range snap.Images() {
-		if err := s.fetchImage(ctx, snap, want, auth); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // fetchImage pulls an image of snap unless the node has it. It pulls by the digest that the image's origin knows, if there
@@ -90,8 +84,6 @@ func (s *Snapshots) fetchImage(ctx context.Context, x snapshot.Snapshot, want sn
 // untagged returns a name without tag and digest; the port of a registry stays.
 func untagged(name string) string {
 	name, _, _ = strings.Cut(name, "@")
-	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
-		name = name[:i]
-	}
+	name, _ = ociname.SplitTag(name)
 	return name
 }

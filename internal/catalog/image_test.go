@@ -48,7 +48,7 @@ func TestCollectionsByThemselvesSpareImports(t *testing.T) {
 		t.Fatal(err)
 	}
 	for key, n := range map[string]byte{"used": 2, "unused": 3} {
-		if _, err := store.Put(t.Context(), key, disk(n), local.PutOptions{Origin: local.Origin{URL: "http://x.example/" + key}}); err != nil {
+		if _, err := store.Put(t.Context(), key, disk(n), image.Fetched{Origin: image.Origin{URL: "http://x.example/" + key}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package cloudinit
 
 import (
+	"cmp"
 	"encoding/base64"
 	"fmt"
 	"path"
@@ -53,10 +54,7 @@ func addFiles(name, doc string, files []File) (string, error) {
 		if f.Mode > 0o7777 {
 			return "", errdefs.Invalidf("cloud-init: file %s has mode %o, which is more than permission bits", f.Path, f.Mode)
 		}
-		mode := f.Mode
-		if mode == 0 {
-			mode = 0o644
-		}
+		mode := cmp.Or(f.Mode, 0o644)
 		list.Content = append(list.Content, mapping(
 			"path", f.Path, "encoding", "b64", "permissions", fmt.Sprintf("%04o", mode),
 			"content", base64.StdEncoding.EncodeToString(f.Data)))

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"maps"
@@ -54,9 +55,7 @@ func decodeAuths(all map[string]dockerAuth) ([]RegistryAuth, error) {
 
 func (d dockerAuth) decode(registry string) (RegistryAuth, bool) {
 	a := RegistryAuth{Registry: registry, Username: d.Username, Password: d.Password, Token: d.IdentityToken}
-	if a.Token == "" {
-		a.Token = d.RegistryToken
-	}
+	a.Token = cmp.Or(a.Token, d.RegistryToken)
 	if d.Auth == "" {
 		return a, true
 	}

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -24,6 +25,52 @@ import (
 func Digest(data []byte) string {
 	sum := sha256.Sum256(data)
 	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// DigestOf reads r to its end and returns "sha256:<hex>" of its bytes.
+func DigestOf(ctx context.Context, r io.Reader) (string, error) {
+	sum := sha256.New()
+	if _, err := io.CopyBuffer(sum, &cancelled{ctx, r}, make([]byte, 1<<20)); err != nil {
+		return "", err
+	}
+	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// cancelled is a reader that fails when its context ends.
+type cancelled struct {
+	ctx context.Context //nolint:containedctx // of the one copy that this value is for
+	r   io.Reader
+}
+
+func (c *cancelled) Read(b []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(b)
+}
+
+// Sender sends the blobs of one push, each of them once. If a call fails, the push must fail. It is safe for concurrent use.
+type Sender struct {
+	*Session
+
+	claimed sync.Map // digests of blobs that the registry has or will have
+}
+
+// Claim reports whether the caller is the first to handle a blob.
+func (s *Sender) Claim(digest string) bool {
+	_, claimed := s.claimed.LoadOrStore(digest, true)
+	return !claimed
+}
+
+// Send is PutBlob for a blob that nobody has claimed and that the registry does not have.
+func (s *Sender) Send(ctx context.Context, digest string, size int64, body func() io.Reader) error {
+	if !s.Claim(digest) {
+		return nil
+	}
+	if have, err := s.HasBlob(ctx, digest); err != nil || have {
+		return err
+	}
+	return s.PutBlob(ctx, digest, size, body)
 }
 
 // HasBlob asks whether the repository has a blob.

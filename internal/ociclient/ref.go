@@ -1,6 +1,7 @@
 package ociclient
 
 import (
+	"cmp"
 	"net"
 	"regexp"
 	"strconv"
@@ -20,12 +21,7 @@ type Ref struct {
 }
 
 // Identifier returns what follows the repository in a request: the digest or the tag.
-func (r Ref) Identifier() string {
-	if r.Digest != "" {
-		return r.Digest
-	}
-	return r.Tag
-}
+func (r Ref) Identifier() string { return cmp.Or(r.Digest, r.Tag) }
 
 // String returns the reference for display. It can be parsed again.
 func (r Ref) String() string {

@@ -1,6 +1,6 @@
 // Package ociname is the grammar of names in image references, registries and repositories, as the distribution
 // specification defines it (https://github.com/opencontainers/distribution-spec, "Pulling manifests"). It only checks
-// parts; which parts a reference has, and what they mean, is the affair of its callers.
+// parts and splits off tags; which parts a reference has, and what they mean, is the affair of its callers.
 package ociname
 
 import (
@@ -46,3 +46,12 @@ func IsSHA256(s string) bool { return sha256.MatchString(s) }
 
 // IsDigest reports whether s is a digest of an algorithm that the specification registers: sha256 or sha512.
 func IsDigest(s string) bool { return IsSHA256(s) || sha512.MatchString(s) }
+
+// SplitTag splits the tag off a name; "" if it has none. A colon before a port has a slash after it, the colon before a tag
+// has none.
+func SplitTag(name string) (repository, tag string) {
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		return name[:i], name[i+1:]
+	}
+	return name, ""
+}

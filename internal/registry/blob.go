@@ -25,12 +25,6 @@ func parseDigest(s string) (digest.Digest, error) {
 }
 
 func (g *Registry) blob(r *request) error {
-	if err := r.methods(http.MethodGet, http.MethodHead, http.MethodPut, http.MethodDelete); err != nil {
-		return err
-	}
-	if err := g.may(r, action(r), r.route.Name); err != nil {
-		return err
-	}
 	d, err := parseDigest(r.route.Rest)
 	if err != nil {
 		return err
@@ -82,12 +76,6 @@ func (r *request) stored(d digest.Digest) error {
 
 // uploads begins an upload, completes it in one request, or finds that the blob exists.
 func (g *Registry) uploads(r *request) error {
-	if err := r.methods(http.MethodPost); err != nil {
-		return err
-	}
-	if err := g.may(r, access.Push, r.route.Name); err != nil {
-		return err
-	}
 	q := r.URL.Query()
 	if text := q.Get("mount"); text != "" {
 		d, err := parseDigest(text)
@@ -158,12 +146,6 @@ func (r *request) progress(u *content.Upload) {
 }
 
 func (g *Registry) upload(r *request) error {
-	if err := r.methods(http.MethodGet, http.MethodPatch, http.MethodPut, http.MethodDelete); err != nil {
-		return err
-	}
-	if err := g.may(r, access.Push, r.route.Name); err != nil {
-		return err
-	}
 	u, err := g.content.Upload(r.route.Name, r.route.Rest)
 	if err != nil {
 		return err

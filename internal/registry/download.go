@@ -17,7 +17,6 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/registry/access"
 	"cocoonstack.io/cocoon/internal/registry/content"
 	"cocoonstack.io/cocoon/internal/registry/reference"
 	"cocoonstack.io/cocoon/internal/registry/stream"
@@ -32,12 +31,6 @@ const (
 
 // download serves /dl/NAME: an OS image as the bytes of its disk, a snapshot as a tar stream.
 func (g *Registry) download(r *request) error {
-	if err := r.methods(http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
-	if err := g.may(r, access.Pull, r.route.Name); err != nil {
-		return err
-	}
 	tag := "latest"
 	if t := r.URL.Query().Get("tag"); t != "" {
 		tag = t
@@ -105,7 +98,7 @@ func isSnapshot(d *content.Document) bool {
 func (g *Registry) sendSummed(r *request, s *stream.Stream, d digest.Digest, sum string) error {
 	h := r.w.Header()
 	if sum == "" {
-		sum = g.sums.get(d)
+		sum, _ = g.sums.bodies.get(d)
 	}
 	body := &summed{ReadSeeker: s, size: s.Size()}
 	if sum == "" {
@@ -134,7 +127,7 @@ func (g *Registry) sendSummed(r *request, s *stream.Stream, d digest.Digest, sum
 	}
 	if got := body.result(); got != "" {
 		sum = got
-		g.sums.put(d, sum)
+		g.sums.bodies.put(d, sum)
 	}
 	if wanted {
 		setSum(h, sum)
@@ -198,47 +191,44 @@ func (s *summed) result() string {
 
 // sums caches the checksums of downloads by manifest, and the uncompressed sizes of layers.
 type sums struct {
-	mu    sync.Mutex
-	sum   map[digest.Digest]string
-	sizes map[digest.Digest]int64
-}
-
-const maxSums = 10000
-
-func (s *sums) get(d digest.Digest) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sum[d]
-}
-
-func (s *sums) put(d digest.Digest, sum string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.sum == nil || len(s.sum) >= maxSums {
-		s.sum = map[digest.Digest]string{}
-	}
-	s.sum[d] = sum
+	bodies cache[string]
+	layers cache[int64]
 }
 
 // size returns the cached size, or the result of measure.
 func (s *sums) size(d digest.Digest, measure func() (int64, error)) (int64, error) {
-	s.mu.Lock()
-	n, ok := s.sizes[d]
-	s.mu.Unlock()
-	if ok {
+	if n, ok := s.layers.get(d); ok {
 		return n, nil
 	}
 	n, err := measure()
-	if err != nil {
-		return 0, err
+	if err == nil {
+		s.layers.put(d, n)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.sizes == nil || len(s.sizes) >= maxSums {
-		s.sizes = map[digest.Digest]int64{}
+	return n, err
+}
+
+// cache keeps a limited number of values by digest.
+type cache[V any] struct {
+	mu   sync.Mutex
+	kept map[digest.Digest]V
+}
+
+const maxCached = 10000
+
+func (c *cache[V]) get(d digest.Digest) (V, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v, ok := c.kept[d]
+	return v, ok
+}
+
+func (c *cache[V]) put(d digest.Digest, v V) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kept == nil || len(c.kept) >= maxCached {
+		c.kept = map[digest.Digest]V{}
 	}
-	s.sizes[d] = n
-	return n, nil
+	c.kept[d] = v
 }
 
 // source returns a source for a blob whose bytes are verified while they are read.

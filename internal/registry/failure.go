@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -62,12 +63,8 @@ func (g *Registry) fail(r *request, err error) {
 	if own, ok := errors.AsType[*failure](err); ok {
 		f = *own
 	}
-	if f.code == "" {
-		f.code = content.CodeOf(err)
-	}
-	if f.status == 0 {
-		f.status = statusOf(f.err)
-	}
+	f.code = cmp.Or(f.code, content.CodeOf(err))
+	f.status = cmp.Or(f.status, statusOf(f.err))
 	if f.status == http.StatusNotFound && f.code == content.ManifestBlobUnknown {
 		f.status = http.StatusBadRequest // the URL is right, the manifest is not
 	}

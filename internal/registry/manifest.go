@@ -18,12 +18,6 @@ import (
 )
 
 func (g *Registry) manifest(r *request) error {
-	if err := r.methods(http.MethodGet, http.MethodHead, http.MethodPut, http.MethodDelete); err != nil {
-		return err
-	}
-	if err := g.may(r, action(r), r.route.Name); err != nil {
-		return err
-	}
 	ref, err := reference.Parse(r.route.Rest)
 	switch {
 	case err == nil:
@@ -122,12 +116,6 @@ func (r *request) page(names []string) ([]string, error) {
 }
 
 func (g *Registry) tags(r *request) error {
-	if err := r.methods(http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
-	if err := g.may(r, access.Pull, r.route.Name); err != nil {
-		return err
-	}
 	tags, err := g.content.Tags(r.Context(), r.route.Name)
 	if err != nil {
 		return err
@@ -140,9 +128,6 @@ func (g *Registry) tags(r *request) error {
 
 // catalog lists the repositories that the sender may pull from.
 func (g *Registry) catalog(r *request) error {
-	if err := r.methods(http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
 	all, err := g.content.Repositories(r.Context())
 	if err != nil {
 		return err
@@ -155,12 +140,6 @@ func (g *Registry) catalog(r *request) error {
 }
 
 func (g *Registry) referrers(r *request) error {
-	if err := r.methods(http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
-	if err := g.may(r, access.Pull, r.route.Name); err != nil {
-		return err
-	}
 	d, err := parseDigest(r.route.Rest)
 	if err != nil {
 		return err

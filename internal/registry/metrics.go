@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"io"
 	"net/http"
 	"strconv"
@@ -111,9 +112,7 @@ func (w *recorder) WriteHeader(status int) {
 }
 
 func (w *recorder) begin() {
-	if w.status == 0 {
-		w.status = http.StatusOK
-	}
+	w.status = cmp.Or(w.status, http.StatusOK)
 	_ = w.control.SetWriteDeadline(time.Now().Add(stall)) // some writers in tests do not support it
 }
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -148,12 +149,42 @@ func (g *Registry) serve(r *request) error {
 			return named(content.NameInvalid, err)
 		}
 	}
-	handlers := map[reference.Kind]func(*request) error{
-		reference.Base: g.base, reference.Catalog: g.catalog, reference.Manifest: g.manifest, reference.Blob: g.blob,
-		reference.Uploads: g.uploads, reference.Upload: g.upload, reference.Tags: g.tags, reference.Referrers: g.referrers,
-		reference.Download: g.download,
+	to := g.resources()[r.route.Kind]
+	if err := r.methods(to.methods...); err != nil {
+		return err
 	}
-	return handlers[r.route.Kind](r)
+	if r.route.Name != "" {
+		need := action(r)
+		if r.route.Kind == reference.Upload {
+			need = access.Push // its status too
+		}
+		if !r.who.Allows(need, r.route.Name) {
+			return g.denied(r, need)
+		}
+	}
+	return to.serve(r)
+}
+
+// resource is a resource of the specification: the methods that it allows, and its handler, which runs after the check of
+// rights.
+type resource struct {
+	methods []string
+	serve   func(*request) error
+}
+
+func (g *Registry) resources() map[reference.Kind]resource {
+	const get, head, put, post, patch, del = http.MethodGet, http.MethodHead, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete
+	return map[reference.Kind]resource{
+		reference.Base:      {[]string{get, head}, g.base},
+		reference.Catalog:   {[]string{get, head}, g.catalog},
+		reference.Manifest:  {[]string{get, head, put, del}, g.manifest},
+		reference.Blob:      {[]string{get, head, put, del}, g.blob},
+		reference.Uploads:   {[]string{post}, g.uploads},
+		reference.Upload:    {[]string{get, patch, put, del}, g.upload},
+		reference.Tags:      {[]string{get, head}, g.tags},
+		reference.Referrers: {[]string{get, head}, g.referrers},
+		reference.Download:  {[]string{get, head}, g.download},
+	}
 }
 
 // side serves paths that are not in the specification.
@@ -203,20 +234,10 @@ func (g *Registry) admin(r *request) error {
 }
 
 func (g *Registry) base(r *request) error {
-	if err := r.methods(http.MethodGet, http.MethodHead); err != nil {
-		return err
-	}
 	return r.json(http.StatusOK, "application/json", struct{}{})
 }
 
-// may refuses a request that its sender has no right to. An anonymous sender is asked for a token first.
-func (g *Registry) may(r *request, action access.Action, repo string) error {
-	if r.who.Allows(action, repo) {
-		return nil
-	}
-	return g.denied(r, action)
-}
-
+// denied refuses a request that its sender has no right to. An anonymous sender is asked for a token first.
 func (g *Registry) denied(r *request, action access.Action) error {
 	if r.who.Name == "" {
 		return &failure{status: http.StatusUnauthorized, code: content.Unauthorized, err: errdefs.Preconditionf("this needs a token"), action: action}
@@ -279,17 +300,14 @@ func credentials(r *http.Request) (secret string, given bool, err error) {
 
 // methods refuses a request with a method that is not allowed.
 func (r *request) methods(allowed ...string) error {
-	for _, m := range allowed {
-		if r.Method == m {
-			return nil
-		}
+	if slices.Contains(allowed, r.Method) {
+		return nil
 	}
 	return &failure{status: http.StatusMethodNotAllowed, code: content.Unsupported, allow: strings.Join(allowed, ", "), err: errdefs.Unsupportedf("%s is not possible here", r.Method)}
 }
 
 func named(c content.Code, err error) error {
-	var f *failure
-	if errors.As(err, &f) {
+	if _, ok := errors.AsType[*failure](err); ok {
 		return err
 	}
 	return &failure{code: c, err: err}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"strings"
@@ -58,9 +59,7 @@ func (g *Registry) token(r *request) error {
 			return named(content.Unauthorized, errdefs.Invalidf("the form is not readable: %w", err))
 		}
 		secret = r.PostForm.Get("refresh_token")
-		if secret == "" {
-			secret = r.PostForm.Get("password")
-		}
+		secret = cmp.Or(secret, r.PostForm.Get("password"))
 		given = secret != ""
 	}
 	if !given || secret == anonymousToken {

@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/registry"
 	"cocoonstack.io/cocoon/internal/registry/content"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/snapshot/chunked"
 	"cocoonstack.io/cocoon/internal/snapshot/local"
-	remote "cocoonstack.io/cocoon/internal/snapshot/registry"
 	"cocoonstack.io/cocoon/internal/snapshot/snapshottest"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
@@ -60,7 +60,7 @@ func TestSnapshotsTravel(t *testing.T) {
 		from := snapshots(t)
 		snapshottest.Save(t, from, snapshottest.NewGuest(t), "dev")
 		source := hold(t, from, "dev")
-		client := remote.New(remote.Config{Index: t.TempDir(), Whole: whole}, from)
+		client := chunked.New(chunked.Config{Index: t.TempDir(), Whole: whole}, from)
 		ref := r.url + "/vms/dev:hibernate"
 		digest, err := client.Push(t.Context(), source, ref, snapshot.Auth{Token: allToken}, nil)
 		if err != nil {
@@ -73,7 +73,7 @@ func TestSnapshotsTravel(t *testing.T) {
 		}
 
 		pulled := snapshots(t)
-		if _, err := remote.New(remote.Config{}, pulled).Pull(t.Context(), ref, "copy", snapshot.Auth{Token: allToken}, nil); err != nil {
+		if _, err := chunked.New(chunked.Config{}, pulled).Pull(t.Context(), ref, "copy", snapshot.Auth{Token: allToken}, nil); err != nil {
 			t.Fatal(err)
 		}
 		same(t, source, hold(t, pulled, "copy"))
@@ -100,7 +100,7 @@ func TestPushToAFullRegistry(t *testing.T) {
 	r := newRig(t, registry.Config{}, content.Config{Quota: 1 << 10})
 	from := snapshots(t)
 	snapshottest.Save(t, from, snapshottest.NewGuest(t), "dev")
-	_, err := remote.New(remote.Config{}, from).Push(t.Context(), hold(t, from, "dev"), r.url+"/vms/dev:1", snapshot.Auth{Token: allToken}, nil)
+	_, err := chunked.New(chunked.Config{}, from).Push(t.Context(), hold(t, from, "dev"), r.url+"/vms/dev:1", snapshot.Auth{Token: allToken}, nil)
 	if !errdefs.Is(err, errdefs.ResourceExhausted) || !strings.Contains(err.Error(), "quota") {
 		t.Errorf("%v", err)
 	}

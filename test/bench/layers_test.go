@@ -18,9 +18,10 @@ import (
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
+	contract "cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/oci"
-	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 )
 
@@ -98,7 +99,7 @@ func buildLayers(t *testing.T, dir string, img *oci.Image, files []string) time.
 	s := newStore(t, dir)
 	defer os.RemoveAll(dir)
 	start := time.Now()
-	_, err := s.PutImage(t.Context(), "bench", img, func(_ context.Context, n int) (io.ReadCloser, error) { return os.Open(files[n]) }, local.PutOptions{})
+	_, err := s.PutImage(t.Context(), "bench", img, func(_ context.Context, n int) (io.ReadCloser, error) { return os.Open(files[n]) }, contract.Fetched{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +133,7 @@ func registryPull(t *testing.T, results *table, dir string, img ociimage.Image) 
 	for n := range layerRounds {
 		s := newStore(t, filepath.Join(dir, fmt.Sprint("pulled", n)))
 		start := time.Now()
-		stored, err := registry.New(registry.Config{}, s).Pull(t.Context(), ref, ref, nil, false, nil)
+		stored, err := distribution.New(distribution.Config{}, s).Pull(t.Context(), ref, ref, nil, false, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,8 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/image/pull"
-	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/image/translate"
 	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/version"
@@ -123,13 +123,13 @@ func (i *Images) complete() error {
 
 func (d *daemon) pullConfig() pull.Config {
 	i := d.cfg.Images
-	registries := map[string]registry.RegistryConfig{}
+	registries := map[string]distribution.RegistryConfig{}
 	for host, r := range i.Registries {
-		registries[host] = registry.RegistryConfig{Mirrors: r.Mirrors, CA: r.CA, Insecure: r.Insecure}
+		registries[host] = distribution.RegistryConfig{Mirrors: r.Mirrors, CA: r.CA, Insecure: r.Insecure}
 	}
 	return pull.Config{
 		Mappings: i.Mappings, Protocol: i.DownloadProtocol, Regexps: translate.RegexpEnabled(i.RegexpTranslation),
-		Registries: registry.Config{Registries: registries}, Parallel: i.MaxParallelPulls, Stall: i.stall,
+		Registries: distribution.Config{Registries: registries}, Parallel: i.MaxParallelPulls, Stall: i.stall,
 		UserAgent: "cocoon/" + version.Version, Reach: i.reach, Verify: pull.Verification(i.Verification), Observer: d.metrics, Log: d.log.With("component", "pull"),
 	}
 }

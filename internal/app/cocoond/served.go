@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/snapshot"
-	"cocoonstack.io/cocoon/internal/snapshot/registry"
+	"cocoonstack.io/cocoon/internal/snapshot/chunked"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -35,7 +35,7 @@ func (d *daemon) serve(h *host) *served {
 
 // remote connects to registries of snapshots.
 func (d *daemon) remote(h *host) snapshot.Remote {
-	return registry.New(registry.Config{
+	return chunked.New(chunked.Config{
 		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, OwnerOf: ownerOf, Log: d.log.With("component", "snapshot"),
 	}, h.snapshots)
 }

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,10 +71,7 @@ func (c Converter) Convert(ctx context.Context, format vm.DiskFormat, in, out, s
 		Env: []string{"LC_ALL=C", "PATH=/usr/bin:/bin"}, Files: []*os.File{in, out}, Out: scratch,
 	}
 	if os.Geteuid() == 0 {
-		uid := c.UID
-		if uid == 0 {
-			uid = DefaultConverterUID
-		}
+		uid := cmp.Or(c.UID, DefaultConverterUID)
 		s.User, s.Isolated = &proc.User{UID: uid, GID: uid}, true
 		// qemu-img opens the files again by their descriptors, so it must own them.
 		for _, f := range []*os.File{in, out} {

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,24 +139,7 @@ func mismatch(l location, want, got string) error {
 
 // WriteTo implements io.WriterTo with large reads.
 func (b *Body) WriteTo(w io.Writer) (int64, error) {
-	buf := make([]byte, chunk)
-	var written int64
-	for {
-		n, err := b.Read(buf)
-		if n > 0 {
-			m, err := w.Write(buf[:n])
-			written += int64(m)
-			if err != nil {
-				return written, err
-			}
-		}
-		switch {
-		case errors.Is(err, io.EOF):
-			return written, nil
-		case err != nil:
-			return written, err
-		}
-	}
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{b}, make([]byte, chunk)) // neither may choose the size of reads
 }
 
 // Drain reads the rest. It returns nil if the whole file was read and is the requested one.
@@ -288,7 +272,7 @@ func (b *Body) accept(res *http.Response, at location, have validators) *failure
 		return nil
 	case b.off == 0 && res.StatusCode == http.StatusNotModified && !b.fetched && have != (validators{}):
 		b.same = true
-		b.now = validators{etag: or(got.etag, have.etag), modified: or(got.modified, have.modified)}
+		b.now = validators{etag: cmp.Or(got.etag, have.etag), modified: cmp.Or(got.modified, have.modified)}
 		return nil
 	case b.off == 0:
 		return statusFailure(res, at)
@@ -316,11 +300,4 @@ func (b *Body) continues(res *http.Response, got validators) bool {
 		return false
 	}
 	return got.modified == "" || b.now.modified == "" || got.modified == b.now.modified
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }

@@ -5,6 +5,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,12 +45,8 @@ type Client struct {
 
 // New returns a client. It opens nothing.
 func New(o Options) *Client {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	if o.UserAgent == "" {
-		o.UserAgent = "cocoon"
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
+	o.UserAgent = cmp.Or(o.UserAgent, "cocoon")
 	fill(&o.Stall, 30*time.Second)
 	fill(&o.Dial, 30*time.Second)
 	fill(&o.Handshake, 10*time.Second)

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"slices"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -58,12 +59,7 @@ func systemPool() *x509.CertPool {
 }
 
 func onlyAuthorities(certs []*x509.Certificate) bool {
-	for _, cert := range certs {
-		if !cert.IsCA {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return !c.IsCA })
 }
 
 // readPEM reads the certificates of a pair, and its private keys: the keys from Key come first.

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -21,9 +22,7 @@ const maxTransports = 64
 
 // transport returns the transport for p. Profiles with equal settings share it and its connections.
 func (c *Client) transport(p *translate.Profile) (*http.Transport, error) {
-	if p == nil {
-		p = &translate.Profile{}
-	}
+	p = cmp.Or(p, &translate.Profile{})
 	text, err := json.Marshal(struct {
 		Proxy string
 		TLS   *translate.TLS

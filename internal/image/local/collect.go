@@ -50,7 +50,7 @@ func (s *Store) collect(limits image.GCLimits, inUse func(string) bool) (c image
 	if err != nil {
 		return c, err
 	}
-	defer func() { err = errors.Join(err, work.close()) }()
+	defer func() { err = errors.Join(err, work.Close()) }()
 	unlock, err := s.lock(exclusive)
 	if err != nil {
 		return c, err
@@ -183,10 +183,7 @@ func (inv inventory) plan(l image.GCLimits, now time.Time) plan {
 			}
 		}
 	}
-	low := l.Low
-	if low == 0 {
-		low = l.High - 1
-	}
+	low := cmp.Or(l.Low, l.High-1)
 	left := slices.DeleteFunc(slices.Clone(inv.items), func(it item) bool {
 		return it.busy || l.MinAge > 0 && now.Sub(it.used) < l.MinAge
 	})

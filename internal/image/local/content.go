@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/oci"
 	"cocoonstack.io/cocoon/internal/qcow2"
@@ -111,7 +112,7 @@ func (s *Store) readDisk(work *workdir, head []byte, in io.Reader, room int64) (
 	}
 	hex := hex.EncodeToString(sum.Sum(nil))
 	if rec.File == sourceFile {
-		return builder{hex: hex, phase: PhaseConvert, build: func(ctx context.Context, dir string) (record, error) {
+		return builder{hex: hex, phase: image.PhaseConvert, build: func(ctx context.Context, dir string) (record, error) {
 			return s.convert(ctx, work, rec, path, filepath.Join(dir, qcow2File))
 		}}, nil
 	}

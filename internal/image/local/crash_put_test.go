@@ -19,7 +19,7 @@ import (
 // removed. Each of its names has an origin that says which content it is of.
 func cycle(ctx context.Context, s *local.Store) int {
 	put := func(key, body string) (image.Image, error) {
-		return s.Put(ctx, key, bytes.NewReader(diskOf(body)), local.PutOptions{Origin: originOf(body)})
+		return s.Put(ctx, key, bytes.NewReader(diskOf(body)), image.Fetched{Origin: originOf(body)})
 	}
 	for n := 0; ; n++ {
 		img, err := put("a", "one")
@@ -46,8 +46,8 @@ func cycle(ctx context.Context, s *local.Store) int {
 	}
 }
 
-func originOf(body string) local.Origin {
-	return local.Origin{URL: "https://example.com/" + body, ETag: body, Digest: idOf(diskOf(body))}
+func originOf(body string) image.Origin {
+	return image.Origin{URL: "https://example.com/" + body, ETag: body, Digest: idOf(diskOf(body))}
 }
 
 func TestKilledAnywhereInTheLifeOfImages(t *testing.T) {

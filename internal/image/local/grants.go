@@ -13,10 +13,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 )
 
 const (
@@ -27,16 +29,9 @@ const (
 	maxKeys       = 100 // per repository: credentials that change every hour must not make the file grow forever
 )
 
-// Grant says who has proved that they may have content, for one repository or URL that it came from.
-type Grant struct {
-	Public     bool     `json:"public,omitempty"`     // it came without credentials, or with the host's own
-	Keys       []string `json:"keys,omitempty"`       // fingerprints of credentials that it came with, the latest last
-	Namespaces []string `json:"namespaces,omitempty"` // on whose behalf one of these keys was shown
-}
-
 type grants struct {
-	Version int              `json:"version"`
-	Of      map[string]Grant `json:"of"`
+	Version int                    `json:"version"`
+	Of      map[string]image.Grant `json:"of"`
 }
 
 // Fingerprint is a keyed hash of a secret. It is useless on another host, and nobody without this host's key can test
@@ -83,7 +78,7 @@ func (s *Store) key() ([]byte, error) {
 }
 
 // Grants returns who may have the content of id, by repository or URL.
-func (s *Store) Grants(ctx context.Context, id string) (map[string]Grant, error) {
+func (s *Store) Grants(ctx context.Context, id string) (map[string]image.Grant, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
 	}
@@ -95,11 +90,11 @@ func (s *Store) Grants(ctx context.Context, id string) (map[string]Grant, error)
 }
 
 // grants reads the file. A damaged file grants nothing: registries are then asked again.
-func (s *Store) grants(hex string) (map[string]Grant, error) {
+func (s *Store) grants(hex string) (map[string]image.Grant, error) {
 	path := s.path("data", hex, grantsFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]Grant{}, nil
+		return map[string]image.Grant{}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the grants of image %s: %w", digest(hex), err)
@@ -107,14 +102,14 @@ func (s *Store) grants(hex string) (map[string]Grant, error) {
 	var g grants
 	if err := json.Unmarshal(data, &g); err != nil || g.Version != grantsVersion || g.Of == nil {
 		s.cfg.Log.Warn("image grants unreadable; asking the registries again", "image", digest(hex), "err", err)
-		return map[string]Grant{}, nil
+		return map[string]image.Grant{}, nil
 	}
 	return g.Of, nil
 }
 
 // Grant adds to the grants of the content of id, for one repository or URL. It is durable when it returns.
 // Errors: NotFound when the store no longer has the content.
-func (s *Store) Grant(ctx context.Context, id, repo string, more Grant) error {
+func (s *Store) Grant(ctx context.Context, id, repo string, more image.Grant) error {
 	if err := s.Open(ctx); err != nil {
 		return err
 	}
@@ -135,8 +130,8 @@ func (s *Store) Grant(ctx context.Context, id, repo string, more Grant) error {
 		return err
 	}
 	was := all[repo]
-	now := was.with(more)
-	if now.equal(was) {
+	now := merged(was, more)
+	if reflect.DeepEqual(now, was) {
 		return nil
 	}
 	all = maps.Clone(all)
@@ -148,8 +143,9 @@ func (s *Store) Grant(ctx context.Context, id, repo string, more Grant) error {
 	return full(atomicfile.WriteFile(filepath.Join(s.path("data", hex), grantsFile), append(data, '\n'), 0o600))
 }
 
-func (g Grant) with(more Grant) Grant {
-	out := Grant{Public: g.Public || more.Public, Keys: slices.Clone(g.Keys), Namespaces: slices.Clone(g.Namespaces)}
+// merged returns a grant with what more adds to it.
+func merged(g, more image.Grant) image.Grant {
+	out := image.Grant{Public: g.Public || more.Public, Keys: slices.Clone(g.Keys), Namespaces: slices.Concat(g.Namespaces, more.Namespaces)}
 	for _, k := range more.Keys {
 		if !slices.Contains(out.Keys, k) {
 			out.Keys = append(out.Keys, k)
@@ -158,16 +154,9 @@ func (g Grant) with(more Grant) Grant {
 	if n := len(out.Keys) - maxKeys; n > 0 {
 		out.Keys = slices.Delete(out.Keys, 0, n)
 	}
-	for _, n := range more.Namespaces {
-		if i, found := slices.BinarySearch(out.Namespaces, n); !found {
-			out.Namespaces = slices.Insert(out.Namespaces, i, n)
-		}
-	}
+	slices.Sort(out.Namespaces)
+	out.Namespaces = slices.Compact(out.Namespaces)
 	return out
-}
-
-func (g Grant) equal(o Grant) bool {
-	return g.Public == o.Public && slices.Equal(g.Keys, o.Keys) && slices.Equal(g.Namespaces, o.Namespaces)
 }
 
 // Imported reports whether the operator imported the content by hand: under the name key, or, if key is empty, under any

@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image/compress"
 	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/oci"
+	"cocoonstack.io/cocoon/internal/ociname"
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
@@ -27,35 +28,20 @@ func (s *Store) Import(ctx context.Context, name string, r io.Reader, progress f
 	if err != nil {
 		return image.Image{}, err
 	}
-	repo, tag := splitTag(key)
+	repo, tag := ociname.SplitTag(key)
 	return s.put(ctx, "import", target{key: shortRepo(repo) + ":" + tag}, &source{ctx: ctx, r: r, progress: progress})
 }
 
-// PutOptions describe content that is put into the store.
-type PutOptions struct {
-	Origin   Origin
-	Total    int64                          // bytes that will be read; 0 or less if unknown
-	Progress func(phase string, done int64) // may be nil; done counts the bytes read
-	Accept   func(id string) error          // may be nil; decides, before anything is visible, whether this is the wanted content
-}
-
-// Phases that Put reports.
-const (
-	PhaseDownload = "downloading"
-	PhaseUnpack   = "unpacking"
-	PhaseConvert  = "converting"
-)
-
 // Put is Import for fetched content: it uses exactly the given key and stores the origin. Content that the store already
 // has only gets the name. r is read to its end, and an error of r is returned unchanged.
-func (s *Store) Put(ctx context.Context, key string, r io.Reader, o PutOptions) (image.Image, error) {
+func (s *Store) Put(ctx context.Context, key string, r io.Reader, o image.Fetched) (image.Image, error) {
 	if err := CheckKey(key); err != nil {
 		return image.Image{}, err
 	}
 	src := &source{ctx: ctx, r: r}
 	t := target{key: key, origin: o.Origin, accept: o.Accept, total: o.Total}
 	if o.Progress != nil {
-		src.progress = func(n int64) { o.Progress(PhaseDownload, n) }
+		src.progress = func(n int64) { o.Progress(image.PhaseDownload, n) }
 		t.phase = func(phase string) { o.Progress(phase, src.read) }
 	}
 	return s.put(ctx, "store", t, src)
@@ -64,7 +50,7 @@ func (s *Store) Put(ctx context.Context, key string, r io.Reader, o PutOptions) 
 // target is the destination of content.
 type target struct {
 	key    string
-	origin Origin // zero: imported here
+	origin image.Origin // zero: imported here
 	accept func(id string) error
 	phase  func(string)
 	total  int64
@@ -121,7 +107,7 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 	if err != nil {
 		return record{}, err
 	}
-	defer func() { err = errors.Join(err, work.close()) }()
+	defer func() { err = errors.Join(err, work.Close()) }()
 	plain, _, err := compress.Reader(bufio.NewReaderSize(src, 1<<18))
 	if err != nil {
 		return record{}, badCompression(err)
@@ -135,12 +121,9 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 	if len(head) == 0 {
 		return record{}, errdefs.Invalidf("there is nothing to import: the input is empty")
 	}
-	room, err := s.room()
+	room, err := s.roomFor(t.total)
 	if err != nil {
 		return record{}, err
-	}
-	if t.total > room {
-		return record{}, errdefs.Exhaustedf("the image needs %s, and the disk of the image store has only %s free; free some with `cocoon image rm`", human(t.total), human(room))
 	}
 	var b builder
 	if oci.IsArchive(head) {
@@ -155,13 +138,10 @@ func (s *Store) take(ctx context.Context, t target, src *source) (rec record, er
 		err = t.accept(digest(b.hex))
 	}
 	if err == nil {
-		t.enter(cmp.Or(b.phase, PhaseUnpack))
+		t.enter(cmp.Or(b.phase, image.PhaseUnpack))
 		rec, err = s.publish(ctx, work, t, b)
 	}
-	if errdefs.Is(err, errdefs.ResourceExhausted) {
-		err = fmt.Errorf("%w (the disk of the image store had %s free)", err, human(room))
-	}
-	return rec, err
+	return rec, outOfRoom(err, room)
 }
 
 // archiveLimits are the configured limits, reduced so that an import cannot fill the disk on which VMs write: during an
@@ -185,7 +165,7 @@ func badCompression(err error) error {
 // builder is content that was read and identified.
 type builder struct {
 	hex   string
-	phase string                                                // the phase that is reported while it is built; "" is PhaseUnpack
+	phase string                                                // the phase that is reported while it is built; "" is image.PhaseUnpack
 	build func(ctx context.Context, dir string) (record, error) // creates the files in dir, synced; called once
 }
 

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
@@ -67,21 +68,13 @@ func parseRef(ref string) (wanted, error) {
 		return wanted{}, err
 	}
 	var repo string
-	repo, w.tag = splitTag(base)
+	repo, w.tag = ociname.SplitTag(base)
 	for _, r := range []string{repo, shortRepo(repo)} {
 		if !slices.Contains(w.repos, r) {
 			w.repos = append(w.repos, r)
 		}
 	}
 	return w, nil
-}
-
-// splitTag splits the tag off a name. A colon before a port has a slash after it, the colon before a tag has none.
-func splitTag(name string) (repo, tag string) {
-	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
-		return name[:i], name[i+1:]
-	}
-	return name, ""
 }
 
 // shortRepo is a repository in the form of the store's keys: docker.io/library/x, library/x and virtlet.cloud/x are x.
@@ -101,10 +94,7 @@ func shortRepo(repo string) string {
 // keys returns the links that a reference without a digest may mean; the first that exists is used. Images of web
 // addresses have keys without a tag and match any tag.
 func (w wanted) keys() (out []string) {
-	tag := w.tag
-	if tag == "" {
-		tag = DefaultTag
-	}
+	tag := cmp.Or(w.tag, DefaultTag)
 	for _, r := range w.repos {
 		out = append(out, r+":"+tag)
 	}
@@ -114,6 +104,6 @@ func (w wanted) keys() (out []string) {
 // repository reports whether key belongs to the wanted repository and, if a tag is given, to that tag.
 func (w wanted) repository(key string) bool {
 	base, _, pinned := strings.Cut(key, "@")
-	repo, tag := splitTag(base)
+	repo, tag := ociname.SplitTag(base)
 	return slices.Contains(w.repos, repo) && (w.tag == "" || tag == "" || tag == w.tag) && !pinned
 }

@@ -50,11 +50,8 @@ type layerInfo struct {
 	TarSize   int64  `json:"tar_size"`          // bytes of the original tar
 }
 
-// Layers opens the layers of an image in their transfer form, compressed or not. An error of a reader is returned unchanged.
-type Layers func(ctx context.Context, n int) (io.ReadCloser, error)
-
 // PutImage is Put for a container image whose layers are read one by one. Layers that the store already has are not opened.
-func (s *Store) PutImage(ctx context.Context, key string, img *oci.Image, open Layers, o PutOptions) (image.Image, error) {
+func (s *Store) PutImage(ctx context.Context, key string, img *oci.Image, open image.Layers, o image.Fetched) (image.Image, error) {
 	if err := CheckKey(key); err != nil {
 		return image.Image{}, err
 	}
@@ -68,18 +65,15 @@ func (s *Store) PutImage(ctx context.Context, key string, img *oci.Image, open L
 	return s.describe(rec, key), nil
 }
 
-func (s *Store) takeImage(ctx context.Context, t target, img *oci.Image, open Layers) (rec record, err error) {
+func (s *Store) takeImage(ctx context.Context, t target, img *oci.Image, open image.Layers) (rec record, err error) {
 	work, err := s.newWork()
 	if err != nil {
 		return record{}, err
 	}
-	defer func() { err = errors.Join(err, work.close()) }()
-	room, err := s.room()
+	defer func() { err = errors.Join(err, work.Close()) }()
+	room, err := s.roomFor(t.total)
 	if err != nil {
 		return record{}, err
-	}
-	if t.total > room {
-		return record{}, errdefs.Exhaustedf("the image needs %s, and the disk of the image store has only %s free; free some with `cocoon image rm`", human(t.total), human(room))
 	}
 	if t.accept != nil {
 		if err := t.accept(img.ID); err != nil {
@@ -92,10 +86,7 @@ func (s *Store) takeImage(ctx context.Context, t target, img *oci.Image, open La
 		return s.buildImage(ctx, work, img, open, dir, lim)
 	}}
 	rec, err = s.publish(ctx, work, t, b)
-	if errdefs.Is(err, errdefs.ResourceExhausted) {
-		err = fmt.Errorf("%w (the disk of the image store had %s free)", err, human(room))
-	}
-	return rec, err
+	return rec, outOfRoom(err, room)
 }
 
 // layerKeys returns the two possible keys of a layer: one for its content alone, and one for its content on top of the
@@ -110,14 +101,14 @@ type assembly struct {
 	s      *Store
 	work   *workdir
 	img    *oci.Image
-	open   Layers
+	open   image.Layers
 	budget *oci.Budget
 	keys   []string        // key of each layer, valid after done is closed
 	done   []chan struct{} // closed when the store has the layer
 }
 
 // buildImage makes sure that the store has all layers, and describes the image.
-func (s *Store) buildImage(ctx context.Context, work *workdir, img *oci.Image, open Layers, dir string, lim oci.Limits) (record, error) {
+func (s *Store) buildImage(ctx context.Context, work *workdir, img *oci.Image, open image.Layers, dir string, lim oci.Limits) (record, error) {
 	a := &assembly{s: s, work: work, img: img, open: open, budget: oci.NewBudget(lim), keys: make([]string, len(img.DiffIDs))}
 	var pins []string
 	for n := range img.DiffIDs {

@@ -5,6 +5,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -65,18 +66,12 @@ func New(cfg Config) (*Store, error) {
 		return nil, errdefs.Invalidf("the image folder %q must be an absolute path", cfg.Dir)
 	}
 	cfg.Dir = filepath.Clean(cfg.Dir)
-	if cfg.Arch == "" {
-		cfg.Arch = runtime.GOARCH
-	}
+	cfg.Arch = cmp.Or(cfg.Arch, runtime.GOARCH)
 	if cfg.Limits == (oci.Limits{}) {
 		cfg.Limits = oci.DefaultLimits()
 	}
-	if cfg.Disk == 0 {
-		cfg.Disk = defaultMaxDisk
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Disk = cmp.Or(cfg.Disk, defaultMaxDisk)
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Store{cfg: cfg, statfs: statfs}, nil
 }
 

@@ -53,10 +53,23 @@ const reserve = 1 << 30
 
 // room returns how many bytes an import may use.
 func (s *Store) room() (int64, error) {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(s.cfg.Dir, &fs); err != nil {
-		return 0, fmt.Errorf("read the free space of the image store: %w", err)
+	disk, err := statfs(s.cfg.Dir)
+	return disk.avail - min(reserve, disk.avail/8), err
+}
+
+// roomFor is room. It refuses an import that needs more.
+func (s *Store) roomFor(need int64) (int64, error) {
+	room, err := s.room()
+	if err == nil && need > room {
+		err = errdefs.Exhaustedf("the image needs %s, and the disk of the image store has only %s free; free some with `cocoon image rm`", human(need), human(room))
 	}
-	free := int64(fs.Bavail) * fs.Bsize
-	return free - min(reserve, free/8), nil
+	return room, err
+}
+
+// outOfRoom adds the free space before an import to the error of an import that had too little.
+func outOfRoom(err error, room int64) error {
+	if errdefs.Is(err, errdefs.ResourceExhausted) {
+		return fmt.Errorf("%w (the disk of the image store had %s free)", err, human(room))
+	}
+	return err
 }

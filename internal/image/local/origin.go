@@ -15,18 +15,6 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// Origin is where the content of a name was fetched from, so that the next pull can check for a newer version.
-type Origin struct {
-	URL          string    `json:"url,omitempty"` // without credentials
-	ETag         string    `json:"etag,omitempty"`
-	LastModified string    `json:"last_modified,omitempty"`
-	Digest       string    `json:"digest,omitempty"` // of the registry's manifest or index, sha256:<hex>
-	FetchedAt    time.Time `json:"fetched_at,omitzero"`
-}
-
-// IsZero reports whether the origin is unknown: the image was imported here.
-func (o Origin) IsZero() bool { return o == Origin{} }
-
 // originFile is origins/<name>.json. It is written before its name moves, so it describes both the new and the old content
 // of the name: whichever a crash leaves, its origin is known. Entries of other content are ignored.
 type originFile struct {
@@ -37,46 +25,46 @@ type originFile struct {
 
 type originOf struct {
 	ID string `json:"id"` // of the content
-	Origin
+	image.Origin
 }
 
 const originVersion = 1
 
 func (s *Store) originPath(key string) string { return s.path("origins", escape(key)+".json") }
 
-// Origin returns the image of exactly this key, and where it came from: the zero Origin when it was imported here.
+// Origin returns the image of exactly this key, and where it came from: the zero image.Origin when it was imported here.
 // Errors: NotFound when the key does not exist.
-func (s *Store) Origin(ctx context.Context, key string) (Origin, image.Image, error) {
+func (s *Store) Origin(ctx context.Context, key string) (image.Origin, image.Image, error) {
 	if err := s.Open(ctx); err != nil {
-		return Origin{}, image.Image{}, err
+		return image.Origin{}, image.Image{}, err
 	}
 	if err := CheckKey(key); err != nil {
-		return Origin{}, image.Image{}, err
+		return image.Origin{}, image.Image{}, err
 	}
 	hex, err := s.readName(key)
 	if err != nil {
-		return Origin{}, image.Image{}, err
+		return image.Origin{}, image.Image{}, err
 	}
 	rec, err := s.load(hex)
 	if err != nil {
-		return Origin{}, image.Image{}, err
+		return image.Origin{}, image.Image{}, err
 	}
 	return s.origin(key, hex), s.describe(rec, key), nil
 }
 
 // origin returns the known origin of a name's content. An unreadable file must not lose the image: at worst it is fetched
 // again.
-func (s *Store) origin(key, hex string) Origin {
+func (s *Store) origin(key, hex string) image.Origin {
 	if key == "" {
-		return Origin{}
+		return image.Origin{}
 	}
 	data, err := os.ReadFile(s.originPath(key))
 	if err != nil {
-		return Origin{}
+		return image.Origin{}
 	}
 	var f originFile
 	if err := json.Unmarshal(data, &f); err != nil || f.Version != originVersion {
-		return Origin{}
+		return image.Origin{}
 	}
 	switch {
 	case f.ID == digest(hex):
@@ -84,12 +72,12 @@ func (s *Store) origin(key, hex string) Origin {
 	case f.Previous != nil && f.Previous.ID == digest(hex):
 		return f.Previous.Origin
 	}
-	return Origin{}
+	return image.Origin{}
 }
 
 // setOrigin records where the content came from, before a name points at it.
 // Preconditions: the exclusive lock is held.
-func (s *Store) setOrigin(work *workdir, key, hex string, o Origin) error {
+func (s *Store) setOrigin(work *workdir, key, hex string, o image.Origin) error {
 	f := originFile{Version: originVersion, originOf: originOf{ID: digest(hex), Origin: o}}
 	if was, err := s.readName(key); err == nil && was != hex {
 		if old := s.origin(key, was); !old.IsZero() {
@@ -151,7 +139,7 @@ func (s *Store) describe(rec record, name string) image.Image {
 
 // Link adds another name to content in the store, or changes the origin of a name that it has.
 // Errors: NotFound when the store does not have the content (any more).
-func (s *Store) Link(ctx context.Context, key, id string, o Origin) (img image.Image, err error) {
+func (s *Store) Link(ctx context.Context, key, id string, o image.Origin) (img image.Image, err error) {
 	if err := CheckKey(key); err != nil {
 		return image.Image{}, err
 	}
@@ -166,7 +154,7 @@ func (s *Store) Link(ctx context.Context, key, id string, o Origin) (img image.I
 	if err != nil {
 		return image.Image{}, err
 	}
-	defer func() { err = errors.Join(err, work.close()) }()
+	defer func() { err = errors.Join(err, work.Close()) }()
 	rec, err := s.place(work, filepath.Join(work.path, "out"), false, target{key: key, origin: o}, hex)
 	if err != nil {
 		return image.Image{}, fmt.Errorf("name image %s: %w", key, full(err))

@@ -13,83 +13,72 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Parts is an image split into the parts that a registry stores. It stays complete until Close, even if the image is removed.
-type Parts struct {
-	Image  image.Image
-	Config []byte        // of a container image: unchanged, so that the id stays the same
-	Layers []Part        // of a container image: the lowest first
-	Disk   *os.File      // of a disk image: its file
-	Format vm.DiskFormat // of Disk
-	Size   int64         // of Disk, bytes
-
-	work *workdir
-}
-
-// Part is one layer of a container image, uncompressed.
-type Part struct {
-	Digest string // sha256:<hex>
-	Size   int64
-	Write  func(ctx context.Context, w io.Writer) error // writes the bytes, verified; may be called repeatedly
-}
-
 // Parts splits an image into its parts.
 // Errors: NotFound, Unsupported (layers that were merged), DataLoss.
-func (s *Store) Parts(ctx context.Context, ref string) (_ *Parts, err error) {
+func (s *Store) Parts(ctx context.Context, ref string) (*image.Parts, error) {
 	img, err := s.Get(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	p := &Parts{Image: img}
 	if img.Type == vm.ImageDisk {
-		if p.Disk, err = s.openDisk(img.ID); err != nil {
-			return nil, err
-		}
-		rec, err := s.use(img.ID)
-		if err == nil {
-			var info os.FileInfo
-			if info, err = p.Disk.Stat(); err == nil {
-				p.Format, p.Size = rec.Format, info.Size()
-			}
-		}
-		if err != nil {
-			return nil, errors.Join(err, p.Close())
-		}
-		return p, nil
+		return s.diskPart(img)
 	}
-	if p.work, err = s.newWork(); err != nil {
-		return nil, err
-	}
-	if err := s.layerParts(p); err != nil {
-		return nil, errors.Join(err, p.Close())
-	}
-	return p, nil
+	return s.layerParts(img)
 }
 
-func (s *Store) layerParts(p *Parts) error {
-	rec, err := s.use(p.Image.ID)
+// diskPart opens a disk's file. It stays readable if the image is removed meanwhile.
+func (s *Store) diskPart(img image.Image) (*image.Parts, error) {
+	rec, err := s.use(img.ID)
 	if err != nil {
-		return err
-	}
-	if err := s.pin(p.work, rec.Layers...); err != nil {
-		return err
+		return nil, err
 	}
 	hex, _ := hexOf(rec.ID)
+	f, err := os.Open(s.path("data", hex, rec.File))
+	if err != nil {
+		return nil, fmt.Errorf("read image %s: %w", orID(img), err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &image.Parts{Closer: f, Image: img, Disk: f, Format: rec.Format, Size: info.Size()}, nil
+}
+
+func (s *Store) layerParts(img image.Image) (_ *image.Parts, err error) {
+	work, err := s.newWork()
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, work.Close())
+		}
+	}()
+	rec, err := s.use(img.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.pin(work, rec.Layers...); err != nil { // they stay if the image is removed meanwhile
+		return nil, err
+	}
+	p := &image.Parts{Closer: work, Image: img}
+	hex, _ := hexOf(rec.ID)
 	if p.Config, err = os.ReadFile(s.path("data", hex, configFile)); err != nil {
-		return fmt.Errorf("read image %s: %w", orID(p.Image), err)
+		return nil, fmt.Errorf("read image %s: %w", orID(img), err)
 	}
 	for _, key := range rec.Layers {
 		info, err := s.layerInfo(key)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if info.DiffID == "" {
-			return errdefs.Unsupportedf("image %s has more than %d layers, and its lowest layers were merged, so it cannot be pushed unchanged; copy it from its registry", orID(p.Image), maxLayers)
+			return nil, errdefs.Unsupportedf("image %s has more than %d layers, and its lowest layers were merged, so it cannot be exported or pushed unchanged; get it from its registry or with `docker save`", orID(img), maxLayers)
 		}
-		p.Layers = append(p.Layers, Part{Digest: info.DiffID, Size: info.TarSize, Write: func(ctx context.Context, w io.Writer) error {
+		p.Layers = append(p.Layers, image.Part{Digest: info.DiffID, Size: info.TarSize, Write: func(ctx context.Context, w io.Writer) error {
 			return s.restoreLayer(ctx, key, info, w)
 		}})
 	}
-	return nil
+	return p, nil
 }
 
 // restoreLayer writes the original tar of a layer.
@@ -105,16 +94,4 @@ func (s *Store) restoreLayer(ctx context.Context, key string, info layerInfo, w 
 	}
 	defer recipe.Close()
 	return oci.Restore(ctx, w, f, recipe, info.DiffID)
-}
-
-// Close releases the image.
-func (p *Parts) Close() error {
-	var err error
-	if p.Disk != nil {
-		err = p.Disk.Close()
-	}
-	if p.work != nil {
-		err = errors.Join(err, p.work.close())
-	}
-	return err
 }

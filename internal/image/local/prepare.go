@@ -2,6 +2,7 @@ package local
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,9 +46,7 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 		return s.prepareOCI(ctx, rec, dir, storage)
 	}
 	base := s.baseDisk(rec)
-	if storage == 0 {
-		storage = rec.VirtualSize
-	}
+	storage = cmp.Or(storage, rec.VirtualSize)
 	if storage < rec.VirtualSize {
 		return image.Rootfs{}, errdefs.Invalidf("the disk of image %s has %d bytes (%s), more than the requested %d (%s); request at least as much storage",
 			orID(img), rec.VirtualSize, human(rec.VirtualSize), storage, human(storage))
@@ -99,9 +98,7 @@ func (s *Store) DiskSize(ctx context.Context, img image.Image) (int64, error) {
 }
 
 func (s *Store) prepareOCI(ctx context.Context, rec record, dir string, storage int64) (image.Rootfs, error) {
-	if storage == 0 {
-		storage = vm.DefaultStorage
-	}
+	storage = cmp.Or(storage, vm.DefaultStorage)
 	if storage < vm.MinStorage || storage > vm.MaxStorage {
 		return image.Rootfs{}, errdefs.Invalidf("invalid size of a writable layer: %d bytes (%s); use a size between %s and %s", storage, human(storage), human(vm.MinStorage), human(vm.MaxStorage))
 	}
@@ -143,7 +140,7 @@ func (s *Store) Template(ctx context.Context, size int64) (path string, err erro
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, work.close()) }()
+	defer func() { err = errors.Join(err, work.Close()) }()
 	tmp := work.join("ext4")
 	if _, err := writeSynced(tmp, func(f *os.File) error {
 		if err := f.Truncate(size); err != nil {
@@ -221,12 +218,7 @@ func (s *Store) findMkfs() (string, error) {
 	return p, nil
 }
 
-func orID(img image.Image) string {
-	if img.Name != "" {
-		return img.Name
-	}
-	return img.ID
-}
+func orID(img image.Image) string { return cmp.Or(img.Name, img.ID) }
 
 func human(n int64) string {
 	v, unit := float64(n), "B"

@@ -37,9 +37,9 @@ func idOf(data []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-func put(t testing.TB, s *local.Store, key, body string, o local.Origin) image.Image {
+func put(t testing.TB, s *local.Store, key, body string, o image.Origin) image.Image {
 	t.Helper()
-	img, err := s.Put(t.Context(), key, bytes.NewReader(diskOf(body)), local.PutOptions{Origin: o})
+	img, err := s.Put(t.Context(), key, bytes.NewReader(diskOf(body)), image.Fetched{Origin: o})
 	if err != nil {
 		t.Fatalf("put %s: %v", key, err)
 	}
@@ -77,7 +77,7 @@ func equal(t *testing.T, what string, got, want []string) {
 	}
 }
 
-var web = local.Origin{URL: "https://example.com/x.img", ETag: `"1"`, LastModified: "Sat, 21 Nov 2026 00:00:00 GMT", FetchedAt: time.Unix(1_700_000_000, 0).UTC()}
+var web = image.Origin{URL: "https://example.com/x.img", ETag: `"1"`, LastModified: "Sat, 21 Nov 2026 00:00:00 GMT", FetchedAt: time.Unix(1_700_000_000, 0).UTC()}
 
 func TestStatement35_LayoutOfTheFolder(t *testing.T) {
 	dir := t.TempDir()
@@ -117,7 +117,7 @@ func TestStatement36_FailedTransfersLeaveNothing(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		s := open(t, dir)
-		_, err := s.Put(t.Context(), "x", c.r, local.PutOptions{Origin: web, Accept: c.accept})
+		_, err := s.Put(t.Context(), "x", c.r, image.Fetched{Origin: web, Accept: c.accept})
 		if !errors.Is(err, boom) || !errdefs.Is(err, errdefs.DataLoss) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -175,8 +175,8 @@ func TestStatement39_NewContentMovesTheName(t *testing.T) {
 func TestStatement40_NamesWithDigests(t *testing.T) {
 	s := open(t, t.TempDir())
 	manifest, pinned, other := idOf([]byte("manifest")), idOf([]byte("pinned")), idOf([]byte("other"))
-	one := put(t, s, "app:v1", "one", local.Origin{Digest: manifest})
-	two := put(t, s, "team/app@"+pinned, "two", local.Origin{Digest: pinned})
+	one := put(t, s, "app:v1", "one", image.Origin{Digest: manifest})
+	two := put(t, s, "team/app@"+pinned, "two", image.Origin{Digest: pinned})
 	url := put(t, s, "example.com/x.img", "three", web)
 	for ref, want := range map[string]string{
 		"app@" + manifest:                                  one.ID,
@@ -225,7 +225,7 @@ func TestStatement42And44_OneEntryForEachLinkInOrder(t *testing.T) {
 	s := open(t, t.TempDir())
 	manifest := idOf([]byte("manifest"))
 	img := put(t, s, "b", "one", web)
-	put(t, s, "a:1", "one", local.Origin{Digest: manifest, URL: "registry.example/a"})
+	put(t, s, "a:1", "one", image.Origin{Digest: manifest, URL: "registry.example/a"})
 	if _, err := s.Import(t.Context(), "c", bytes.NewReader(diskOf("two")), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +251,7 @@ func TestStatement43_Lookups(t *testing.T) {
 	s := open(t, t.TempDir())
 	tagless := put(t, s, "baz", "one", web)
 	port := put(t, s, "example.com:1234/foo/bar", "two", web)
-	tagged := put(t, s, "nginx:1.2", "three", local.Origin{Digest: idOf([]byte("m"))})
+	tagged := put(t, s, "nginx:1.2", "three", image.Origin{Digest: idOf([]byte("m"))})
 	long := put(t, s, "example.com/Path/To.Some_Thing~1.qcow2,x=1+2", "four", web)
 	if _, err := s.Import(t.Context(), "docker.io/library/demo", bytes.NewReader(diskOf("five")), nil); err != nil {
 		t.Fatal(err)
@@ -276,7 +276,7 @@ func TestStatement43_Lookups(t *testing.T) {
 		if _, err := s.Get(t.Context(), ref); !errdefs.IsInvalid(err) {
 			t.Errorf("%q: %v", ref, err)
 		}
-		if _, err := s.Put(t.Context(), ref, bytes.NewReader(diskOf("x")), local.PutOptions{}); !errdefs.IsInvalid(err) && !strings.HasPrefix(ref, "sha256") {
+		if _, err := s.Put(t.Context(), ref, bytes.NewReader(diskOf("x")), image.Fetched{}); !errdefs.IsInvalid(err) && !strings.HasPrefix(ref, "sha256") {
 			t.Errorf("put %q: %v", ref, err)
 		}
 	}
@@ -313,7 +313,7 @@ func TestStatement46_CollectionLeavesWorkInProgressAlone(t *testing.T) {
 	pr, pw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		_, err := s.Put(context.Background(), "slow", pr, local.PutOptions{Origin: web})
+		_, err := s.Put(context.Background(), "slow", pr, image.Fetched{Origin: web})
 		done <- err
 	}()
 	data := diskOf("slow")
@@ -385,7 +385,7 @@ func TestStatement48_ForeignDisksAreConverted(t *testing.T) {
 			t.Fatal(err)
 		}
 		var phases []string
-		img, err := s.Put(t.Context(), format, bytes.NewReader(data), local.PutOptions{Progress: func(p string, _ int64) {
+		img, err := s.Put(t.Context(), format, bytes.NewReader(data), image.Fetched{Progress: func(p string, _ int64) {
 			if !slices.Contains(phases, p) {
 				phases = append(phases, p)
 			}
@@ -393,7 +393,7 @@ func TestStatement48_ForeignDisksAreConverted(t *testing.T) {
 		if err != nil || img.ID != idOf(data) || img.Type != vm.ImageDisk {
 			t.Fatalf("%s: %+v, %v", format, img, err)
 		}
-		equal(t, "phases", phases, []string{local.PhaseDownload, local.PhaseConvert})
+		equal(t, "phases", phases, []string{image.PhaseDownload, image.PhaseConvert})
 		root, err := s.Prepare(t.Context(), img, t.TempDir(), 0)
 		if err != nil {
 			t.Fatal(err)
@@ -542,8 +542,8 @@ func TestExportOfADisk(t *testing.T) {
 func TestOriginOutlivesACutPull(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	one := put(t, s, "a", "one", local.Origin{ETag: "one"})
-	put(t, s, "a", "two", local.Origin{ETag: "two"})
+	one := put(t, s, "a", "one", image.Origin{ETag: "one"})
+	put(t, s, "a", "two", image.Origin{ETag: "two"})
 	link := filepath.Join(dir, "links", "a")
 	if err := errors.Join(os.Remove(link), os.Symlink("../data/"+strings.TrimPrefix(one.ID, "sha256:"), link)); err != nil {
 		t.Fatal(err)
@@ -551,7 +551,7 @@ func TestOriginOutlivesACutPull(t *testing.T) {
 	if o, img, err := s.Origin(t.Context(), "a"); err != nil || o.ETag != "one" || img.ID != one.ID {
 		t.Errorf("%+v %v %v", o, img.ID, err)
 	}
-	put(t, s, "a", "three", local.Origin{ETag: "three"})
+	put(t, s, "a", "three", image.Origin{ETag: "three"})
 	if o, _, err := s.Origin(t.Context(), "a"); err != nil || o.ETag != "three" {
 		t.Errorf("%+v %v", o, err)
 	}

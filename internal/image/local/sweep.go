@@ -23,7 +23,7 @@ type workdir struct {
 	open []*os.File // closed with the folder
 }
 
-// keep makes close also close f.
+// keep makes Close also close f.
 func (w *workdir) keep(f *os.File) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,8 +54,8 @@ func (s *Store) newWork() (*workdir, error) {
 
 func (w *workdir) join(name string) string { return filepath.Join(w.path, name) }
 
-// close removes the folder with all that is left in it.
-func (w *workdir) close() error {
+// Close removes the folder with all that is left in it.
+func (w *workdir) Close() error {
 	for _, f := range w.open {
 		f.Close()
 	}
@@ -82,7 +82,7 @@ func (s *Store) sweep() (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, work.close()) }()
+	defer func() { err = errors.Join(err, work.Close()) }()
 	unlock, err := s.lock(exclusive)
 	if err != nil {
 		return err

@@ -2,13 +2,13 @@ package pull
 
 import (
 	"context"
+	"maps"
 	"net/url"
 	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/image/local"
-	"cocoonstack.io/cocoon/internal/image/registry"
+	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/image/translate"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -44,15 +44,11 @@ func (p *Puller) may(ctx context.Context, d translate.Decision, here found, auth
 	if d.Kind == translate.Mapped && d.URL != "" && here.origin.URL == d.Printable { // the operator's mapping decides: everybody may
 		return true, nil
 	}
-	grants, err := p.grants.Grants(ctx, here.img.ID)
+	grants, err := p.grantsOf(ctx, d, here)
 	if err != nil {
 		return false, err
 	}
-	source := sourceOf(d, here)
 	for of, g := range grants {
-		if source != "" && of != source {
-			continue
-		}
 		if g.Public {
 			return true, nil
 		}
@@ -61,10 +57,19 @@ func (p *Puller) may(ctx context.Context, d translate.Decision, here found, auth
 			return false, err
 		}
 		if slices.ContainsFunc(shown, func(k string) bool { return slices.Contains(g.Keys, k) }) {
-			return true, p.grants.Grant(ctx, here.img.ID, of, local.Grant{Namespaces: []string{who.Namespace}})
+			return true, p.grants.Grant(ctx, here.img.ID, of, image.Grant{Namespaces: []string{who.Namespace}})
 		}
 	}
-	return p.preloaded(ctx, source, here)
+	return p.preloaded(ctx, sourceOf(d, here), here)
+}
+
+// grantsOf returns the grants of the content that d may use: those of its source, or all if it has none.
+func (p *Puller) grantsOf(ctx context.Context, d translate.Decision, here found) (map[string]image.Grant, error) {
+	grants, err := p.grants.Grants(ctx, here.img.ID)
+	if source := sourceOf(d, here); source != "" {
+		maps.DeleteFunc(grants, func(of string, _ image.Grant) bool { return of != source })
+	}
+	return grants, err
 }
 
 // granted reports whether the owner in ctx has proved before that they may use the image.
@@ -74,17 +79,11 @@ func (p *Puller) granted(ctx context.Context, d translate.Decision, here found) 
 	if ok || err != nil {
 		return ok, err
 	}
-	grants, err := p.grants.Grants(ctx, here.img.ID)
-	if err != nil {
-		return false, err
+	grants, err := p.grantsOf(ctx, d, here)
+	for _, g := range grants {
+		ok = ok || slices.Contains(g.Namespaces, who.Namespace)
 	}
-	source := sourceOf(d, here)
-	for of, g := range grants {
-		if (source == "" || of == source) && slices.Contains(g.Namespaces, who.Namespace) {
-			return true, nil
-		}
-	}
-	return false, nil
+	return ok, err
 }
 
 // preloaded reports whether the operator imported the image for everybody: under the requested name, or under any name if
@@ -106,7 +105,7 @@ func sourceOf(d translate.Decision, here found) string {
 	case d.Kind == translate.Local || !here.keyed:
 		return ""
 	case d.Ref != "":
-		repo, _, err := registry.Covering(d.Ref, nil)
+		repo, err := distribution.Repository(d.Ref)
 		if err != nil {
 			return d.Ref
 		}
@@ -122,7 +121,7 @@ func (p *Puller) fingerprints(ctx context.Context, d translate.Decision, source 
 		return []string{k}, err
 	}
 	var out []string
-	for _, a := range registry.CoveringRepository(source, auth) {
+	for _, a := range distribution.Covering(source, auth) {
 		k, err := p.fingerprint(ctx, a)
 		if err != nil {
 			return nil, err
@@ -153,8 +152,8 @@ func urlSecret(d translate.Decision) string {
 }
 
 // record saves what a transfer has proved, for the content that it fetched.
-func (p *Puller) record(ctx context.Context, d translate.Decision, id string, proof registry.Proof) error {
-	var g local.Grant
+func (p *Puller) record(ctx context.Context, d translate.Decision, id string, proof distribution.Proof) error {
+	var g image.Grant
 	source := proof.Repository
 	switch secret := urlSecret(d); {
 	case d.Ref != "" && source == "", // the registry was not asked
@@ -186,12 +185,12 @@ func (p *Puller) record(ctx context.Context, d translate.Decision, id string, pr
 // ask asks the registry whether the request may use exactly the image in the store. NotFound if the registry no longer has
 // it.
 func (p *Puller) ask(ctx context.Context, d translate.Decision, here found, r image.PullRequest, progress func(image.Progress)) error {
-	repo, _, err := registry.Covering(d.Ref, nil)
+	repo, err := distribution.Repository(d.Ref)
 	if err != nil {
 		return err
 	}
 	if progress != nil {
-		progress(image.Progress{Phase: phaseResolve, Total: -1})
+		progress(image.Progress{Phase: image.PhaseResolve, Total: -1})
 	}
 	proof, err := p.from(ctx, d).registry.Verify(ctx, repo+"@"+here.origin.Digest, r.Auth)
 	if err != nil {

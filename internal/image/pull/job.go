@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/image/registry"
+	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/image/translate"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -46,7 +46,7 @@ func plainOf(p *translate.Profile) any {
 type job struct {
 	cancel context.CancelFunc
 	done   chan struct{} // closed when got and err are set
-	got    registry.Pulled
+	got    distribution.Pulled
 	err    error
 
 	mu      sync.Mutex
@@ -56,7 +56,7 @@ type job struct {
 
 // share joins a transfer, or starts it if no equal one runs. When the last caller leaves, the transfer is cancelled, and
 // that caller returns after its clean-up.
-func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRequest, progress func(image.Progress)) (registry.Pulled, error) {
+func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRequest, progress func(image.Progress)) (distribution.Pulled, error) {
 	news := make(chan struct{}, 1)
 	key := keyOf(ctx, d, r)
 	p.mu.Lock()
@@ -84,7 +84,7 @@ func (p *Puller) share(ctx context.Context, d translate.Decision, r image.PullRe
 			if p.leave(key, j, news) {
 				<-j.done
 			}
-			return registry.Pulled{}, ctx.Err()
+			return distribution.Pulled{}, ctx.Err()
 		case <-news:
 			tell()
 		case <-pace.C:

@@ -17,9 +17,8 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/image/fetch"
-	"cocoonstack.io/cocoon/internal/image/local"
-	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/image/translate"
 	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -30,12 +29,12 @@ const DefaultParallel = 4
 
 // Config says how names resolve and how images are fetched. The zero value is usable.
 type Config struct {
-	Mappings   string          // folder of mapping files; "" for none
-	Protocol   string          // for names without one: https (default) or http
-	Regexps    bool            // enables mappings by regular expression
-	Registries registry.Config // how registries are reached
-	Parallel   int             // transfers at a time; 0 is DefaultParallel
-	Stall      time.Duration   // time without a byte before a connection is replaced; 0 is fetch's default
+	Mappings   string              // folder of mapping files; "" for none
+	Protocol   string              // for names without one: https (default) or http
+	Regexps    bool                // enables mappings by regular expression
+	Registries distribution.Config // how registries are reached
+	Parallel   int                 // transfers at a time; 0 is DefaultParallel
+	Stall      time.Duration       // time without a byte before a connection is replaced; 0 is fetch's default
 	UserAgent  string
 	Reach      Reach
 	Verify     Verification // of images in the store; "" is VerifyPulled
@@ -57,24 +56,24 @@ type Observer interface {
 	Ended(kind string, took time.Duration, err error) // kind as in image.Explanation
 }
 
-// Store is the part of local.Store that a Puller and its clients use. Only New has all of it.
+// Store is the part of the image store that a Puller and its clients use. Only New has all of it.
 type Store interface {
 	contents
 	grants
-	registry.Store
+	distribution.Store
 }
 
 type contents interface {
 	Get(ctx context.Context, ref string) (image.Image, error)
-	Origin(ctx context.Context, key string) (local.Origin, image.Image, error)
+	Origin(ctx context.Context, key string) (image.Origin, image.Image, error)
 	Touch(id string)
-	Put(ctx context.Context, key string, r io.Reader, o local.PutOptions) (image.Image, error)
-	Link(ctx context.Context, key, id string, o local.Origin) (image.Image, error)
+	Put(ctx context.Context, key string, r io.Reader, o image.Fetched) (image.Image, error)
+	Link(ctx context.Context, key, id string, o image.Origin) (image.Image, error)
 }
 
 type grants interface {
-	Grants(ctx context.Context, id string) (map[string]local.Grant, error)
-	Grant(ctx context.Context, id, repo string, more local.Grant) error
+	Grants(ctx context.Context, id string) (map[string]image.Grant, error)
+	Grant(ctx context.Context, id, repo string, more image.Grant) error
 	Imported(ctx context.Context, key, id string) (bool, error)
 	Fingerprint(ctx context.Context, parts ...string) (string, error)
 }
@@ -101,9 +100,7 @@ var (
 
 // New returns a puller that fetches into store.
 func New(cfg Config, store Store) (*Puller, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	var err error
 	if cfg.Verify, err = ParseVerification(string(cfg.Verify)); err != nil {
 		return nil, err
@@ -126,14 +123,14 @@ func New(cfg Config, store Store) (*Puller, error) {
 // sources are the clients that fetch images.
 type sources struct {
 	web      *fetch.Client
-	registry *registry.Client
+	registry *distribution.Client
 }
 
-func (c Config) sources(store registry.Store, urls, registries *reach.Policy) sources {
+func (c Config) sources(store distribution.Store, urls, registries *reach.Policy) sources {
 	c.Registries.Reach = registries
 	return sources{
 		web:      fetch.New(fetch.Options{Log: c.Log, UserAgent: c.UserAgent, Stall: c.Stall, Reach: urls}),
-		registry: registry.New(c.Registries, store),
+		registry: distribution.New(c.Registries, store),
 	}
 }
 
@@ -227,7 +224,7 @@ func (p *Puller) use(ctx context.Context, d translate.Decision, here found, r im
 // found is an image of the store and where it came from.
 type found struct {
 	img    image.Image
-	origin local.Origin
+	origin image.Origin
 	keyed  bool // the name itself led to it, not an id or another name of the same image
 }
 

@@ -410,7 +410,7 @@ func TestParallelPullsAreOneTransfer(t *testing.T) {
 			var once sync.Once
 			var total int64
 			img, err := r.Pull(t.Context(), image.PullRequest{Name: url}, func(p image.Progress) {
-				if p.Phase == phaseDownload && p.Done > 0 {
+				if p.Phase == image.PhaseDownload && p.Done > 0 {
 					total = p.Total
 					once.Do(began.Done)
 				}

@@ -9,7 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
-	"cocoonstack.io/cocoon/internal/image/registry"
+	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
@@ -92,7 +92,7 @@ func TestRegistriesOfPods(t *testing.T) {
 	need.Tool(t, "mkfs.ext4")
 	h, _ := newOffice(t)
 	h.push(t, "public/app:1", "x")
-	r := newRig(t, Config{Registries: registry.Config{Registries: map[string]registry.RegistryConfig{h.host: {}}}})
+	r := newRig(t, Config{Registries: distribution.Config{Registries: map[string]distribution.RegistryConfig{h.host: {}}}})
 	if _, err := r.wish(h, wish{"bob", "", h.host + "/public/app:1", image.PullIfNotPresent}); err != nil {
 		t.Errorf("a registry that is configured: %v", err)
 	}

@@ -1,6 +1,7 @@
 package pull
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,25 +15,20 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/compress"
+	"cocoonstack.io/cocoon/internal/image/distribution"
 	"cocoonstack.io/cocoon/internal/image/fetch"
-	"cocoonstack.io/cocoon/internal/image/local"
-	"cocoonstack.io/cocoon/internal/image/registry"
 	"cocoonstack.io/cocoon/internal/image/translate"
-)
-
-const (
-	phaseResolve  = "resolving"
-	phaseDownload = "downloading"
+	"cocoonstack.io/cocoon/internal/ociname"
 )
 
 // transfer waits for a free slot and fetches.
-func (p *Puller) transfer(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (got registry.Pulled, err error) {
-	report(image.Progress{Phase: phaseResolve, Total: -1})
+func (p *Puller) transfer(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (got distribution.Pulled, err error) {
+	report(image.Progress{Phase: image.PhaseResolve, Total: -1})
 	select {
 	case p.slots <- struct{}{}:
 		defer func() { <-p.slots }()
 	case <-ctx.Done():
-		return registry.Pulled{}, ctx.Err()
+		return distribution.Pulled{}, ctx.Err()
 	}
 	began := time.Now()
 	if o := p.cfg.Observer; o != nil {
@@ -58,7 +54,7 @@ func (p *Puller) count(report func(image.Progress)) func(image.Progress) {
 	var seen int64
 	return func(pr image.Progress) {
 		mu.Lock()
-		if more := pr.Done - seen; pr.Phase == phaseDownload && more > 0 {
+		if more := pr.Done - seen; pr.Phase == image.PhaseDownload && more > 0 {
 			p.cfg.Observer.Received(more)
 			seen = pr.Done
 		}
@@ -67,16 +63,14 @@ func (p *Puller) count(report func(image.Progress)) func(image.Progress) {
 	}
 }
 
-func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (registry.Pulled, error) {
+func (p *Puller) fromRegistry(ctx context.Context, d translate.Decision, r image.PullRequest, report func(image.Progress)) (distribution.Pulled, error) {
 	ref := d.Ref
 	if d.Kind == translate.Mapped && d.Digest != "" { // the name requires a digest that the mapping leaves open
 		repo, pinned, has := strings.Cut(ref, "@")
 		if has && pinned != d.Digest {
-			return registry.Pulled{}, errdefs.DataLossf("digest mismatch: the mapping gives %s, the name requires %s", pinned, d.Digest)
+			return distribution.Pulled{}, errdefs.DataLossf("digest mismatch: the mapping gives %s, the name requires %s", pinned, d.Digest)
 		}
-		if i := strings.LastIndexByte(repo, ':'); i > strings.LastIndexByte(repo, '/') {
-			repo = repo[:i]
-		}
+		repo, _ = ociname.SplitTag(repo)
 		ref = repo + "@" + d.Digest
 	}
 	return p.from(ctx, d).registry.Pull(ctx, ref, d.Key, r.Auth, r.Force, report)
@@ -112,11 +106,8 @@ func (p *Puller) fromWeb(ctx context.Context, d translate.Decision, force bool, 
 }
 
 // current reports whether the copy have, with origin o, can be used if the server says that it has not changed.
-func current(d translate.Decision, o local.Origin, have image.Image) bool {
-	served := o.Digest
-	if served == "" {
-		served = have.ID
-	}
+func current(d translate.Decision, o image.Origin, have image.Image) bool {
+	served := cmp.Or(o.Digest, have.ID)
 	return o.URL == d.Printable && (d.Digest == "" || d.Digest == have.ID || d.Digest == served) && (d.SHA256 == "" || d.SHA256 == served)
 }
 
@@ -133,15 +124,15 @@ func (p *Puller) keep(ctx context.Context, d translate.Decision, body *fetch.Bod
 	if d.Digest != "" && kind != compress.None {
 		content.hash = sha256.New()
 	}
-	o := local.Origin{URL: d.Printable, ETag: body.ETag(), LastModified: body.LastModified(), FetchedAt: time.Now().UTC()}
+	o := image.Origin{URL: d.Printable, ETag: body.ETag(), LastModified: body.LastModified(), FetchedAt: time.Now().UTC()}
 	total := body.Size()
 	if kind != compress.None {
 		total = -1
 	}
-	img, err := p.store.Put(ctx, d.Key, content, local.PutOptions{
+	img, err := p.store.Put(ctx, d.Key, content, image.Fetched{
 		Origin: o, Total: total,
 		Progress: func(phase string, done int64) {
-			if phase != local.PhaseDownload { // we report that phase ourselves
+			if phase != image.PhaseDownload { // we report that phase ourselves
 				report(image.Progress{Phase: phase, Done: done, Total: -1})
 			}
 		},
@@ -177,7 +168,7 @@ func (c *counted) Read(b []byte) (int, error) {
 }
 
 func (c *counted) tell() {
-	c.report(image.Progress{Phase: phaseDownload, Done: c.done, Total: c.body.Size()})
+	c.report(image.Progress{Phase: image.PhaseDownload, Done: c.done, Total: c.body.Size()})
 }
 
 // content is the stream to store. It ends only after all served bytes were read and verified.

@@ -27,14 +27,22 @@ func (o object) text(key string) (string, error) {
 	return "", fmt.Errorf("%s must be a string", key)
 }
 
-func (o object) flag(key string) (bool, error) {
-	switch v := o[key].(type) {
-	case nil:
-		return false, nil
-	case bool:
-		return v, nil
+func (o object) flag(key string) (bool, error) { return value[bool](o, key, "true or false") }
+
+func (o object) list(key string) ([]any, error) { return value[[]any](o, key, "a list") }
+
+// object returns nil if the key is absent.
+func (o object) object(key string) (object, error) {
+	return value[map[string]any](o, key, "a mapping")
+}
+
+// value returns the zero value if the key is absent. kind names the type in the error.
+func value[T any](o object, key, kind string) (T, error) {
+	v, ok := o[key].(T)
+	if !ok && o[key] != nil {
+		return v, fmt.Errorf("%s must be %s", key, kind)
 	}
-	return false, fmt.Errorf("%s must be true or false", key)
+	return v, nil
 }
 
 // number returns nil if the key is absent.
@@ -48,25 +56,4 @@ func (o object) number(key string) (*int64, error) {
 		}
 	}
 	return nil, fmt.Errorf("%s must be a whole number", key)
-}
-
-func (o object) list(key string) ([]any, error) {
-	switch v := o[key].(type) {
-	case nil:
-		return nil, nil
-	case []any:
-		return v, nil
-	}
-	return nil, fmt.Errorf("%s must be a list", key)
-}
-
-// object returns nil if the key is absent.
-func (o object) object(key string) (object, error) {
-	switch v := o[key].(type) {
-	case nil:
-		return nil, nil
-	case map[string]any:
-		return v, nil
-	}
-	return nil, fmt.Errorf("%s must be a mapping", key)
 }

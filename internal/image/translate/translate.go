@@ -69,9 +69,7 @@ func New(o Options) (*Translator, error) {
 	if protocol != "http" && protocol != "https" {
 		return nil, errdefs.Invalidf("unknown download protocol %q; use http or https", o.Protocol)
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return &Translator{
 		protocol: protocol, regexps: o.Regexps, log: o.Log, dir: &folder{path: o.Dir},
 		pushed: map[string][]*mapping{}, known: map[image.MappingProblem]bool{},

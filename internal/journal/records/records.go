@@ -7,6 +7,7 @@
 package records
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,9 +63,7 @@ var _ journal.Journal = (*Keeper)(nil)
 
 // New returns a keeper over j.
 func New(cfg Config, j journal.Journal) *Keeper {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Keeper{Journal: j, cfg: cfg, intents: map[vm.ID]journal.Intent{}, pending: map[vm.ID]journal.Row{}, dirty: map[vm.ID]bool{}}
 }
 

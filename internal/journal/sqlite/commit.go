@@ -17,13 +17,12 @@ const pruneEvery = 64
 type change struct {
 	// apply validates and writes. It returns a refusal before it has written anything; any other error rolls back the
 	// batch.
-	apply func(t *batch) error
+	apply func(t *transaction) error
 	err   error
-	turn  chan bool // receives once: true: lead the next batch; false: this change is done
 }
 
-// batch is the transaction that is being filled.
-type batch struct {
+// transaction is the one that is being filled.
+type transaction struct {
 	ctx      context.Context
 	st       *statements
 	revision int64 // of the last change in it
@@ -36,53 +35,25 @@ type refusal struct{ err error }
 func (r refusal) Error() string { return r.err.Error() }
 func (r refusal) Unwrap() error { return r.err }
 
-// submit runs apply in a transaction together with all waiting changes. The first caller leads: it commits the batch
-// and then passes the lead to a caller that arrived in the meantime. So the journal needs no goroutine of its own.
-func (j *Journal) submit(ctx context.Context, apply func(t *batch) error) error {
+// submit runs apply in a transaction together with all waiting changes. One of the callers commits them, so the journal needs
+// no goroutine of its own.
+func (j *Journal) submit(ctx context.Context, apply func(t *transaction) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	c := &change{apply: apply}
-	j.mu.Lock()
-	if j.closed {
-		j.mu.Unlock()
+	if j.closed.Load() {
 		return errdefs.Unavailablef("the journal is closed")
 	}
-	j.queue = append(j.queue, c)
-	if j.leading {
-		c.turn = make(chan bool, 1)
-		j.mu.Unlock()
-		if !<-c.turn {
-			return c.err
-		}
-		j.mu.Lock()
-	}
-	j.leading = true
-	todo := j.queue
-	j.queue = nil
-	j.mu.Unlock()
-
-	j.commit(context.WithoutCancel(ctx), todo) // cancelling one caller must not undo the changes of others
-
-	j.mu.Lock()
-	if len(j.queue) > 0 {
-		j.queue[0].turn <- true
-	} else {
-		j.leading = false
-	}
-	j.mu.Unlock()
-	for _, other := range todo {
-		if other != c {
-			other.turn <- false
-		}
-	}
+	c := &change{apply: apply}
+	ctx = context.WithoutCancel(ctx) // cancelling one caller must not undo the changes of others
+	j.queue.Do(c, func(todo []*change) { j.commit(ctx, todo) })
 	return c.err
 }
 
 // commit writes todo in one transaction and sets the error of each. All changes that were not refused are stored, or
 // none.
 func (j *Journal) commit(ctx context.Context, todo []*change) {
-	t := &batch{ctx: ctx, st: &j.st, revision: j.revision.Load()}
+	t := &transaction{ctx: ctx, st: &j.st, revision: j.revision.Load()}
 	before := t.revision
 	err := j.fill(t, todo)
 	if err == nil && t.revision > before {
@@ -113,7 +84,7 @@ func (j *Journal) commit(ctx context.Context, todo []*change) {
 	j.mu.Unlock()
 }
 
-func (j *Journal) fill(t *batch, todo []*change) error {
+func (j *Journal) fill(t *transaction, todo []*change) error {
 	if _, err := j.st.begin.ExecContext(t.ctx); err != nil {
 		return err
 	}
@@ -132,7 +103,7 @@ func (j *Journal) fill(t *batch, todo []*change) error {
 
 // prune drops events older than the history, from time to time, in the transaction that exceeded it. Readers see the
 // new bound before the rows are deleted, so they never mistake a gap for complete history.
-func (j *Journal) prune(t *batch, before int64) error {
+func (j *Journal) prune(t *transaction, before int64) error {
 	if t.revision/pruneEvery == before/pruneEvery {
 		return nil
 	}

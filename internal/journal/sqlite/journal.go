@@ -52,7 +52,7 @@ func (j *Journal) Begin(ctx context.Context, in journal.Intent, r vm.Record) (vm
 	if in.ID != r.ID || in.ID == "" || in.Op == "" {
 		return r, errdefs.Invalidf("begin %q of vm %q: the record belongs to vm %q", in.Op, in.ID, r.ID)
 	}
-	err := j.submit(ctx, func(t *batch) error {
+	err := j.submit(ctx, func(t *transaction) error {
 		exists, busy, err := t.find(r.ID)
 		if err != nil {
 			return err
@@ -76,7 +76,7 @@ func (j *Journal) Begin(ctx context.Context, in journal.Intent, r vm.Record) (vm
 
 // Step records the current step of an intent.
 func (j *Journal) Step(ctx context.Context, id vm.ID, step string, r vm.Record) (vm.Record, error) {
-	err := j.submit(ctx, func(t *batch) error {
+	err := j.submit(ctx, func(t *transaction) error {
 		exists, busy, err := t.find(id)
 		switch {
 		case err != nil:
@@ -95,16 +95,16 @@ func (j *Journal) Step(ctx context.Context, id vm.ID, step string, r vm.Record) 
 
 // Settle ends an intent.
 func (j *Journal) Settle(ctx context.Context, r vm.Record) (vm.Record, error) {
-	return j.put(ctx, "settle", r, func(t *batch) *sql.Stmt { return t.st.settle })
+	return j.put(ctx, "settle", r, func(t *transaction) *sql.Stmt { return t.st.settle })
 }
 
 // Update stores an observation.
 func (j *Journal) Update(ctx context.Context, r vm.Record) (vm.Record, error) {
-	return j.put(ctx, "update", r, func(t *batch) *sql.Stmt { return t.st.observe })
+	return j.put(ctx, "update", r, func(t *transaction) *sql.Stmt { return t.st.observe })
 }
 
-func (j *Journal) put(ctx context.Context, what string, r vm.Record, with func(*batch) *sql.Stmt) (vm.Record, error) {
-	err := j.submit(ctx, func(t *batch) error {
+func (j *Journal) put(ctx context.Context, what string, r vm.Record, with func(*transaction) *sql.Stmt) (vm.Record, error) {
+	err := j.submit(ctx, func(t *transaction) error {
 		exists, _, err := t.find(r.ID)
 		switch {
 		case err != nil:
@@ -121,7 +121,7 @@ func (j *Journal) put(ctx context.Context, what string, r vm.Record, with func(*
 
 // Forget removes a record with its intent.
 func (j *Journal) Forget(ctx context.Context, id vm.ID) error {
-	err := j.submit(ctx, func(t *batch) error {
+	err := j.submit(ctx, func(t *transaction) error {
 		var data []byte
 		err := t.st.record.QueryRowContext(t.ctx, string(id)).Scan(&data)
 		if errors.Is(err, sql.ErrNoRows) {
@@ -210,7 +210,7 @@ func (j *Journal) Changed() <-chan struct{} {
 func (j *Journal) Revision() int64 { return j.revision.Load() }
 
 // find returns whether id exists, and whether it has an unsettled intent.
-func (t *batch) find(id vm.ID) (exists, busy bool, err error) {
+func (t *transaction) find(id vm.ID) (exists, busy bool, err error) {
 	err = t.st.find.QueryRowContext(t.ctx, string(id)).Scan(&busy)
 	if errors.Is(err, sql.ErrNoRows) {
 		return false, false, nil
@@ -222,7 +222,7 @@ func (t *batch) find(id vm.ID) (exists, busy bool, err error) {
 // next operation.
 func key(r vm.Record) string { return r.Owner.Qualify(r.Spec.Name) }
 
-func (t *batch) nameFree(r vm.Record) error {
+func (t *transaction) nameFree(r vm.Record) error {
 	var id string
 	err := t.st.name.QueryRowContext(t.ctx, key(r)).Scan(&id)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -235,7 +235,7 @@ func (t *batch) nameFree(r vm.Record) error {
 }
 
 // write gives r the next revision, stores it with put and records the event.
-func (t *batch) write(kind vm.EventType, r *vm.Record, put func(data []byte) error) error {
+func (t *transaction) write(kind vm.EventType, r *vm.Record, put func(data []byte) error) error {
 	r.Revision = t.revision + 1
 	data, err := json.Marshal(r)
 	if err != nil {
@@ -248,7 +248,7 @@ func (t *batch) write(kind vm.EventType, r *vm.Record, put func(data []byte) err
 }
 
 // event records a change. data is the encoded r.
-func (t *batch) event(kind vm.EventType, r vm.Record, data []byte) error {
+func (t *transaction) event(kind vm.EventType, r vm.Record, data []byte) error {
 	t.revision++
 	t.events = append(t.events, vm.Event{Type: kind, Revision: t.revision, Record: r.Clone()}) // the caller continues to use r
 	return exec(t.ctx, t.st.event, t.revision, string(kind), data)

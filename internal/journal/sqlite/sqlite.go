@@ -23,6 +23,7 @@ import (
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"cocoonstack.io/cocoon/internal/batch"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/filelock"
 	"cocoonstack.io/cocoon/internal/journal"
@@ -58,10 +59,10 @@ type Journal struct {
 	syncs  syncs
 	synced func()
 
+	queue  batch.Queue[*change]
+	closed atomic.Bool
+
 	mu      sync.Mutex
-	queue   []*change // waiting for the leader
-	leading bool      // a caller is committing
-	closed  bool
 	changed chan struct{}
 	recent  recent
 }
@@ -163,9 +164,7 @@ func private(path string) error {
 
 // Close closes the journal. It must not be called while other methods run.
 func (j *Journal) Close() error {
-	j.mu.Lock()
-	j.closed = true
-	j.mu.Unlock()
+	j.closed.Store(true)
 	var errs []error
 	if j.events != nil {
 		errs = append(errs, j.events.Close())

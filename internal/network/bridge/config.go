@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -75,11 +76,11 @@ var (
 )
 
 func (c Config) withDefaults() (Config, error) {
-	c.Name = orDefault(c.Name, defaultName)
-	c.Instance = orDefault(c.Instance, defaultName)
-	c.Bridge = orDefault(c.Bridge, "cocoon0")
-	c.Subnet = orDefault(c.Subnet, SubnetAuto)
-	c.LeasePath = orDefault(c.LeasePath, filepath.Join(c.StateDir, "leases.json"))
+	c.Name = cmp.Or(c.Name, defaultName)
+	c.Instance = cmp.Or(c.Instance, defaultName)
+	c.Bridge = cmp.Or(c.Bridge, "cocoon0")
+	c.Subnet = cmp.Or(c.Subnet, SubnetAuto)
+	c.LeasePath = cmp.Or(c.LeasePath, filepath.Join(c.StateDir, "leases.json"))
 	switch {
 	case !labelRE.MatchString(c.Name):
 		return c, errdefs.Invalidf("network name %q must be up to 32 lower-case letters, digits and inner dashes", c.Name)
@@ -194,13 +195,6 @@ func (c Config) owner() string { return c.Instance + "/" + c.Name }
 
 // table is the name of our nftables tables.
 func (c Config) table() string { return "cocoon-" + c.Instance + "-" + c.Name }
-
-func orDefault(s, d string) string {
-	if s == "" {
-		return d
-	}
-	return s
-}
 
 // bridgeMAC is fixed, so that guests keep their ARP entries over a restart, and so that a bridge without alias is still
 // recognized as ours.

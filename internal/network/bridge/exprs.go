@@ -45,47 +45,61 @@ func oif(op expr.CmpOp, name string) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: linkName(name)}}
 }
 
-func overIPv4() []expr.Any {
-	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal([]byte{unix.NFPROTO_IPV4}))
+// overIP matches packets of one family: unix.NFPROTO_IPV4 or unix.NFPROTO_IPV6.
+func overIP(family byte) []expr.Any {
+	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal([]byte{family}))
 }
 
 func proto(p byte) []expr.Any {
 	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}}, equal([]byte{p}))
 }
 
+// The offsets of addresses in the headers of IPv4 and IPv6.
+const (
+	offsetSource4, offsetTo4 = 12, 16
+	offsetSource6, offsetTo6 = 8, 24
+)
+
+// source matches packets from p. The caller has matched the family.
 func source(p netip.Prefix) []expr.Any {
-	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: net.CIDRMask(p.Bits(), 32), Xor: make([]byte, 4)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
+	if p.Addr().Is6() {
+		return within(p, offsetSource6)
 	}
+	return within(p, offsetSource4)
 }
 
 // to matches packets to p, in the tables of both families.
 func to(p netip.Prefix) []expr.Any {
-	kind, offset := uint16(unix.ETH_P_IP), uint32(16)
 	if p.Addr().Is6() {
-		kind, offset = unix.ETH_P_IPV6, 24
+		return join(etherType(unix.ETH_P_IPV6), within(p, offsetTo6))
 	}
-	size := p.Addr().BitLen()
-	length := uint32(size / 8)
-	return join(etherType(kind), loadNetwork(offset, length, 1), []expr.Any{
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: net.CIDRMask(p.Bits(), size), Xor: make([]byte, length)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
-	})
+	return join(etherType(unix.ETH_P_IP), within(p, offsetTo4))
 }
 
+// within matches packets whose network header has an address of p at offset.
+func within(p netip.Prefix, offset uint32) []expr.Any {
+	bits := p.Addr().BitLen()
+	length := uint32(bits / 8)
+	return append(loadNetwork(offset, length, 1),
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: net.CIDRMask(p.Bits(), bits), Xor: make([]byte, length)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()})
+}
+
+// destination matches packets to a, of a's family.
 func destination(a netip.Addr) []expr.Any {
-	return join(loadNetwork(16, 4, 1), equal(a.AsSlice()))
+	if a.Is6() {
+		return join(overIP(unix.NFPROTO_IPV6), loadNetwork(offsetTo6, 16, 1), equal(a.AsSlice()))
+	}
+	return join(overIP(unix.NFPROTO_IPV4), loadNetwork(offsetTo4, 4, 1), equal(a.AsSlice()))
 }
 
 func dport(port uint16) []expr.Any {
 	return join([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}}, equal(binaryutil.BigEndian.PutUint16(port)))
 }
 
-func icmpEcho() []expr.Any {
-	const request = 8
-	return join([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}}, equal([]byte{request}))
+// icmpKind matches messages of one kind, of ICMP or ICMPv6.
+func icmpKind(protocol, kind byte) []expr.Any {
+	return join(proto(protocol), []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}}, equal([]byte{kind}))
 }
 
 // ctBits matches packets of a connection that has any of the bits.

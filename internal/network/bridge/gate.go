@@ -25,17 +25,7 @@ type gate struct {
 
 // admit lets the guest of l send from its tap. It may be repeated.
 func (g *gate) admit(l ipam.Lease) error {
-	senders, guests, mine, address := g.elements(l)
-	if err := g.commit(func(c *nftables.Conn) error {
-		err := errors.Join(c.SetAddElements(senders, mine), c.SetAddElements(guests, address))
-		if g.rules.adopt {
-			err = errors.Join(err, c.SetAddElements(g.tenants(), tenants([]ipam.Lease{l})))
-		}
-		if g.rules.prefix6.IsValid() {
-			err = errors.Join(err, c.SetAddElements(g.guests6(), g.rules.elements6([]ipam.Lease{l})))
-		}
-		return err
-	}); err != nil {
+	if err := g.change(l, (*nftables.Conn).SetAddElements); err != nil {
 		return fmt.Errorf("admit %s at tap %s: %w", l.IP, l.Tap, err)
 	}
 	return nil
@@ -43,34 +33,29 @@ func (g *gate) admit(l ipam.Lease) error {
 
 // dismiss is the inverse of admit. It may be repeated.
 func (g *gate) dismiss(l ipam.Lease) error {
-	senders, guests, mine, address := g.elements(l)
-	if err := g.commit(func(c *nftables.Conn) error {
-		err := errors.Join(c.SetDeleteElements(senders, mine), c.SetDeleteElements(guests, address))
-		if g.rules.adopt {
-			err = errors.Join(err, c.SetDeleteElements(g.tenants(), tenants([]ipam.Lease{l})))
-		}
-		if g.rules.prefix6.IsValid() {
-			err = errors.Join(err, c.SetDeleteElements(g.guests6(), g.rules.elements6([]ipam.Lease{l})))
-		}
-		return err
-	}); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := g.change(l, (*nftables.Conn).SetDeleteElements); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("dismiss %s from tap %s: %w", l.IP, l.Tap, err)
 	}
 	return nil
 }
 
-func (g *gate) tenants() *nftables.Set {
-	return g.rules.tenants(&nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyINet})
-}
-
-func (g *gate) guests6() *nftables.Set {
-	return g.rules.guests6(&nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyBridge})
-}
-
-func (g *gate) elements(l ipam.Lease) (senders, guests *nftables.Set, mine, address []nftables.SetElement) {
-	senders, guests = g.rules.sets(&nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyBridge})
-	mine, address = elements([]ipam.Lease{l})
-	return senders, guests, mine, address
+// change adds the elements of one guest to the sets, or deletes them, as op does.
+func (g *gate) change(l ipam.Lease, op func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error) error {
+	guest := []ipam.Lease{l}
+	t := &nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyBridge}
+	senders, guests := g.rules.sets(t)
+	mine, address := elements(guest)
+	return g.commit(func(c *nftables.Conn) error {
+		err := errors.Join(op(c, senders, mine), op(c, guests, address))
+		if g.rules.adopt {
+			inet := &nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyINet}
+			err = errors.Join(err, op(c, g.rules.tenants(inet), tenants(guest)))
+		}
+		if g.rules.prefix6.IsValid() {
+			err = errors.Join(err, op(c, g.rules.guests6(t), g.rules.elements6(guest)))
+		}
+		return err
+	})
 }
 
 // commit sends the requests of fill as one batch. After an error the socket may still hold answers, so it is not used again.

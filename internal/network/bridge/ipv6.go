@@ -158,8 +158,9 @@ func (n *Network) ensureIPv6(br netlink.Link, prefix netip.Prefix) error {
 	return nil
 }
 
-// ICMPv6 messages of neighbours and routers (RFC 4861).
+// ICMP messages: the echo of both versions, and those of neighbours and routers (RFC 4861).
 const (
+	icmpEchoRequest4 = 8
 	icmpEchoRequest6 = 128
 	routerSolicit    = 133
 	routerAdvert     = 134
@@ -168,26 +169,6 @@ const (
 	redirect         = 137
 	portDHCPv6Server = 547
 )
-
-func destination6(a netip.Addr) []expr.Any {
-	return join(overIPv6(), loadNetwork(24, 16, 1), equal(a.AsSlice()))
-}
-
-func overIPv6() []expr.Any {
-	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}}, equal([]byte{unix.NFPROTO_IPV6}))
-}
-
-func source6(p netip.Prefix) []expr.Any {
-	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 8, Len: 16},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 16, Mask: net.CIDRMask(p.Bits(), 128), Xor: make([]byte, 16)},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
-	}
-}
-
-func icmp6(kind byte) []expr.Any {
-	return join(proto(unix.IPPROTO_ICMPV6), []expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}}, equal([]byte{kind}))
-}
 
 func sport(port uint16) []expr.Any {
 	return join([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2}}, equal([]byte{byte(port >> 8), byte(port)}))
@@ -206,12 +187,12 @@ func (r rules) sender6() [][]expr.Any {
 	const target, address = 8, 16
 	told := []expr.Any{&expr.Payload{DestRegister: unix.NFT_REG32_06, Base: expr.PayloadBaseTransportHeader, Offset: target, Len: address}}
 	return [][]expr.Any{
-		join(v6, icmp6(routerAdvert), drop()),
-		join(v6, icmp6(redirect), drop()),
+		join(v6, icmpKind(unix.IPPROTO_ICMPV6, routerAdvert), drop()),
+		join(v6, icmpKind(unix.IPPROTO_ICMPV6, redirect), drop()),
 		join(v6, proto(unix.IPPROTO_UDP), sport(portDHCPv6Server), drop()),
-		join(v6, icmp6(neighbourAdvert), loadTap(), loadEther(), told, lookup(true), drop()),
+		join(v6, icmpKind(unix.IPPROTO_ICMPV6, neighbourAdvert), loadTap(), loadEther(), told, lookup(true), drop()),
 		join(v6, loadTap(), loadEther(), loadNetwork(8, address, unix.NFT_REG32_06), lookup(false), accept()),
-		join(v6, source6(netip.PrefixFrom(netip.IPv6Unspecified(), 128)), proto(unix.IPPROTO_ICMPV6), accept()),
+		join(v6, source(netip.PrefixFrom(netip.IPv6Unspecified(), 128)), proto(unix.IPPROTO_ICMPV6), accept()),
 	}
 }
 
@@ -221,13 +202,13 @@ func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
 		return nil
 	}
 	for _, kind := range []byte{routerSolicit, neighbourSolicit, neighbourAdvert} {
-		out = append(out, join(from, overIPv6(), icmp6(kind), accept()))
+		out = append(out, join(from, overIP(unix.NFPROTO_IPV6), icmpKind(unix.IPPROTO_ICMPV6, kind), accept()))
 	}
 	for _, a := range []netip.Addr{router6, gateway6(r.prefix6)} {
-		out = append(out, join(from, destination6(a), icmp6(icmpEchoRequest6), accept()))
+		out = append(out, join(from, destination(a), icmpKind(unix.IPPROTO_ICMPV6, icmpEchoRequest6), accept()))
 	}
 	if r.stateful6 {
-		out = append(out, join(from, destination6(dhcp.AllServers), proto(unix.IPPROTO_UDP), dport(portDHCPv6Server), accept()))
+		out = append(out, join(from, destination(dhcp.AllServers), proto(unix.IPPROTO_UDP), dport(portDHCPv6Server), accept()))
 	}
 	return out
 }

@@ -125,6 +125,13 @@ func (r rules) fresh(c *nftables.Conn, family nftables.TableFamily) *nftables.Ta
 	return c.AddTable(t)
 }
 
+// add appends rules to a chain.
+func add(c *nftables.Conn, ch *nftables.Chain, rules [][]expr.Any) {
+	for _, e := range rules {
+		c.AddRule(&nftables.Rule{Table: ch.Table, Chain: ch, Exprs: e})
+	}
+}
+
 // inet fills the table for routed packets.
 func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 	t := r.fresh(c, nftables.TableFamilyINet)
@@ -147,18 +154,13 @@ func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 		}
 	}
 	if r.guard {
-		closed := c.AddChain(&nftables.Chain{Name: chainClosed, Table: t})
-		for _, e := range r.routed() {
-			c.AddRule(&nftables.Rule{Table: t, Chain: closed, Exprs: e})
-		}
+		add(c, c.AddChain(&nftables.Chain{Name: chainClosed, Table: t}), r.routed())
 	}
 	forward := c.AddChain(&nftables.Chain{
 		Name: "forward", Table: t, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
 	})
-	for _, e := range r.forward() {
-		c.AddRule(&nftables.Rule{Table: t, Chain: forward, Exprs: e})
-	}
+	add(c, forward, r.forward())
 	if !r.guard {
 		return nil
 	}
@@ -166,17 +168,15 @@ func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 		Name: "input", Table: t, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
 	})
-	for _, e := range r.input() {
-		c.AddRule(&nftables.Rule{Table: t, Chain: input, Exprs: e})
-	}
+	add(c, input, r.input())
 	return nil
 }
 
 // sources match packets from guests, one match for each IP protocol in use.
 func (r rules) sources() [][]expr.Any {
-	out := [][]expr.Any{join(overIPv4(), source(r.prefix))}
+	out := [][]expr.Any{join(overIP(unix.NFPROTO_IPV4), source(r.prefix))}
 	if r.prefix6.IsValid() {
-		out = append(out, join(overIPv6(), source6(r.prefix6)))
+		out = append(out, join(overIP(unix.NFPROTO_IPV6), source(r.prefix6)))
 	}
 	return out
 }
@@ -218,8 +218,8 @@ func (r rules) input() [][]expr.Any {
 	out := [][]expr.Any{
 		join(others, accept()),
 		join(from, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept()),
-		join(from, overIPv4(), proto(unix.IPPROTO_UDP), dport(67), accept()),
-		join(from, overIPv4(), destination(r.gateway), proto(unix.IPPROTO_ICMP), icmpEcho(), accept()),
+		join(from, overIP(unix.NFPROTO_IPV4), proto(unix.IPPROTO_UDP), dport(67), accept()),
+		join(from, destination(r.gateway), icmpKind(unix.IPPROTO_ICMP, icmpEchoRequest4), accept()),
 	}
 	for _, asks := range r.resolvers() {
 		out = append(out, join(from, asks, accept()))
@@ -235,7 +235,7 @@ func (r rules) input() [][]expr.Any {
 func (r rules) guests() []expr.Any {
 	from := iif(expr.CmpOpEq, r.bridge)
 	if r.adopt {
-		from = join(from, overIPv4(), loadNetwork(12, 4, 1), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setTenants, SetID: setTenantsID}})
+		from = join(from, overIP(unix.NFPROTO_IPV4), loadNetwork(12, 4, 1), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setTenants, SetID: setTenantsID}})
 	}
 	return from
 }
@@ -259,17 +259,10 @@ func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 	})
 	asks := c.AddChain(&nftables.Chain{Name: chainDHCP, Table: t})
 	if r.adopt {
-		closed := c.AddChain(&nftables.Chain{Name: chainClosed, Table: t})
-		for _, e := range r.elsewhere() {
-			c.AddRule(&nftables.Rule{Table: t, Chain: closed, Exprs: e})
-		}
+		add(c, c.AddChain(&nftables.Chain{Name: chainClosed, Table: t}), r.elsewhere())
 	}
-	for _, e := range r.sender() {
-		c.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: e})
-	}
-	for _, e := range r.asker() {
-		c.AddRule(&nftables.Rule{Table: t, Chain: asks, Exprs: e})
-	}
+	add(c, ch, r.sender())
+	add(c, asks, r.asker())
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -55,7 +56,7 @@ func hostUses(bridge string) ([]use, error) {
 	}
 	for _, r := range routes {
 		if p, ok := prefixOf(r.Dst); ok && p.Bits() >= 8 && (r.LinkIndex == 0 || names[r.LinkIndex] != bridge) {
-			out = append(out, use{p, fmt.Sprintf("route %s through %s", p, orDefault(names[r.LinkIndex], "no link"))})
+			out = append(out, use{p, fmt.Sprintf("route %s through %s", p, cmp.Or(names[r.LinkIndex], "no link"))})
 		}
 	}
 	return out, nil

@@ -8,6 +8,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,17 +90,11 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 	case cfg.StateDir == "":
 		return nil, errdefs.Invalidf("network %s: a state folder is needed", cfg.Name)
 	}
-	if cfg.Instance == "" {
-		cfg.Instance = "default"
-	}
-	if cfg.ConfDir == "" {
-		cfg.ConfDir = DefaultConfDir
-	}
+	cfg.Instance = cmp.Or(cfg.Instance, "default")
+	cfg.ConfDir = cmp.Or(cfg.ConfDir, DefaultConfDir)
+	cfg.NetNSDir = cmp.Or(cfg.NetNSDir, namespaces)
 	if len(cfg.BinDirs) == 0 {
 		cfg.BinDirs = DefaultBinDirs
-	}
-	if cfg.NetNSDir == "" {
-		cfg.NetNSDir = namespaces
 	}
 	closed, err := network.NewClosed(cfg.Closed, cfg.Open)
 	if err != nil {

@@ -1,6 +1,7 @@
 package dhcp
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -29,16 +30,14 @@ type Socket struct {
 // Listen opens the sockets on the link called name, in the network namespace of the calling thread. It returns
 // FailedPrecondition if another program serves there.
 func Listen(name string) (*Socket, error) {
-	link, err := net.InterfaceByName(name)
+	udp, link, err := listen("DHCP", name, unix.AF_INET, serverPort, func(fd int, _ *net.Interface) error {
+		return errors.Join(
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
+			unix.Bind(fd, &unix.SockaddrInet4{Port: serverPort}),
+		)
+	})
 	if err != nil {
-		return nil, fmt.Errorf("listen for DHCP on %s: %w", name, err)
-	}
-	udp, err := listenUDP(name)
-	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, errdefs.Preconditionf("listen for DHCP on %s: another program uses UDP port 67; stop it or exclude %s in it (dnsmasq: except-interface=%s)", name, name, name)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("listen for DHCP on %s: %w", name, err)
+		return nil, err
 	}
 	raw, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0) // protocol 0 receives nothing
 	if err != nil {
@@ -48,18 +47,30 @@ func Listen(name string) (*Socket, error) {
 	return &Socket{udp: udp, raw: raw, index: link.Index}, nil
 }
 
-func listenUDP(link string) (*net.UDPConn, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
+// listen opens the UDP socket of a protocol on the link called name. bind sets its options and binds it to port.
+func listen(protocol, name string, family, port int, bind func(fd int, link *net.Interface) error) (*net.UDPConn, *net.Interface, error) {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen for %s on %s: %w", protocol, name, err)
+	}
+	udp, err := listenUDP(link, family, bind)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, nil, errdefs.Preconditionf("listen for %s on %s: another program uses UDP port %d; stop it or exclude %s in it (dnsmasq: except-interface=%s)", protocol, name, port, name, name)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen for %s on %s: %w", protocol, name, err)
+	}
+	return udp, link, nil
+}
+
+func listenUDP(link *net.Interface, family int, bind func(fd int, link *net.Interface) error) (*net.UDPConn, error) {
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
 	if err != nil {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), "dhcp")
 	defer f.Close() // FilePacketConn duplicates it
-	if err := errors.Join(
-		unix.BindToDevice(fd, link),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
-		unix.Bind(fd, &unix.SockaddrInet4{Port: serverPort}),
-	); err != nil {
+	if err := errors.Join(unix.BindToDevice(fd, link.Name), bind(fd, link)); err != nil {
 		return nil, err
 	}
 	c, err := net.FilePacketConn(f)
@@ -105,10 +116,7 @@ func datagram(from, to netip.Addr, payload []byte) []byte {
 
 	// The UDP checksum covers a pseudo header. Zero would mean no checksum, so its complement is sent, which is equivalent.
 	pseudo := append(append(append([]byte{}, b[12:20]...), 0, unix.IPPROTO_UDP), b[24:26]...)
-	sum := checksum(append(pseudo, b[20:]...))
-	if sum == 0 {
-		sum = 0xffff
-	}
+	sum := cmp.Or(checksum(append(pseudo, b[20:]...)), 0xffff)
 	binary.BigEndian.PutUint16(b[26:], sum)
 	return b
 }

@@ -2,14 +2,10 @@ package dhcp
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
-	"os"
 
 	"golang.org/x/sys/unix"
-
-	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 const (
@@ -27,40 +23,17 @@ type Socket6 struct{ udp *net.UDPConn }
 // Listen6 opens the socket on the link called name, in the network namespace of the calling thread. The link must have one
 // link-local address, the source of answers. It returns FailedPrecondition if another program serves there.
 func Listen6(name string) (*Socket6, error) {
-	link, err := net.InterfaceByName(name)
+	udp, _, err := listen("DHCPv6", name, unix.AF_INET6, serverPort6, func(fd int, link *net.Interface) error {
+		return errors.Join(
+			unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1),
+			unix.SetsockoptIPv6Mreq(fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: AllServers.As16(), Interface: uint32(link.Index)}),
+			unix.Bind(fd, &unix.SockaddrInet6{Port: serverPort6, Addr: AllServers.As16(), ZoneId: uint32(link.Index)}),
+		)
+	})
 	if err != nil {
-		return nil, fmt.Errorf("listen for DHCPv6 on %s: %w", name, err)
-	}
-	udp, err := listenUDP6(link)
-	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, errdefs.Preconditionf("listen for DHCPv6 on %s: another program uses UDP port 547; stop it or exclude %s in it (dnsmasq: except-interface=%s)", name, name, name)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("listen for DHCPv6 on %s: %w", name, err)
+		return nil, err
 	}
 	return &Socket6{udp}, nil
-}
-
-func listenUDP6(link *net.Interface) (*net.UDPConn, error) {
-	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
-	if err != nil {
-		return nil, err
-	}
-	f := os.NewFile(uintptr(fd), "dhcpv6")
-	defer f.Close() // FilePacketConn duplicates it
-	if err := errors.Join(
-		unix.BindToDevice(fd, link.Name),
-		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1),
-		unix.SetsockoptIPv6Mreq(fd, unix.IPPROTO_IPV6, unix.IPV6_JOIN_GROUP, &unix.IPv6Mreq{Multiaddr: AllServers.As16(), Interface: uint32(link.Index)}),
-		unix.Bind(fd, &unix.SockaddrInet6{Port: serverPort6, Addr: AllServers.As16(), ZoneId: uint32(link.Index)}),
-	); err != nil {
-		return nil, err
-	}
-	c, err := net.FilePacketConn(f)
-	if err != nil {
-		return nil, err
-	}
-	return c.(*net.UDPConn), nil
 }
 
 // Close closes the socket; a pending receive returns.

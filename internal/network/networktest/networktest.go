@@ -1,4 +1,4 @@
-// Package networktest is the test suite that every implementation of network.Network must pass, including the fake one.
+// Package networktest is the test suite that every implementation of network.Network must pass.
 //
 // It tests what the contract promises and not how it is implemented; packets are tested by the implementations themselves.
 package networktest

@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,22 +53,12 @@ type Identity struct {
 
 // Allows reports whether the identity may do a in a repository.
 func (i Identity) Allows(a Action, repo string) bool {
-	for _, s := range i.Scopes {
-		if s.allows(a, repo) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(i.Scopes, func(s Scope) bool { return s.allows(a, repo) })
 }
 
 // Everything reports whether the identity may do anything in any repository.
 func (i Identity) Everything() bool {
-	for _, s := range i.Scopes {
-		if s.Action == Delete && s.Prefix == "" {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(i.Scopes, Scope{Action: Delete})
 }
 
 // Anonymous returns the identity of a client without a token, which may pull.

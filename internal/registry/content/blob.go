@@ -21,14 +21,10 @@ func (c *Content) Blob(ctx context.Context, repo string, d digest.Digest) (objec
 	return c.blob(ctx, repo, d)
 }
 
-func (c *Content) blob(ctx context.Context, repo string, d digest.Digest) (objects.Info, error) {
-	if _, err := c.store.Stat(ctx, linkKey(repo, d)); err != nil {
-		if errdefs.IsNotFound(err) {
-			err = blobUnknown(repo, d)
-		}
-		return objects.Info{}, err
+func (c *Content) blob(ctx context.Context, repo string, d digest.Digest) (info objects.Info, err error) {
+	if _, err = c.store.Stat(ctx, linkKey(repo, d)); err == nil {
+		info, err = c.statBlob(ctx, d)
 	}
-	info, err := c.statBlob(ctx, d)
 	if errdefs.IsNotFound(err) {
 		err = blobUnknown(repo, d)
 	}
@@ -36,15 +32,11 @@ func (c *Content) blob(ctx context.Context, repo string, d digest.Digest) (objec
 }
 
 // OpenBlob opens a blob of a repository for reading.
-func (c *Content) OpenBlob(ctx context.Context, repo string, d digest.Digest) (io.ReadSeekCloser, objects.Info, error) {
+func (c *Content) OpenBlob(ctx context.Context, repo string, d digest.Digest) (f io.ReadSeekCloser, info objects.Info, err error) {
 	defer c.leases.pin(d)()
-	if _, err := c.store.Stat(ctx, linkKey(repo, d)); err != nil {
-		if errdefs.IsNotFound(err) {
-			err = blobUnknown(repo, d)
-		}
-		return nil, objects.Info{}, err
+	if _, err = c.store.Stat(ctx, linkKey(repo, d)); err == nil {
+		f, info, err = c.openBlob(ctx, d)
 	}
-	f, info, err := c.openBlob(ctx, d)
 	if errdefs.IsNotFound(err) {
 		err = blobUnknown(repo, d)
 	}

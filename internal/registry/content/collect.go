@@ -169,9 +169,7 @@ func (c *Content) collectUntagged(ctx context.Context, repo string, cutoff time.
 }
 
 func (c *Content) removeUntagged(ctx context.Context, repo string, d digest.Digest, cutoff time.Time) (bool, error) {
-	mu := c.repo(repo)
-	mu.Lock()
-	defer mu.Unlock()
+	defer c.repo(repo)()
 	_, _, doc, err := c.Manifest(ctx, repo, reference.Reference{Digest: d})
 	if errdefs.IsNotFound(err) || errdefs.Is(err, errdefs.DataLoss) {
 		return false, nil

@@ -116,8 +116,11 @@ func (c *Content) Usage() Usage {
 	return Usage{Blobs: c.count.Load(), Bytes: c.used.Load(), Staged: c.staged.Load(), Quota: c.cfg.Quota, Uploads: n, Corrupt: c.corrupt.Load()}
 }
 
-func (c *Content) repo(name string) *sync.Mutex {
-	return &c.repos[maphash.String(c.seed, name)%uint64(len(c.repos))]
+// repo locks the manifests and tags of a repository until unlock is called.
+func (c *Content) repo(name string) (unlock func()) {
+	mu := &c.repos[maphash.String(c.seed, name)%uint64(len(c.repos))]
+	mu.Lock()
+	return mu.Unlock
 }
 
 func repoKey(repo string) string { return "repositories/" + repo }
@@ -295,9 +298,7 @@ func damaged(d digest.Digest) error {
 // corruptedBlob is corrupted for the blob that info describes. It does not touch a blob that was moved or replaced
 // concurrently.
 func (c *Content) corruptedBlob(ctx context.Context, d digest.Digest, info objects.Info) error {
-	mu := c.guard(d)
-	mu.Lock()
-	defer mu.Unlock()
+	defer c.guard(d)()
 	key := blobKey(d)
 	_, isFresh := c.fresh.get(d)
 	if isFresh {

@@ -43,9 +43,11 @@ func (f *fresh) drop(d digest.Digest) {
 
 func freshKey(d digest.Digest) string { return "fresh/" + d.Algorithm().String() + "/" + d.Encoded() }
 
-// guard returns the mutex that must be held to change where a blob is stored.
-func (c *Content) guard(d digest.Digest) *sync.Mutex {
-	return &c.taking[maphash.String(c.seed, d.String())%uint64(len(c.taking))]
+// guard locks where a blob is stored: nobody else changes it until unlock is called.
+func (c *Content) guard(d digest.Digest) (unlock func()) {
+	mu := &c.taking[maphash.String(c.seed, d.String())%uint64(len(c.taking))]
+	mu.Lock()
+	return mu.Unlock
 }
 
 // find calls look with the key of a blob. NotFound from look means that the blob was settled concurrently, or does not
@@ -75,9 +77,7 @@ func (c *Content) statBlob(ctx context.Context, d digest.Digest) (info objects.I
 
 // vet reads a suspect blob and removes it if it is damaged.
 func (c *Content) vet(ctx context.Context, d digest.Digest) error {
-	mu := c.guard(d)
-	mu.Lock()
-	defer mu.Unlock()
+	defer c.guard(d)()
 	return c.vetLocked(ctx, d)
 }
 
@@ -124,9 +124,7 @@ func (c *Content) lost(ctx context.Context, d digest.Digest, size int64) error {
 
 // takeBlob makes the file at path, of size bytes, the blob d. Preconditions: its bytes have that digest.
 func (c *Content) takeBlob(ctx context.Context, d digest.Digest, path string, size int64) error {
-	mu := c.guard(d)
-	mu.Lock()
-	defer mu.Unlock()
+	defer c.guard(d)()
 	old, err := c.store.Stat(ctx, blobKey(d))
 	if _, ok := c.fresh.get(d); ok {
 		old, err = c.store.Stat(ctx, freshKey(d))
@@ -165,9 +163,7 @@ func (c *Content) settle(ctx context.Context, all []digest.Digest) error {
 }
 
 func (c *Content) settleOne(ctx context.Context, d digest.Digest) error {
-	mu := c.guard(d)
-	mu.Lock()
-	defer mu.Unlock()
+	defer c.guard(d)()
 	if err := c.vetLocked(ctx, d); err != nil {
 		return err
 	}
@@ -186,9 +182,7 @@ func (c *Content) settleOne(ctx context.Context, d digest.Digest) error {
 
 // removeBlob deletes a blob and returns its size; removed is false if it did not exist any more.
 func (c *Content) removeBlob(ctx context.Context, d digest.Digest) (size int64, removed bool, err error) {
-	mu := c.guard(d)
-	mu.Lock()
-	defer mu.Unlock()
+	defer c.guard(d)()
 	info, err := c.store.Stat(ctx, blobKey(d))
 	_, isFresh := c.fresh.get(d)
 	if isFresh {

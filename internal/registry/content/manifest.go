@@ -136,9 +136,7 @@ func (c *Content) PutManifest(ctx context.Context, repo string, ref reference.Re
 	if err := c.store.Sync(ctx); err != nil { // the names of its blobs
 		return "", nil, err
 	}
-	mu := c.repo(repo)
-	mu.Lock()
-	defer mu.Unlock()
+	defer c.repo(repo)()
 	if err := c.children(ctx, repo, doc); err != nil {
 		return "", nil, err
 	}
@@ -242,9 +240,7 @@ func (c *Content) Manifest(ctx context.Context, repo string, ref reference.Refer
 
 // RemoveManifest removes a tag, or a manifest and all its tags.
 func (c *Content) RemoveManifest(ctx context.Context, repo string, ref reference.Reference) error {
-	mu := c.repo(repo)
-	mu.Lock()
-	defer mu.Unlock()
+	defer c.repo(repo)()
 	d, err := c.Resolve(ctx, repo, ref)
 	if err != nil {
 		return err

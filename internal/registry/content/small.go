@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/registry/objects"
 )
 
 // small is the largest blob that is handled in memory, in bytes: nearly all blobs of snapshots.
@@ -44,7 +45,7 @@ func (c *Content) putSmall(ctx context.Context, repo string, d digest.Digest, r 
 	defer c.staged.Add(-int64(length))
 	path := filepath.Join(c.store.Staging(), strings.ToLower(rand.Text()))
 	if err := writeFile(path, data); err != nil {
-		return diskFull(fmt.Errorf("store blob %s: %w", d, err))
+		return objects.DiskFull(fmt.Errorf("store blob %s: %w", d, err))
 	}
 	if err := c.take(ctx, repo, d, path, int64(length)); err != nil {
 		_ = os.Remove(path) // taken or not; the next start removes leftovers

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/registry/objects"
 	"cocoonstack.io/cocoon/internal/registry/reference"
 )
 
@@ -88,7 +89,7 @@ func (c *Content) newUpload(repo, owner string) *Upload {
 func (u *Upload) create() error {
 	f, err := os.OpenFile(u.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return diskFull(fmt.Errorf("begin an upload: %w", err))
+		return objects.DiskFull(fmt.Errorf("begin an upload: %w", err))
 	}
 	f.Close()
 	if !u.lasts {
@@ -97,7 +98,7 @@ func (u *Upload) create() error {
 	if err := os.WriteFile(u.path+repoSuffix, []byte(u.Repo+"\n"+u.owner), 0o600); err != nil {
 		_ = os.Remove(u.path)
 		_ = os.Remove(u.path + repoSuffix)
-		return diskFull(fmt.Errorf("begin an upload: %w", err))
+		return objects.DiskFull(fmt.Errorf("begin an upload: %w", err))
 	}
 	return nil
 }
@@ -218,7 +219,7 @@ func (u *Upload) copy(f *os.File, r io.Reader) error {
 				hashed <- struct{}{}
 				u.size.Add(int64(m))
 				u.c.staged.Add(int64(m - n))
-				return diskFull(fmt.Errorf("upload %s: %w", u.ID, err))
+				return objects.DiskFull(fmt.Errorf("upload %s: %w", u.ID, err))
 			}
 			u.used.Store(u.c.cfg.Now().UnixNano())
 			if size := u.size.Add(int64(n)); size-flushed >= writeBack {
@@ -374,12 +375,4 @@ func (c *Content) reserve(n int64) error {
 		return code(Denied, errdefs.Exhaustedf("the registry's quota of %d bytes is used up: delete images and wait for the collection of garbage, or raise --quota", c.cfg.Quota))
 	}
 	return nil
-}
-
-// diskFull classifies errors of a full disk.
-func diskFull(err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return errdefs.Exhaustedf("the registry's disk is full; free space or delete images and run epoch gc: %w", err)
-	}
-	return err
 }

@@ -6,8 +6,13 @@ package objects
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 // Info describes an object.
@@ -80,9 +85,17 @@ func Read(ctx context.Context, s Store, key string, limit int64) ([]byte, Info, 
 	}
 	defer f.Close()
 	if info.Size > limit {
-		return nil, info, tooLarge(key, info.Size, limit)
+		return nil, info, errdefs.DataLossf("object %s has %d bytes; at most %d are expected", key, info.Size, limit)
 	}
 	data := make([]byte, info.Size)
 	_, err = io.ReadFull(f, data)
 	return data, info, err
+}
+
+// DiskFull turns the errors of a full disk into ResourceExhausted.
+func DiskFull(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return errdefs.Exhaustedf("the registry's disk is full; free space or delete images and run epoch gc: %w", err)
+	}
+	return err
 }

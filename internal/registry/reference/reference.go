@@ -4,6 +4,7 @@
 package reference
 
 import (
+	"cmp"
 	_ "crypto/sha256" // a digest algorithm is usable only if it is linked in
 	_ "crypto/sha512"
 	"strconv"
@@ -56,12 +57,7 @@ func Parse(s string) (Reference, error) {
 }
 
 // String returns the reference as it was written.
-func (r Reference) String() string {
-	if r.Digest != "" {
-		return r.Digest.String()
-	}
-	return r.Tag
-}
+func (r Reference) String() string { return cmp.Or(r.Digest.String(), r.Tag) }
 
 // quote quotes a client's text for an error, and shortens long text.
 func quote(s string) string {
@@ -164,10 +160,6 @@ func ContentRange(s string) (start, end int64, err error) {
 
 // number parses a decimal number without sign or underscores.
 func number(s string) (int64, error) {
-	for i := range len(s) {
-		if s[i] < '0' || s[i] > '9' {
-			return 0, strconv.ErrSyntax
-		}
-	}
-	return strconv.ParseInt(s, 10, 64)
+	n, err := strconv.ParseUint(s, 10, 63) // ParseInt accepts a sign
+	return int64(n), err
 }

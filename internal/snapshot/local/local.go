@@ -76,9 +76,7 @@ func New(cfg Config) (*Store, error) {
 		return nil, errdefs.Invalidf("the snapshot folder %q must be an absolute path", cfg.Dir)
 	}
 	cfg.Dir = filepath.Clean(cfg.Dir)
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Store{cfg: cfg}, nil
 }
 

@@ -26,8 +26,8 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/snapshot/chunked"
 	"cocoonstack.io/cocoon/internal/snapshot/local"
-	"cocoonstack.io/cocoon/internal/snapshot/registry"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -217,7 +217,7 @@ func (n *Node) open(ctx context.Context) (*Machine, func() error, error) {
 	m := &Machine{Engine: e, Puller: pulls}
 	m.Snapshots = &catalog.Snapshots{
 		Cloner: e, Images: store, Puller: pulls, Store: snapshots,
-		Remote: registry.New(registry.Config{Index: filepath.Join(n.state(), "index"), OwnerOf: ownerOf, Log: n.log}, snapshots),
+		Remote: chunked.New(chunked.Config{Index: filepath.Join(n.state(), "index"), OwnerOf: ownerOf, Log: n.log}, snapshots),
 	}
 	ended := make(chan error, 1)
 	ectx, cancel := context.WithCancel(context.WithoutCancel(ctx))

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/registry/objects"
@@ -106,14 +108,14 @@ func (s *Store) Write(_ context.Context, key string, data []byte) error {
 		return err
 	}
 	if len(data) > 0 {
-		return full(atomicfile.WriteFile(path, data, fileMode))
+		return objects.DiskFull(atomicfile.WriteFile(path, data, fileMode))
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, fileMode)
 	if err != nil {
-		return full(err)
+		return objects.DiskFull(err)
 	}
 	s.touched(filepath.Dir(path))
-	return full(f.Close())
+	return objects.DiskFull(f.Close())
 }
 
 // Take renames a file.
@@ -126,7 +128,7 @@ func (s *Store) Flush(_ context.Context, key string) error {
 		return missing(key, err)
 	}
 	defer f.Close()
-	return full(f.Sync())
+	return objects.DiskFull(f.Sync())
 }
 
 // Move renames an object.
@@ -141,7 +143,7 @@ func (s *Store) rename(path, key string) error {
 		return err
 	}
 	if err := os.Rename(path, to); err != nil {
-		return full(fmt.Errorf("store %s: %w", key, err))
+		return objects.DiskFull(fmt.Errorf("store %s: %w", key, err))
 	}
 	s.touched(filepath.Dir(to))
 	return nil
@@ -216,7 +218,7 @@ func (s *Store) mkdir(dir string) error {
 		s.touched(p)
 	}
 	s.touched(s.dir)
-	return full(os.MkdirAll(dir, dirMode))
+	return objects.DiskFull(os.MkdirAll(dir, dirMode))
 }
 
 func (s *Store) touched(dir string) {
@@ -245,4 +247,8 @@ func (s *Store) Sync(ctx context.Context) error {
 		}
 	}
 	return failed
+}
+
+func isNotDir(err error) bool {
+	return errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ENAMETOOLONG)
 }
