@@ -152,15 +152,13 @@ func (a *app) vmCreateCommand() *cobra.Command {
 		Long:    "Prepare a VM without starting it. CMD replaces the command of a container image.",
 		Example: "  cocoon vm create --name web --memory 512M demo\n  cocoon vm start web",
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				r, err := a.make(cmd.Context(), c, &f, args, c.Create)
-				if err != nil {
-					return err
-				}
-				return a.printVM(r, f.out)
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			r, err := a.make(ctx, c, &f, args, c.Create)
+			if err != nil {
+				return err
+			}
+			return a.printVM(r, f.out)
+		}),
 	}
 	f.add(cmd)
 	return cmd

@@ -2,6 +2,7 @@ package guestagent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -92,12 +93,7 @@ func (s *Server) execCommand(start *guestv1.ExecStart) (command, error) {
 		s.mu.Lock()
 		c.hostname = s.hostname
 		s.mu.Unlock()
-		if c.dir == "" {
-			c.dir = m.command.dir
-		}
-		if c.user == "" {
-			c.user = m.command.user
-		}
+		c.dir, c.user = cmp.Or(c.dir, m.command.dir), cmp.Or(c.user, m.command.user)
 	}
 	c.env = environ(base, start.GetEnv())
 	return c, nil

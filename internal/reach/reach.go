@@ -7,6 +7,7 @@
 package reach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -89,10 +90,7 @@ func (p Policy) Guard(t *http.Transport, d *net.Dialer) {
 
 // dialled returns the address of a proxy in the form in which a transport passes it to its dialer.
 func dialled(u *url.URL) string {
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme]
-	}
+	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme])
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
