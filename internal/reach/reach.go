@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -98,12 +99,7 @@ func dialled(u *url.URL) string {
 func (p Policy) named(addr string) bool {
 	addr = strings.ToLower(addr)
 	host, _, _ := net.SplitHostPort(addr)
-	for _, h := range p.Hosts {
-		if h == addr || h == host {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(p.Hosts, addr) || slices.Contains(p.Hosts, host)
 }
 
 // refused is the error for a refused address; kind describes it.
