@@ -113,7 +113,7 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 		return err
 	}
 	a.noteStranger(r)
-	return a.printVM(r, f.out)
+	return a.printVM(r, f.out, nil)
 }
 
 // spec creates the request. It leaves to the engine what only the engine can validate.
@@ -252,10 +252,8 @@ hibernated; afterwards it runs. A snapshot of another VM is for "cocoon vm clone
 			if err != nil {
 				return err
 			}
-			if r, err = wait.settle(ctx, a, c, r); err != nil {
-				return err
-			}
-			return a.printVM(r, out)
+			r, err = wait.settle(ctx, a, c, r)
+			return a.printVM(r, out, err)
 		}),
 	}
 	wait.add(cmd)

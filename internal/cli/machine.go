@@ -71,10 +71,8 @@ func (a *app) runSpec(ctx context.Context, path string, f *specFlags, wait *wait
 		if err != nil {
 			return err
 		}
-		if r, err = wait.settle(ctx, a, c, r); err != nil {
-			return err
-		}
-		return a.printVM(r, f.out)
+		r, err = wait.settle(ctx, a, c, r)
+		return a.printVM(r, f.out, err)
 	})
 }
 

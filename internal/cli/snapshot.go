@@ -151,13 +151,7 @@ func (a *app) snapshotInspectCommand() *cobra.Command {
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: inTurn(a.completeSnapshots),
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
 			s, err := c.GetSnapshot(ctx, args[0])
-			switch {
-			case err != nil:
-				return err
-			case out == formatJSON:
-				return printJSON(a.Stdout, nodejson.FromSnapshot(s))
-			}
-			return a.printSnapshots([]snapshot.Snapshot{s})
+			return a.printSnapshot(s, out, err)
 		}),
 	}
 	outputFlag(cmd, &out)
@@ -186,10 +180,7 @@ memory of the guest that was saved. What is given replaces what was published be
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
 				s, err := c.PublishSnapshot(cmd.Context(), args[0], namespaces)
-				if err != nil {
-					return err
-				}
-				return a.printSnapshots([]snapshot.Snapshot{s})
+				return a.printSnapshot(s, formatTable, err)
 			})
 		},
 	}

@@ -23,12 +23,12 @@ import (
 
 // node answers client requests about the machine and the daemon.
 type node struct {
-	cfg      Config
+	cfg            Config
 	*engine.Engine // serves strays itself
-	drivers  map[string]hypervisor.Driver
-	nets     *networks
-	problems func(context.Context) ([]image.MappingProblem, error)
-	started  time.Time
+	drivers        map[string]hypervisor.Driver
+	nets           *networks
+	problems       func(context.Context) ([]image.MappingProblem, error)
+	started        time.Time
 }
 
 func (d *daemon) newNode(h *host) *node {
