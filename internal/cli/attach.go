@@ -28,11 +28,9 @@ func (a *app) vmAttachCommand() *cobra.Command {
 started with one (vm run --interactive). It ends with the process, or with our input; the process goes on.` + refHelp,
 		Example: "  cocoon vm attach web\n  cocoon vm attach -it shell              # leave with Ctrl-]\n  echo reload | cocoon vm attach -i web",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeVMs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				return a.attach(cmd.Context(), c, args[0], at, stdin, tty, controlFD)
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			return a.attach(ctx, c, args[0], at, stdin, tty, controlFD)
+		}),
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&stdin, "interactive", "i", false, "pass standard input on")

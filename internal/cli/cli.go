@@ -177,6 +177,26 @@ func (a *app) withClient(fn func(c *nodeclient.Client) error) error {
 	return fn(c)
 }
 
+// calling makes a command of fn, which runs with a connection to the daemon.
+func (a *app) calling(fn func(ctx context.Context, c *nodeclient.Client, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		return a.withClient(func(c *nodeclient.Client) error { return fn(cmd.Context(), c, args) })
+	}
+}
+
+// removing makes a command of remove, which it calls for every argument; it prints what was removed.
+func (a *app) removing(remove func(ctx context.Context, c *nodeclient.Client, ref string) error) func(*cobra.Command, []string) error {
+	return a.calling(func(ctx context.Context, c *nodeclient.Client, refs []string) error {
+		return each(refs, func(ref string) error {
+			err := remove(ctx, c, ref)
+			if err == nil {
+				a.printf("%s\n", ref)
+			}
+			return err
+		})
+	})
+}
+
 // each calls fn for every reference, continues after failures and returns them together.
 func each(refs []string, fn func(ref string) error) error {
 	var errs []error

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -112,7 +113,7 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 		return err
 	}
 	a.noteStranger(r)
-	return a.printVM(r, f.out)
+	return a.printVM(r, f.out, nil)
 }
 
 // spec creates the request. It leaves to the engine what only the engine can validate.
@@ -176,12 +177,8 @@ func (a *app) noteStranger(r vm.Record) {
 		facts.StaticNIC = facts.StaticNIC || nic.IP != "" && !nic.DHCP
 		facts.FixedMAC = facts.FixedMAC || i < len(r.Resume.MACs) && !strings.EqualFold(r.Resume.MACs[i], nic.MAC)
 	}
-	hostname := r.Spec.Hostname
-	if hostname == "" {
-		hostname = r.Spec.Name
-	}
 	commands, err := postclone.Commands(postclone.Classify(facts), postclone.Clone{
-		ID: r.ID, Hostname: hostname, NICs: r.NICs, MACs: r.Resume.MACs, MachineID: r.Resume.MachineID,
+		ID: r.ID, Hostname: cmp.Or(r.Spec.Hostname, r.Spec.Name), NICs: r.NICs, MACs: r.Resume.MACs, MachineID: r.Resume.MachineID,
 	})
 	if err != nil || commands == "" {
 		return // then the guest's own network has to give it its identity
@@ -248,20 +245,16 @@ func (a *app) vmRestoreCommand() *cobra.Command {
 hibernated; afterwards it runs. A snapshot of another VM is for "cocoon vm clone".` + refHelp + snapshotHelp,
 		Example: "  cocoon snapshot save --name before web\n  cocoon vm restore web before",
 		Args:    cobra.ExactArgs(2), ValidArgsFunction: inTurn(a.completeVMs, a.completeSnapshots),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				stop := a.waiting(cmd.Context(), "restoring "+args[0])
-				r, err := c.Restore(cmd.Context(), args[0], args[1])
-				stop()
-				if err != nil {
-					return err
-				}
-				if r, err = wait.settle(cmd.Context(), a, c, r); err != nil {
-					return err
-				}
-				return a.printVM(r, out)
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			stop := a.waiting(ctx, "restoring "+args[0])
+			r, err := c.Restore(ctx, args[0], args[1])
+			stop()
+			if err != nil {
+				return err
+			}
+			r, err = wait.settle(ctx, a, c, r)
+			return a.printVM(r, out, err)
+		}),
 	}
 	wait.add(cmd)
 	outputFlag(cmd, &out)

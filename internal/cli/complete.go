@@ -7,7 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 const quickly = time.Second // shell completion and version do not wait longer for the daemon
@@ -19,33 +22,15 @@ func completeWords(cmd *cobra.Command, flag string, words ...string) {
 
 // completeVMs offers the names of VMs that are not on the command line yet.
 func (a *app) completeVMs(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	return a.complete(cmd, args, func(ctx context.Context, c *nodeclient.Client) (names []string, err error) {
-		all, err := c.List(ctx)
-		for _, r := range all {
-			names = append(names, r.Spec.Name)
-		}
-		return names, err
-	})
+	return complete(a, cmd, args, (*nodeclient.Client).List, func(x vm.Record) string { return x.Spec.Name })
 }
 
 func (a *app) completeImages(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	return a.complete(cmd, args, func(ctx context.Context, c *nodeclient.Client) (names []string, err error) {
-		all, err := c.ListImages(ctx)
-		for _, i := range all {
-			names = append(names, i.Name)
-		}
-		return names, err
-	})
+	return complete(a, cmd, args, (*nodeclient.Client).ListImages, func(x image.Image) string { return x.Name })
 }
 
 func (a *app) completeSnapshots(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	return a.complete(cmd, args, func(ctx context.Context, c *nodeclient.Client) (names []string, err error) {
-		all, err := c.ListSnapshots(ctx)
-		for _, s := range all {
-			names = append(names, s.Name)
-		}
-		return names, err
-	})
+	return complete(a, cmd, args, (*nodeclient.Client).ListSnapshots, func(x snapshot.Snapshot) string { return x.Name })
 }
 
 // inTurn completes the first argument with the first of list, the second with the second, and no further arguments.
@@ -62,13 +47,21 @@ func completeFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompD
 	return nil, cobra.ShellCompDirectiveDefault
 }
 
-func (a *app) complete(cmd *cobra.Command, args []string, list func(context.Context, *nodeclient.Client) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+func complete[T any](
+	a *app, cmd *cobra.Command, args []string, list func(*nodeclient.Client, context.Context) ([]T, error), name func(T) string,
+) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), quickly)
 	defer cancel()
-	var names []string
-	err := a.withClient(func(c *nodeclient.Client) (err error) { names, err = list(ctx, c); return err })
+	var all []T
+	err := a.withClient(func(c *nodeclient.Client) (err error) { all, err = list(c, ctx); return err })
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	return slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), cobra.ShellCompDirectiveNoFileComp
+	var names []string
+	for _, x := range all {
+		if n := name(x); !slices.Contains(args, n) {
+			names = append(names, n)
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }

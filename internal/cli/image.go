@@ -98,18 +98,16 @@ func (a *app) imageListCommand() *cobra.Command {
 	var quiet bool
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List images", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				all, err := c.ListImages(cmd.Context())
-				if err != nil {
-					return err
-				}
-				if out == formatJSON {
-					return printJSON(a.Stdout, append([]image.Image{}, all...)) // prints [] when empty, never null
-				}
-				return a.printImages(all, out, quiet)
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
+			all, err := c.ListImages(ctx)
+			if err != nil {
+				return err
+			}
+			if out == formatJSON {
+				return printJSON(a.Stdout, append([]image.Image{}, all...)) // prints [] when empty, never null
+			}
+			return a.printImages(all, out, quiet)
+		}),
 	}
 	outputFlag(cmd, &out)
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
@@ -140,15 +138,13 @@ func (a *app) printImages(all []image.Image, out format, quiet bool) error {
 func (a *app) imageInspectCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect REF", Short: "Print one image as JSON", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeImages,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				img, err := c.GetImage(cmd.Context(), args[0])
-				if err != nil {
-					return err
-				}
-				return printJSON(a.Stdout, img)
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			img, err := c.GetImage(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			return printJSON(a.Stdout, img)
+		}),
 	}
 }
 
@@ -157,18 +153,6 @@ func (a *app) imageRmCommand() *cobra.Command {
 		Use: "rm REF...", Aliases: []string{"remove"}, Short: "Remove images",
 		Long: "Remove images by name or id. Content that a VM uses stays until the VM is removed.",
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages,
-		RunE: func(cmd *cobra.Command, refs []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				return each(refs, func(ref string) error { return a.removeImage(cmd.Context(), c, ref) })
-			})
-		},
+		RunE: a.removing(func(ctx context.Context, c *nodeclient.Client, ref string) error { return c.RemoveImage(ctx, ref) }),
 	}
-}
-
-func (a *app) removeImage(ctx context.Context, c *nodeclient.Client, ref string) error {
-	if err := c.RemoveImage(ctx, ref); err != nil {
-		return err
-	}
-	a.printf("%s\n", ref)
-	return nil
 }

@@ -67,8 +67,6 @@ func (b *imageBuild) check() (err error) {
 	return nil
 }
 
-func unmarshal(s string, v any) error { return json.Unmarshal([]byte(s), v) }
-
 const mediaLayer = "application/vnd.oci.image.layer.v1.tar"
 
 // spooledLayer is the layer as it is sent: its digest must be known before its first byte is sent.

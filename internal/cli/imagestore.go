@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"io"
 	"os"
 	"path/filepath"
@@ -270,7 +271,7 @@ func words(flag, v string) ([]string, error) {
 		return []string{v}, nil
 	}
 	var list []string
-	if err := unmarshal(v, &list); err != nil || len(list) == 0 {
+	if err := json.Unmarshal([]byte(v), &list); err != nil || len(list) == 0 {
 		return nil, errdefs.Invalidf(`--%s %s: it is one program, or a list such as ["/bin/app", "-v"]`, flag, v)
 	}
 	return list, nil

@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -70,10 +71,8 @@ func (a *app) runSpec(ctx context.Context, path string, f *specFlags, wait *wait
 		if err != nil {
 			return err
 		}
-		if r, err = wait.settle(ctx, a, c, r); err != nil {
-			return err
-		}
-		return a.printVM(r, f.out)
+		r, err = wait.settle(ctx, a, c, r)
+		return a.printVM(r, f.out, err)
 	})
 }
 
@@ -99,48 +98,40 @@ func (a *app) vmReleaseCommand() *cobra.Command {
 		Long: `Let the containers start that wait for one whose specification says "hold". Whoever gave it says so, once the
 container has started in the sense that they need.` + refHelp,
 		ValidArgsFunction: inTurn(a.completeVMs),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error { return c.ReleaseContainer(cmd.Context(), args[0], args[1]) })
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			return c.ReleaseContainer(ctx, args[0], args[1])
+		}),
 	}
 }
 
 func (a *app) snapshotRemoteCommand() *cobra.Command {
-	verb := func(use, short string, op func(ctx context.Context, c *nodeclient.Client, ref string, remote *remoteFlags) error) *cobra.Command {
+	verb := func(use, short string, op func(ctx context.Context, c *nodeclient.Client, ref string, auth snapshot.Auth) error) *cobra.Command {
 		var remote remoteFlags
 		cmd := &cobra.Command{
 			Use: use + " URL/REPO:TAG", Short: short, Long: short + "." + remoteHelp, Args: cobra.ExactArgs(1),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				return a.withClient(func(c *nodeclient.Client) error { return op(cmd.Context(), c, args[0], &remote) })
-			},
+			RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+				auth, err := remote.auth(args[0], a.Getenv)
+				if err != nil {
+					return err
+				}
+				return op(ctx, c, args[0], auth)
+			}),
 		}
 		remote.add(cmd)
 		return cmd
 	}
 	return group("remote", "Look after snapshots in a registry", "  cocoon snapshot remote digest https://epoch.example.com:8443/warm:v1",
-		verb("digest", "Print the digest of a snapshot in a registry, as JSON", func(ctx context.Context, c *nodeclient.Client, ref string, remote *remoteFlags) error {
-			auth, err := remote.auth(ref, a.Getenv)
-			if err != nil {
-				return err
-			}
+		verb("digest", "Print the digest of a snapshot in a registry, as JSON", func(ctx context.Context, c *nodeclient.Client, ref string, auth snapshot.Auth) error {
 			digest, err := c.TagDigest(ctx, ref, auth)
 			if err != nil {
 				return err
 			}
 			return printJSON(a.Stdout, nodejson.TagDigest{Digest: digest})
 		}),
-		verb("rm", "Remove the tag of a snapshot in a registry", func(ctx context.Context, c *nodeclient.Client, ref string, remote *remoteFlags) error {
-			auth, err := remote.auth(ref, a.Getenv)
-			if err != nil {
-				return err
-			}
+		verb("rm", "Remove the tag of a snapshot in a registry", func(ctx context.Context, c *nodeclient.Client, ref string, auth snapshot.Auth) error {
 			return c.DeleteTag(ctx, ref, auth)
 		}),
-		verb("check", "Ask whether a registry answers and takes the credentials", func(ctx context.Context, c *nodeclient.Client, ref string, remote *remoteFlags) error {
-			auth, err := remote.auth(ref, a.Getenv)
-			if err != nil {
-				return err
-			}
+		verb("check", "Ask whether a registry answers and takes the credentials", func(ctx context.Context, c *nodeclient.Client, ref string, auth snapshot.Auth) error {
 			return c.CheckRegistry(ctx, ref, auth)
 		}))
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -25,22 +26,20 @@ func (a *app) netStatusCommand() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the node's networks and their addresses", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				i, err := c.Info(cmd.Context())
-				if err != nil {
-					return err
-				}
-				if out == formatJSON {
-					return printJSON(a.Stdout, i.NetworkDetails)
-				}
-				var rows [][]string
-				for _, n := range i.NetworkDetails {
-					rows = append(rows, netCells(n))
-				}
-				return printTable(a.Stdout, []string{"NAME", "KIND", "STATE", "BRIDGE", "SUBNET", "GATEWAY", "LEASED", "FREE"}, rows)
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
+			i, err := c.Info(ctx)
+			if err != nil {
+				return err
+			}
+			if out == formatJSON {
+				return printJSON(a.Stdout, i.NetworkDetails)
+			}
+			var rows [][]string
+			for _, n := range i.NetworkDetails {
+				rows = append(rows, netCells(n))
+			}
+			return printTable(a.Stdout, []string{"NAME", "KIND", "STATE", "BRIDGE", "SUBNET", "GATEWAY", "LEASED", "FREE"}, rows)
+		}),
 	}
 	outputFlag(cmd, &out)
 	return cmd
@@ -115,9 +114,9 @@ func (a *app) netTeardownCommand() *cobra.Command {
 		Long: `Remove every link and firewall rule that cocoond's networks made, and nothing else. No VM with a network may run.
 Leases of the bridge stay; the next VM that starts brings the networks up again.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withClient(func(c *nodeclient.Client) error { return c.TeardownNetworks(cmd.Context()) })
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
+			return c.TeardownNetworks(ctx)
+		}),
 	}
 }
 

@@ -27,19 +27,17 @@ func (a *app) nodeInfoCommand() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use: "info", Short: "Show what the node is, runs and can run", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				i, err := c.Info(cmd.Context())
-				if err != nil {
-					return err
-				}
-				if out == formatJSON {
-					return printJSON(a.Stdout, i)
-				}
-				a.printInfo(i)
-				return nil
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
+			i, err := c.Info(ctx)
+			if err != nil {
+				return err
+			}
+			if out == formatJSON {
+				return printJSON(a.Stdout, i)
+			}
+			a.printInfo(i)
+			return nil
+		}),
 	}
 	outputFlag(cmd, &out)
 	return cmd
@@ -85,20 +83,18 @@ func (a *app) nodeResetCommand() *cobra.Command {
 		Long: `Remove every VM with its disks, running or not, and every link and firewall rule that cocoond made.
 Images stay. Afterwards cocoond can be stopped and leaves nothing behind.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				all, err := c.List(cmd.Context())
-				if err != nil {
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
+			all, err := c.List(ctx)
+			if err != nil {
+				return err
+			}
+			if !yes {
+				if err := a.confirm(fmt.Sprintf("This removes %d VMs with their disks. Go on? [y/N] ", len(all))); err != nil {
 					return err
 				}
-				if !yes {
-					if err := a.confirm(fmt.Sprintf("This removes %d VMs with their disks. Go on? [y/N] ", len(all))); err != nil {
-						return err
-					}
-				}
-				return c.Reset(cmd.Context())
-			})
-		},
+			}
+			return c.Reset(ctx)
+		}),
 	}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd

@@ -155,20 +155,18 @@ func (a *app) imageExplainCommand() *cobra.Command {
 it is here already. The network is not used.`,
 		Example: "  cocoon image explain virtlet.cloud/cirros\n  cocoon image explain -o json debian:12 | jq -r .url",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeImages,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				e, err := c.Explain(cmd.Context(), args[0])
-				if err != nil {
-					return err
-				}
-				if out == formatJSON {
-					e.Steps = append([]string{}, e.Steps...) // never null
-					return printJSON(a.Stdout, e)
-				}
-				a.printExplanation(e)
-				return nil
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			e, err := c.Explain(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			if out == formatJSON {
+				e.Steps = append([]string{}, e.Steps...) // never null
+				return printJSON(a.Stdout, e)
+			}
+			a.printExplanation(e)
+			return nil
+		}),
 	}
 	outputFlag(cmd, &out)
 	return cmd

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -60,15 +61,13 @@ func (a *app) recoverAdoptCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use: "adopt ID", Short: "Make an unknown VM one of cocoond's again, as the record in its folder says", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				r, err := c.AdoptStray(cmd.Context(), args[0], name)
-				if err == nil {
-					a.printf("%s\n", r.Spec.Name)
-				}
-				return err
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			r, err := c.AdoptStray(ctx, args[0], name)
+			if err == nil {
+				a.printf("%s\n", r.Spec.Name)
+			}
+			return err
+		}),
 	}
 	cmd.Flags().StringVar(&name, "name", "", "another name, when its own is taken")
 	return cmd
@@ -78,16 +77,14 @@ func (a *app) recoverRemoveCommand() *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use: "rm ID", Short: "End the process of an unknown VM, and remove its disks and interfaces", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				if !yes {
-					if err := a.confirm(fmt.Sprintf("This removes the unknown VM %s with its disks. Go on? [y/N] ", args[0])); err != nil {
-						return err
-					}
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			if !yes {
+				if err := a.confirm(fmt.Sprintf("This removes the unknown VM %s with its disks. Go on? [y/N] ", args[0])); err != nil {
+					return err
 				}
-				return c.RemoveStray(cmd.Context(), args[0])
-			})
-		},
+			}
+			return c.RemoveStray(ctx, args[0])
+		}),
 	}
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"os"
 	"strings"
 
@@ -33,11 +34,7 @@ func (f *remoteFlags) add(cmd *cobra.Command) {
 // auth reads the credentials for the registry of ref.
 func (f *remoteFlags) auth(ref string, getenv func(string) string) (snapshot.Auth, error) {
 	var a snapshot.Auth
-	ca := f.ca
-	if ca == "" {
-		ca = getenv("EPOCH_CA_CERT")
-	}
-	if ca != "" {
+	if ca := cmp.Or(f.ca, getenv("EPOCH_CA_CERT")); ca != "" {
 		pem, err := readSmall(ca, "certificate authorities")
 		if err != nil {
 			return a, err

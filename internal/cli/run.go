@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,10 +107,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	if s.Process.Env, err = parseEnv(f.env, getenv); err != nil {
 		return s, err
 	}
-	for range f.nics {
-		s.NICs = append(s.NICs, vm.NICSpec{Network: f.network})
-	}
-	s.Offered = f.offered
+	s.NICs, s.Offered = nicSpecs(f.nics, f.network), f.offered
 	s.Labels, err = parseLabels(f.labels)
 	return s, err
 }
@@ -152,15 +150,10 @@ func (a *app) vmCreateCommand() *cobra.Command {
 		Long:    "Prepare a VM without starting it. CMD replaces the command of a container image.",
 		Example: "  cocoon vm create --name web --memory 512M demo\n  cocoon vm start web",
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				r, err := a.make(cmd.Context(), c, &f, args, c.Create)
-				if err != nil {
-					return err
-				}
-				return a.printVM(r, f.out)
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			r, err := a.make(ctx, c, &f, args, c.Create)
+			return a.printVM(r, f.out, err)
+		}),
 	}
 	f.add(cmd)
 	return cmd
@@ -199,10 +192,8 @@ run returns when the machine is on.`,
 				if err != nil {
 					return err
 				}
-				if r, err = wait.settle(cmd.Context(), a, c, r); err != nil {
-					return err
-				}
-				return a.printVM(r, f.out)
+				r, err = wait.settle(cmd.Context(), a, c, r)
+				return a.printVM(r, f.out, err)
 			})
 		},
 	}
@@ -241,9 +232,7 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 // provide fetches the image of s as the flags say. It reports a mistake in s before a useless transfer.
 func (a *app) provide(ctx context.Context, c *nodeclient.Client, s vm.Spec, f *specFlags) (vm.Spec, error) {
 	check := s.Clone()
-	if check.Name == "" {
-		check.Name = freeName(s.Image, nil)
-	}
+	check.Name = cmp.Or(check.Name, freeName(s.Image, nil))
 	if err := check.Default().Validate(); err != nil {
 		return s, err
 	}
@@ -371,8 +360,11 @@ func outcome(r vm.Record) error {
 	return nil
 }
 
-func (a *app) printVM(r vm.Record, out format) error {
-	if out == formatJSON {
+func (a *app) printVM(r vm.Record, out format, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case out == formatJSON:
 		return printJSON(a.Stdout, nodejson.FromRecord(r))
 	}
 	return a.printVMs([]vm.Record{r})

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,27 +82,25 @@ func (a *app) snapshotListCommand() *cobra.Command {
 	var quiet bool
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List snapshots", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				all, err := c.ListSnapshots(cmd.Context())
-				switch {
-				case err != nil:
-					return err
-				case quiet:
-					for _, s := range all {
-						a.printf("%s\n", s.Name)
-					}
-					return nil
-				case out == formatJSON:
-					list := make([]nodejson.Snapshot, len(all)) // prints [] when empty, never null
-					for i, s := range all {
-						list[i] = nodejson.FromSnapshot(s)
-					}
-					return printJSON(a.Stdout, list)
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
+			all, err := c.ListSnapshots(ctx)
+			switch {
+			case err != nil:
+				return err
+			case quiet:
+				for _, s := range all {
+					a.printf("%s\n", s.Name)
 				}
-				return a.printSnapshots(all)
-			})
-		},
+				return nil
+			case out == formatJSON:
+				list := make([]nodejson.Snapshot, len(all)) // prints [] when empty, never null
+				for i, s := range all {
+					list[i] = nodejson.FromSnapshot(s)
+				}
+				return printJSON(a.Stdout, list)
+			}
+			return a.printSnapshots(all)
+		}),
 	}
 	outputFlag(cmd, &out)
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
@@ -150,18 +149,10 @@ func (a *app) snapshotInspectCommand() *cobra.Command {
 		Use: "inspect SNAPSHOT", Short: "Print everything known of one snapshot as JSON", Long: "Print everything known of one snapshot as JSON." + snapshotHelp,
 		Example: "  cocoon snapshot inspect warm | jq .machine",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: inTurn(a.completeSnapshots),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				s, err := c.GetSnapshot(cmd.Context(), args[0])
-				switch {
-				case err != nil:
-					return err
-				case out == formatJSON:
-					return printJSON(a.Stdout, nodejson.FromSnapshot(s))
-				}
-				return a.printSnapshots([]snapshot.Snapshot{s})
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			s, err := c.GetSnapshot(ctx, args[0])
+			return a.printSnapshot(s, out, err)
+		}),
 	}
 	outputFlag(cmd, &out)
 	out = formatJSON
@@ -189,10 +180,7 @@ memory of the guest that was saved. What is given replaces what was published be
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
 				s, err := c.PublishSnapshot(cmd.Context(), args[0], namespaces)
-				if err != nil {
-					return err
-				}
-				return a.printSnapshots([]snapshot.Snapshot{s})
+				return a.printSnapshot(s, formatTable, err)
 			})
 		},
 	}
@@ -210,16 +198,6 @@ func (a *app) snapshotRmCommand() *cobra.Command {
 		Long: `Delete snapshots. VMs that were cloned from them are not touched: they have what they need. One that a hibernated VM
 is in is refused.` + snapshotHelp,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSnapshots,
-		RunE: func(cmd *cobra.Command, refs []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				return each(refs, func(ref string) error {
-					if err := c.RemoveSnapshot(cmd.Context(), ref); err != nil {
-						return err
-					}
-					a.printf("%s\n", ref)
-					return nil
-				})
-			})
-		},
+		RunE: a.removing(func(ctx context.Context, c *nodeclient.Client, ref string) error { return c.RemoveSnapshot(ctx, ref) }),
 	}
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"compress/gzip"
 	"io"
 	"path/filepath"
@@ -42,9 +43,7 @@ What it holds is the guest's memory: keep it as safe as the guest's secrets.` + 
 					return c.ExportSnapshotDir(ctx, ref, abs)
 				})
 			}
-			if path == "" {
-				path = "-"
-			}
+			path = cmp.Or(path, "-")
 			if err := a.writable(path, "a snapshot", "cocoon snapshot export SNAPSHOT -o FILE"); err != nil {
 				return err
 			}
@@ -121,11 +120,7 @@ Either the whole snapshot is there afterwards, or nothing is.`,
 			}
 			defer r.Close()
 			return a.withClient(func(c *nodeclient.Client) error {
-				label := name
-				if label == "" {
-					label = "snapshot"
-				}
-				bar := a.bar(label, out == formatJSON)
+				bar := a.bar(cmp.Or(name, "snapshot"), out == formatJSON)
 				s, err := c.ImportSnapshot(ctx, name, description, r, bar.counter("importing", size))
 				bar.clear()
 				return a.printSnapshot(s, out, err)

@@ -122,17 +122,7 @@ func (a *app) vmRmCommand() *cobra.Command {
 		Use: "rm REF...", Aliases: []string{"remove"}, Short: "Remove VMs with their disks",
 		Long: "Remove VMs with their disks. A VM that runs is refused unless --force is given, which kills it." + refHelp,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
-		RunE: func(cmd *cobra.Command, refs []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				return each(refs, func(ref string) error {
-					if err := c.Remove(cmd.Context(), ref, force); err != nil {
-						return err
-					}
-					a.printf("%s\n", ref)
-					return nil
-				})
-			})
-		},
+		RunE: a.removing(func(ctx context.Context, c *nodeclient.Client, ref string) error { return c.Remove(ctx, ref, force) }),
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove running VMs too")
 	return cmd
@@ -143,15 +133,13 @@ func (a *app) vmInspectCommand() *cobra.Command {
 		Use: "inspect REF", Short: "Print everything known of one VM as JSON", Long: "Print everything known of one VM as JSON." + refHelp,
 		Example: "  cocoon vm inspect web | jq -r .network_configs[0].network.ip",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeVMs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withClient(func(c *nodeclient.Client) error {
-				r, err := c.Inspect(cmd.Context(), args[0])
-				if err != nil {
-					return err
-				}
-				return printJSON(a.Stdout, nodejson.FromRecord(r))
-			})
-		},
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			r, err := c.Inspect(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			return printJSON(a.Stdout, nodejson.FromRecord(r))
+		}),
 	}
 }
 

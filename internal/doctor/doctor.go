@@ -6,6 +6,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
@@ -83,14 +84,8 @@ func Run(ctx context.Context, cfg Config, fix bool) []nodewire.Check {
 }
 
 func (c Config) withDefaults() Config {
-	for _, d := range []struct {
-		field *string
-		value string
-	}{{&c.QEMU, qemuBinary()}, {&c.Dev, "/dev"}, {&c.Sys, "/sys"}, {&c.Proc, "/proc"}} {
-		if *d.field == "" {
-			*d.field = d.value
-		}
-	}
+	c.QEMU = cmp.Or(c.QEMU, qemuBinary())
+	c.Dev, c.Sys, c.Proc = cmp.Or(c.Dev, "/dev"), cmp.Or(c.Sys, "/sys"), cmp.Or(c.Proc, "/proc")
 	return c
 }
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,13 +29,9 @@ func (e *Engine) Clone(caller context.Context, spec vm.CloneSpec) (vm.Record, er
 	}
 	defer leave()
 	began := time.Now()
-	from := spec.Snapshot
-	if from == "" {
-		from = spec.FromDir
-	}
 	r, err := e.clone(ctx, spec)
 	if err != nil {
-		return vm.Record{}, e.life.ended(caller, fmt.Errorf("clone %s: %w", from, err))
+		return vm.Record{}, e.life.ended(caller, fmt.Errorf("clone %s: %w", cmp.Or(spec.Snapshot, spec.FromDir), err))
 	}
 	e.log.Info("vm created", "vm", r.ID, "op", opClone, "snapshot", r.Snapshot, "dur", time.Since(began))
 	return r.Clone(), nil

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -76,26 +77,15 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	s := x.Record.Spec.Clone()
 	s.Name, s.Hostname, s.Labels, s.Offered, s.Driver, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Hypervisor, x.Image
 	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
-	if s.Name == "" {
-		s.Name = defaultName(id)
-	}
+	s.Name = cmp.Or(s.Name, defaultName(id))
 	if live && (spec.CPUs != 0 && spec.CPUs != x.CPU || spec.Memory != 0 && spec.Memory != x.Memory) {
 		return s, errdefs.Preconditionf("its guest has %d CPUs and %d bytes of memory, and a resumed guest keeps them; omit CPUs and memory, or clone it cold", x.CPU, x.Memory)
 	}
 	if spec.Storage != 0 && spec.Storage < x.Storage {
 		return s, errdefs.Invalidf("its disk has %d bytes, more than the requested %d; a disk cannot shrink", x.Storage, spec.Storage)
 	}
-	for _, f := range []struct {
-		to   *int64
-		want int64
-	}{{&s.Memory, spec.Memory}, {&s.Storage, spec.Storage}, {(*int64)(&s.StopGrace), int64(spec.StopGrace)}} {
-		if f.want != 0 {
-			*f.to = f.want
-		}
-	}
-	if spec.CPUs != 0 {
-		s.CPUs = spec.CPUs
-	}
+	s.Memory, s.Storage = cmp.Or(spec.Memory, s.Memory), cmp.Or(spec.Storage, s.Storage)
+	s.StopGrace, s.CPUs = cmp.Or(spec.StopGrace, s.StopGrace), cmp.Or(spec.CPUs, s.CPUs)
 	for i := range s.NICs { // a requested MAC belongs to the source alone
 		s.NICs[i].MAC = ""
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -20,10 +21,7 @@ type nics struct {
 
 // name is the network that n asks for.
 func (a nics) name(n vm.NICSpec) string {
-	if n.Network == "" {
-		return a.byDefault
-	}
-	return n.Network
+	return cmp.Or(n.Network, a.byDefault)
 }
 
 func (a nics) network(want vm.NICSpec) (network.Network, error) {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -20,9 +21,7 @@ func (n *node) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 		ImageType: img.Type, ImageDigest: img.ID, CreatedAt: now(),
 	}
 	r.UpdatedAt = r.CreatedAt
-	if r.Driver == "" {
-		r.Driver = n.cfg.DefaultDriver
-	}
+	r.Driver = cmp.Or(r.Driver, n.cfg.DefaultDriver)
 	if _, err := n.drivers.get(r.Driver); err != nil {
 		return r, err
 	}

@@ -140,15 +140,11 @@ func (in *mainInput) close() { in.ending.Do(func() { close(in.closing) }) }
 
 // Attach implements guestv1.GuestServer.
 func (s *Server) Attach(ss execStream) error {
-	release, err := take(s.execs, "commands")
+	start, release, err := admit(ss, s.execs, "commands")
 	if err != nil {
 		return err
 	}
 	defer release()
-	start, err := opening(ss)
-	if err != nil {
-		return err
-	}
 	m, err := s.attachable(start)
 	if err != nil {
 		return err
@@ -168,14 +164,10 @@ func (s *Server) Attach(ss execStream) error {
 
 // attachable is the process that start names.
 func (s *Server) attachable(start *guestv1.ExecStart) (*mainProcess, error) {
-	m := s.mainProcess()
-	if name := start.GetContainer(); name != "" {
-		var err error
-		if m, err = s.containers().running(name); err != nil {
-			return nil, err
-		}
-	}
+	m, err := s.processOf(start.GetContainer())
 	switch {
+	case err != nil:
+		return nil, err
 	case m == nil:
 		return nil, errdefs.Preconditionf("the main process does not run")
 	case start.GetStdin() && m.input == nil:
@@ -193,11 +185,7 @@ func (e *execution) attach(m *mainProcess, view *viewer, stdin bool) error {
 	defer feeding.Wait()
 	defer e.input.stop()
 	defer cancel(nil)
-	go func() { // ends when this call returns, because Recv then fails
-		if err := e.receive(); err != nil {
-			cancel(err)
-		}
-	}()
+	go e.receive(cancel)
 	left := make(chan struct{})
 	if stdin {
 		if err := e.send(credit(stdinWindow)); err != nil {

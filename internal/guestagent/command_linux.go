@@ -1,6 +1,7 @@
 package guestagent
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"os"
@@ -105,10 +106,7 @@ func (c command) resolve() (program, error) {
 	if err != nil {
 		return program{}, err
 	}
-	p := program{args: c.args, dir: c.dir, env: c.environ(u), cgroup: c.cgroup}
-	if p.dir == "" {
-		p.dir = "/"
-	}
+	p := program{args: c.args, dir: cmp.Or(c.dir, "/"), env: c.environ(u), cgroup: c.cgroup}
 	if !filepath.IsAbs(p.dir) {
 		return program{}, errdefs.Invalidf("the working folder %q is not an absolute path", p.dir)
 	}
@@ -158,9 +156,7 @@ func lookPath(name, path, dir string) (string, error) {
 	}
 	var denied error
 	for _, folder := range filepath.SplitList(path) {
-		if folder == "" {
-			folder = "."
-		}
+		folder = cmp.Or(folder, ".")
 		if !filepath.IsAbs(folder) {
 			folder = filepath.Join(dir, folder)
 		}

@@ -2,6 +2,7 @@ package guestagent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -23,29 +24,30 @@ const endOfFile = 0x04
 
 type execStream = grpc.BidiStreamingServer[guestv1.ExecInput, guestv1.ExecOutput]
 
-// opening is the first message of a call with streams.
-func opening(ss execStream) (*guestv1.ExecStart, error) {
-	first, err := ss.Recv()
+// admit takes one of tokens for a call with streams and returns its first message.
+func admit(ss execStream, tokens chan struct{}, what string) (_ *guestv1.ExecStart, release func(), _ error) {
+	release, err := take(tokens, what)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if first.GetStart() == nil {
-		return nil, errdefs.Invalidf("the first message must say what to start")
+	first, err := ss.Recv()
+	if err == nil && first.GetStart() == nil {
+		err = errdefs.Invalidf("the first message must say what to start")
 	}
-	return first.GetStart(), nil
+	if err != nil {
+		release()
+		return nil, nil, err
+	}
+	return first.GetStart(), release, nil
 }
 
 // Exec implements guestv1.GuestServer.
 func (s *Server) Exec(ss execStream) error {
-	release, err := take(s.execs, "commands")
+	start, release, err := admit(ss, s.execs, "commands")
 	if err != nil {
 		return err
 	}
 	defer release()
-	start, err := opening(ss)
-	if err != nil {
-		return err
-	}
 	if err := s.mayWrite(); err != nil {
 		return err
 	}
@@ -78,12 +80,9 @@ func (s *Server) Exec(ss execStream) error {
 // container.
 func (s *Server) execCommand(start *guestv1.ExecStart) (command, error) {
 	c := command{args: start.GetCommand(), dir: start.GetWorkdir(), user: start.GetUser(), tty: start.GetTty()}
-	m := s.mainProcess()
-	if name := start.GetContainer(); name != "" {
-		var err error
-		if m, err = s.containers().running(name); err != nil {
-			return c, err
-		}
+	m, err := s.processOf(start.GetContainer())
+	if err != nil {
+		return c, err
 	}
 	var base []string
 	if m != nil {
@@ -92,12 +91,7 @@ func (s *Server) execCommand(start *guestv1.ExecStart) (command, error) {
 		s.mu.Lock()
 		c.hostname = s.hostname
 		s.mu.Unlock()
-		if c.dir == "" {
-			c.dir = m.command.dir
-		}
-		if c.user == "" {
-			c.user = m.command.user
-		}
+		c.dir, c.user = cmp.Or(c.dir, m.command.dir), cmp.Or(c.user, m.command.user)
 	}
 	c.env = environ(base, start.GetEnv())
 	return c, nil
@@ -122,11 +116,7 @@ func (e *execution) run(ctx context.Context, stdin bool) error {
 	stop := context.AfterFunc(ctx, func() { e.child.signal(killSignal) })
 	defer stop()
 
-	go func() { // ends when this call returns, because Recv then fails
-		if err := e.receive(); err != nil {
-			cancel(err)
-		}
-	}()
+	go e.receive(cancel)
 	var feeding sync.WaitGroup
 	if stdin {
 		if err := e.send(credit(stdinWindow)); err != nil {
@@ -190,8 +180,15 @@ func (e *execution) send(m *guestv1.ExecOutput) error {
 	return e.stream.Send(m)
 }
 
-// receive handles the host's messages until the last one. An error means that the command must be killed.
-func (e *execution) receive() error {
+// receive handles the host's messages until the last one, and ends with the call at the latest, because Recv then fails. It
+// reports an error, which means that the command must be killed, to failed.
+func (e *execution) receive(failed context.CancelCauseFunc) {
+	if err := e.distribute(); err != nil {
+		failed(err)
+	}
+}
+
+func (e *execution) distribute() error {
 	for {
 		m, err := e.stream.Recv()
 		if errors.Is(err, io.EOF) {

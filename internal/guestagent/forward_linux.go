@@ -17,15 +17,11 @@ const connectPatience = 5 * time.Second
 
 // Forward implements guestv1.GuestServer.
 func (s *Server) Forward(ss execStream) error {
-	release, err := take(s.forwards, "forwarded connections")
+	start, release, err := admit(ss, s.forwards, "forwarded connections")
 	if err != nil {
 		return err
 	}
 	defer release()
-	start, err := opening(ss)
-	if err != nil {
-		return err
-	}
 	if start.GetPort() < 1 || start.GetPort() > 1<<16-1 {
 		return errdefs.Invalidf("invalid TCP port %d", start.GetPort())
 	}
@@ -78,11 +74,7 @@ func (e *execution) forward(conn *net.TCPConn) error {
 	if err := e.send(credit(stdinWindow)); err != nil {
 		return err
 	}
-	go func() { // ends when this call returns, because Recv then fails
-		if err := e.receive(); err != nil {
-			cancel(err)
-		}
-	}()
+	go e.receive(cancel)
 	feeding.Go(func() { e.write(conn) })
 	buf := make([]byte, 32<<10)
 	for {

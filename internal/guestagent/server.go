@@ -288,6 +288,14 @@ func (s *Server) setHostname(name string) {
 	s.hostname = name
 }
 
+// processOf returns the main process of a container, or of the guest if the name is empty; nil if the latter does not run.
+func (s *Server) processOf(container string) (*mainProcess, error) {
+	if container != "" {
+		return s.containers().running(container)
+	}
+	return s.mainProcess(), nil
+}
+
 func (s *Server) mainProcess() *mainProcess {
 	s.mu.Lock()
 	defer s.mu.Unlock()

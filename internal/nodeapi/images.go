@@ -74,24 +74,11 @@ func (c *chunks) Read(p []byte) (int, error) {
 }
 
 func (i *images) List(_ *nodev1.ListImagesRequest, stream grpc.ServerStreamingServer[nodev1.Image]) error {
-	all, err := i.store.List(stream.Context())
-	if err != nil {
-		return err
-	}
-	for _, img := range all {
-		if err := stream.Send(nodewire.EncodeImage(img)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return sendAll(stream, nodewire.EncodeImage)(i.store.List(stream.Context()))
 }
 
 func (i *images) Get(ctx context.Context, r *nodev1.GetImageRequest) (*nodev1.Image, error) {
-	img, err := i.store.Get(ctx, r.GetRef())
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeImage(img), nil
+	return answer(nodewire.EncodeImage)(i.store.Get(ctx, r.GetRef()))
 }
 
 func (i *images) Remove(ctx context.Context, r *nodev1.RemoveImageRequest) (*nodev1.RemoveImageResponse, error) {
@@ -125,19 +112,11 @@ func transferImage(stream grpc.ServerStreamingServer[nodev1.PullResponse], run f
 }
 
 func (i *images) Explain(ctx context.Context, r *nodev1.ExplainRequest) (*nodev1.ExplainResponse, error) {
-	e, err := i.puller.Explain(ctx, r.GetName())
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeExplanation(e), nil
+	return answer(nodewire.EncodeExplanation)(i.puller.Explain(ctx, r.GetName()))
 }
 
 func (i *images) Collect(ctx context.Context, r *nodev1.CollectRequest) (*nodev1.CollectResponse, error) {
-	c, err := i.store.Collect(ctx, nodewire.DecodeGCLimits(r))
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeCollected(c), nil
+	return answer(nodewire.EncodeCollected)(i.store.Collect(ctx, nodewire.DecodeGCLimits(r)))
 }
 
 func (i *images) Export(r *nodev1.ExportRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
@@ -168,17 +147,9 @@ func (send chunkWriter) Write(p []byte) (int, error) {
 
 func (i *images) SyncMappings(ctx context.Context, r *nodev1.SyncMappingsRequest) (*nodev1.MappingProblems, error) {
 	source, mappings := nodewire.DecodeMappings(r)
-	problems, err := i.puller.SyncMappings(ctx, source, mappings)
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeMappingProblems(problems), nil
+	return answer(nodewire.EncodeMappingProblems)(i.puller.SyncMappings(ctx, source, mappings))
 }
 
 func (i *images) Problems(ctx context.Context, _ *nodev1.ProblemsRequest) (*nodev1.MappingProblems, error) {
-	problems, err := i.puller.Problems(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeMappingProblems(problems), nil
+	return answer(nodewire.EncodeMappingProblems)(i.puller.Problems(ctx))
 }

@@ -14,19 +14,11 @@ type node struct {
 }
 
 func (n *node) Info(ctx context.Context, _ *nodev1.InfoRequest) (*nodev1.NodeInfo, error) {
-	i, err := n.host.Info(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeNodeInfo(i), nil
+	return answer(nodewire.EncodeNodeInfo)(n.host.Info(ctx))
 }
 
 func (n *node) Doctor(ctx context.Context, _ *nodev1.DoctorRequest) (*nodev1.DoctorResponse, error) {
-	checks, err := n.host.Doctor(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeChecks(checks), nil
+	return answer(nodewire.EncodeChecks)(n.host.Doctor(ctx))
 }
 
 func (n *node) TeardownNetworks(ctx context.Context, _ *nodev1.TeardownNetworksRequest) (*nodev1.TeardownNetworksResponse, error) {
@@ -34,19 +26,11 @@ func (n *node) TeardownNetworks(ctx context.Context, _ *nodev1.TeardownNetworksR
 }
 
 func (n *node) Strays(ctx context.Context, _ *nodev1.StraysRequest) (*nodev1.StraysResponse, error) {
-	all, err := n.host.Strays(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeStrays(all), nil
+	return answer(nodewire.EncodeStrays)(n.host.Strays(ctx))
 }
 
 func (n *node) AdoptStray(ctx context.Context, req *nodev1.AdoptStrayRequest) (*nodev1.Record, error) {
-	r, err := n.host.AdoptStray(ctx, req.GetId(), req.GetName())
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeRecord(r), nil
+	return answer(nodewire.EncodeRecord)(n.host.AdoptStray(ctx, req.GetId(), req.GetName()))
 }
 
 func (n *node) RemoveStray(ctx context.Context, req *nodev1.RemoveStrayRequest) (*nodev1.RemoveStrayResponse, error) {

@@ -268,3 +268,28 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: e})
 	return g
 }
+
+// answer encodes what a call returned, unless it failed.
+func answer[V, M any](encode func(V) M) func(V, error) (M, error) {
+	return func(v V, err error) (m M, _ error) {
+		if err != nil {
+			return m, err
+		}
+		return encode(v), nil
+	}
+}
+
+// sendAll sends what a call returned, each as one message, unless it failed.
+func sendAll[V, M any](stream grpc.ServerStreamingServer[M], encode func(V) *M) func([]V, error) error {
+	return func(all []V, err error) error {
+		if err != nil {
+			return err
+		}
+		for _, v := range all {
+			if err := stream.Send(encode(v)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}

@@ -23,24 +23,15 @@ type snapshots struct {
 
 func (s *snapshots) Save(ctx context.Context, r *nodev1.SaveRequest) (*nodev1.Snapshot, error) {
 	ref, spec := nodewire.DecodeSave(r)
-	return encodeSnapshot(s.vms.SaveSnapshot(ctx, ref, spec))
+	return answer(nodewire.EncodeSnapshot)(s.vms.SaveSnapshot(ctx, ref, spec))
 }
 
 func (s *snapshots) List(_ *nodev1.ListSnapshotsRequest, stream grpc.ServerStreamingServer[nodev1.Snapshot]) error {
-	all, err := s.shelf.ListSnapshots(stream.Context())
-	if err != nil {
-		return err
-	}
-	for _, snap := range all {
-		if err := stream.Send(nodewire.EncodeSnapshot(snap)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return sendAll(stream, nodewire.EncodeSnapshot)(s.shelf.ListSnapshots(stream.Context()))
 }
 
 func (s *snapshots) Inspect(ctx context.Context, r *nodev1.InspectSnapshotRequest) (*nodev1.Snapshot, error) {
-	return encodeSnapshot(s.shelf.GetSnapshot(ctx, r.GetRef()))
+	return answer(nodewire.EncodeSnapshot)(s.shelf.GetSnapshot(ctx, r.GetRef()))
 }
 
 func (s *snapshots) Remove(ctx context.Context, r *nodev1.RemoveSnapshotRequest) (*nodev1.RemoveSnapshotResponse, error) {
@@ -48,7 +39,7 @@ func (s *snapshots) Remove(ctx context.Context, r *nodev1.RemoveSnapshotRequest)
 }
 
 func (s *snapshots) Publish(ctx context.Context, r *nodev1.PublishSnapshotRequest) (*nodev1.Snapshot, error) {
-	return encodeSnapshot(s.shelf.PublishSnapshot(ctx, r.GetRef(), r.GetNamespaces()))
+	return answer(nodewire.EncodeSnapshot)(s.shelf.PublishSnapshot(ctx, r.GetRef(), r.GetNamespaces()))
 }
 
 func (s *snapshots) Export(r *nodev1.ExportSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
@@ -105,13 +96,6 @@ func (s *snapshots) Tag(ctx context.Context, r *nodev1.TagRequest) (*nodev1.TagR
 	}
 	digest, err := s.registry.TagDigest(ctx, r.GetRef(), auth)
 	return &nodev1.TagResponse{Digest: digest}, err
-}
-
-func encodeSnapshot(s snapshot.Snapshot, err error) (*nodev1.Snapshot, error) {
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeSnapshot(s), nil
 }
 
 type transferSender interface {

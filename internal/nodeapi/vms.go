@@ -24,23 +24,23 @@ type vms struct {
 }
 
 func (v *vms) Create(ctx context.Context, r *nodev1.CreateRequest) (*nodev1.Record, error) {
-	return encode(v.life.Create(ctx, nodewire.DecodeSpec(r.GetSpec())))
+	return answer(nodewire.EncodeRecord)(v.life.Create(ctx, nodewire.DecodeSpec(r.GetSpec())))
 }
 
 func (v *vms) Launch(ctx context.Context, r *nodev1.LaunchRequest) (*nodev1.Record, error) {
-	return encode(v.life.Launch(ctx, nodewire.DecodeSpec(r.GetSpec())))
+	return answer(nodewire.EncodeRecord)(v.life.Launch(ctx, nodewire.DecodeSpec(r.GetSpec())))
 }
 
 func (v *vms) Start(ctx context.Context, r *nodev1.StartRequest) (*nodev1.Record, error) {
-	return encode(v.life.Start(ctx, r.GetRef()))
+	return answer(nodewire.EncodeRecord)(v.life.Start(ctx, r.GetRef()))
 }
 
 func (v *vms) Stop(ctx context.Context, r *nodev1.StopRequest) (*nodev1.Record, error) {
-	return encode(v.life.Stop(ctx, r.GetRef(), grace(r.GraceNs)))
+	return answer(nodewire.EncodeRecord)(v.life.Stop(ctx, r.GetRef(), grace(r.GraceNs)))
 }
 
 func (v *vms) Restart(ctx context.Context, r *nodev1.RestartRequest) (*nodev1.Record, error) {
-	return encode(v.life.Restart(ctx, r.GetRef(), grace(r.GraceNs)))
+	return answer(nodewire.EncodeRecord)(v.life.Restart(ctx, r.GetRef(), grace(r.GraceNs)))
 }
 
 func (v *vms) Remove(ctx context.Context, r *nodev1.RemoveRequest) (*nodev1.RemoveResponse, error) {
@@ -48,20 +48,11 @@ func (v *vms) Remove(ctx context.Context, r *nodev1.RemoveRequest) (*nodev1.Remo
 }
 
 func (v *vms) Inspect(ctx context.Context, r *nodev1.InspectRequest) (*nodev1.Record, error) {
-	return encode(v.records.Inspect(ctx, r.GetRef()))
+	return answer(nodewire.EncodeRecord)(v.records.Inspect(ctx, r.GetRef()))
 }
 
 func (v *vms) List(_ *nodev1.ListRequest, stream grpc.ServerStreamingServer[nodev1.Record]) error {
-	all, err := v.records.List(stream.Context())
-	if err != nil {
-		return err
-	}
-	for _, r := range all {
-		if err := stream.Send(nodewire.EncodeRecord(r)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return sendAll(stream, nodewire.EncodeRecord)(v.records.List(stream.Context()))
 }
 
 // Watch blocks in Send if the client does not read; the engine keeps no queue for it but continues to read the
@@ -101,28 +92,21 @@ func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record
 		return nil, errdefs.Unsupportedf("this cocoond has no snapshots")
 	}
 	if pull {
-		return encode(v.snapshots.CloneWithImage(ctx, spec, auth))
+		return answer(nodewire.EncodeRecord)(v.snapshots.CloneWithImage(ctx, spec, auth))
 	}
-	return encode(v.states.Clone(ctx, spec))
+	return answer(nodewire.EncodeRecord)(v.states.Clone(ctx, spec))
 }
 
 func (v *vms) Restore(ctx context.Context, r *nodev1.RestoreRequest) (*nodev1.Record, error) {
-	return encode(v.states.Restore(ctx, r.GetRef(), r.GetSnapshot()))
+	return answer(nodewire.EncodeRecord)(v.states.Restore(ctx, r.GetRef(), r.GetSnapshot()))
 }
 
 func (v *vms) Hibernate(ctx context.Context, r *nodev1.HibernateRequest) (*nodev1.Record, error) {
-	return encode(v.states.Hibernate(ctx, r.GetRef(), r.GetName()))
+	return answer(nodewire.EncodeRecord)(v.states.Hibernate(ctx, r.GetRef(), r.GetName()))
 }
 
 func (v *vms) Wake(ctx context.Context, r *nodev1.WakeRequest) (*nodev1.Record, error) {
-	return encode(v.states.Wake(ctx, r.GetRef()))
-}
-
-func encode(r vm.Record, err error) (*nodev1.Record, error) {
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.EncodeRecord(r), nil
+	return answer(nodewire.EncodeRecord)(v.states.Wake(ctx, r.GetRef()))
 }
 
 // grace converts a missing value, and a meaningless negative one, to the engine's -1: the grace of the spec.

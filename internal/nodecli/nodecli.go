@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -64,6 +65,27 @@ type call struct {
 	stdout io.Writer
 	stderr io.Writer // nil: discarded
 	extra  *os.File  // one more descriptor, the first after pipes
+}
+
+// what names the command of x, for messages.
+func (x call) what() string { return strings.Join(x.args[:min(2, len(x.args))], " ") }
+
+// pass adds a flag with the path of a pipe that holds data.
+func (x *call) pass(flag string, data []byte) {
+	x.args = append(x.args, flag+"="+pipe(len(x.pipes)))
+	x.pipes = append(x.pipes, data)
+}
+
+// passAuth adds the flag with the credentials, if there are any.
+func (x *call) passAuth(auth []image.RegistryAuth) error {
+	if len(auth) == 0 {
+		return nil
+	}
+	config, err := dockerConfig(auth)
+	if err == nil {
+		x.pass("--auth-file", config)
+	}
+	return err
 }
 
 // pipe is the path by which the binary opens the n-th of call.pipes.
@@ -132,7 +154,7 @@ func (c *Client) run(ctx context.Context, x call) (int, error) {
 
 // outcome converts the result of a command, which ended with err and reported said.
 func (c *Client) outcome(ctx context.Context, x call, err error, said []byte) (int, error) {
-	what := strings.Join(x.args[:min(2, len(x.args))], " ")
+	what := x.what()
 	if len(bytes.TrimSpace(said)) > 0 {
 		var e nodejson.Error
 		if json.Unmarshal(said, &e) != nil {
@@ -168,8 +190,13 @@ var classes = map[int]errdefs.Class{
 // do runs x; every exit code except 0 is a failure.
 func (c *Client) do(ctx context.Context, x call) error {
 	code, err := c.run(ctx, x)
+	return c.ended(x, code, err)
+}
+
+// ended makes an error of every exit code of x except 0.
+func (c *Client) ended(x call, code int, err error) error {
 	if err == nil && code != 0 {
-		return errdefs.New(classes[code], "%s %s ended with exit code %d", c.binary, strings.Join(x.args[:min(2, len(x.args))], " "), code)
+		return errdefs.New(classes[code], "%s %s ended with exit code %d", c.binary, x.what(), code)
 	}
 	return err
 }
@@ -190,7 +217,7 @@ func ask[T any](ctx context.Context, c *Client, x call) (T, error) {
 		return out, nil
 	}
 	if err := json.Unmarshal(text, &out); err != nil {
-		return out, errdefs.New(errdefs.Internal, "%s %s printed no JSON: %w", c.binary, strings.Join(x.args[:min(2, len(x.args))], " "), err)
+		return out, errdefs.New(errdefs.Internal, "%s %s printed no JSON: %w", c.binary, x.what(), err)
 	}
 	return out, nil
 }

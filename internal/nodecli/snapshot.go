@@ -32,15 +32,11 @@ func (c *Client) Pull(ctx context.Context, r image.PullRequest, _ func(image.Pro
 	if r.Force {
 		args = append(args, "--force")
 	}
-	x := call{}
-	if len(r.Auth) > 0 {
-		config, err := dockerConfig(r.Auth)
-		if err != nil {
-			return image.Image{}, err
-		}
-		args, x.pipes = append(args, "--auth-file="+pipe(0)), [][]byte{config}
+	x := call{args: args}
+	if err := x.passAuth(r.Auth); err != nil {
+		return image.Image{}, err
 	}
-	x.args = append(args, "--", r.Name)
+	x.args = append(x.args, "--", r.Name)
 	return ask[image.Image](ctx, c, x)
 }
 
@@ -117,19 +113,14 @@ func (c *Client) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []imag
 	if s.StopGrace > 0 {
 		args = append(args, "--stop-grace="+s.StopGrace.String())
 	}
-	x := call{}
-	if len(auth) > 0 {
-		config, err := dockerConfig(auth)
-		if err != nil {
-			return vm.Record{}, err
-		}
-		args, x.pipes = append(args, "--auth-file="+pipe(0)), [][]byte{config}
+	x := call{args: args}
+	if err := x.passAuth(auth); err != nil {
+		return vm.Record{}, err
 	}
-	args = append(args, labels(s.Labels)...)
+	x.args = append(x.args, labels(s.Labels)...)
 	if s.Snapshot != "" {
-		args = append(args, "--", s.Snapshot)
+		x.args = append(x.args, "--", s.Snapshot)
 	}
-	x.args = args
 	return c.record(ctx, x)
 }
 
@@ -169,27 +160,19 @@ func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
 // remote is a call with the credentials for the registry of ref.
 func remote(args []string, ref string, auth snapshot.Auth) (call, error) {
 	x := call{args: args}
-	add := func(flag string, data []byte) {
-		x.args = append(x.args, flag+"="+pipe(len(x.pipes)))
-		x.pipes = append(x.pipes, data)
-	}
 	if len(auth.CA) > 0 {
-		add("--ca-cert", auth.CA)
+		x.pass("--ca-cert", auth.CA)
 	}
 	switch {
 	case auth.Token != "":
-		add("--token-file", []byte(auth.Token))
+		x.pass("--token-file", []byte(auth.Token))
 	case auth.Username != "" || auth.Password != "":
 		_, rest, ok := strings.Cut(ref, "://")
 		if !ok {
 			rest = ref
 		}
 		host, _, _ := strings.Cut(rest, "/")
-		config, err := dockerConfig([]image.RegistryAuth{{Registry: host, Username: auth.Username, Password: auth.Password}})
-		if err != nil {
-			return x, err
-		}
-		add("--auth-file", config)
+		return x, x.passAuth([]image.RegistryAuth{{Registry: host, Username: auth.Username, Password: auth.Password}})
 	}
 	return x, nil
 }

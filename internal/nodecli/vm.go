@@ -200,23 +200,17 @@ func (c *Client) Attach(ctx context.Context, ref string, a guest.Attach, s guest
 	if a.Container != "" {
 		args = append(args, "--container="+a.Container)
 	}
-	return c.ended(c.talk(ctx, call{args: append(args, "--", ref)}, guest.WinSize{Rows: a.Rows, Cols: a.Cols}, s))("attach")
+	x := call{args: append(args, "--", ref)}
+	code, err := c.talk(ctx, x, guest.WinSize{Rows: a.Rows, Cols: a.Cols}, s)
+	return c.ended(x, code, err)
 }
 
 // Forward connects to a TCP port in the guest; see guest.Forwarder, but it may read s.Stdin before the connection is
 // open.
 func (c *Client) Forward(ctx context.Context, ref string, port int, s guest.Streams) error {
-	return c.ended(c.talk(ctx, call{args: []string{"vm", "forward", "--", ref, strconv.Itoa(port)}}, guest.WinSize{}, s))("forward")
-}
-
-// ended handles commands that have no exit code of their own.
-func (c *Client) ended(code int, err error) func(verb string) error {
-	return func(verb string) error {
-		if err == nil && code != 0 {
-			return errdefs.New(classes[code], "%s vm %s ended with exit code %d", c.binary, verb, code)
-		}
-		return err
-	}
+	x := call{args: []string{"vm", "forward", "--", ref, strconv.Itoa(port)}}
+	code, err := c.talk(ctx, x, guest.WinSize{}, s)
+	return c.ended(x, code, err)
 }
 
 // talk runs x with the streams, which may outlive it.

@@ -3,7 +3,7 @@ package nodeclient
 import (
 	"context"
 	"io"
-	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 
@@ -25,7 +25,7 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, prog
 	if err != nil {
 		return image.Image{}, c.fail(err, nil)
 	}
-	var source sourceError
+	var source atomic.Pointer[error] // a failure to read r
 	go func() {
 		if stream.Send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Start{Start: &nodev1.ImportStart{Name: name}}}) != nil {
 			return // Recv returns the error
@@ -34,7 +34,7 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, prog
 			return stream.Send(&nodev1.ImportRequest{Of: &nodev1.ImportRequest_Chunk{Chunk: b}}) == nil
 		}, stream.CloseSend)
 		if err != nil {
-			source.set(err)
+			source.Store(&err)
 			cancel() // a normal end would look like the end of the image
 		}
 	}()
@@ -44,8 +44,8 @@ func (c *Client) ImportImage(ctx context.Context, name string, r io.Reader, prog
 		case isEOF(err):
 			return image.Image{}, errdefs.New(errdefs.Internal, "cocoond ended the import of %s without an answer", name)
 		case err != nil:
-			if err := source.get(); err != nil {
-				return image.Image{}, err
+			if readErr := source.Load(); readErr != nil {
+				return image.Image{}, *readErr
 			}
 			return image.Image{}, c.fail(err, stream.Trailer())
 		case m.GetImage() != nil:
@@ -78,33 +78,17 @@ func upload(what string, r io.Reader, send func([]byte) (ok bool), closeSend fun
 
 // GetImage resolves a name, name:tag, id or unique id prefix.
 func (c *Client) GetImage(ctx context.Context, ref string) (image.Image, error) {
-	m, err := unary(ctx, c, c.images.Get, &nodev1.GetImageRequest{Ref: ref})
-	if err != nil {
-		return image.Image{}, err
-	}
-	return nodewire.DecodeImage(m), nil
+	return ask(ctx, c, c.images.Get, &nodev1.GetImageRequest{Ref: ref}, nodewire.DecodeImage)
 }
 
 // ListImages returns every image, sorted by name.
 func (c *Client) ListImages(ctx context.Context) ([]image.Image, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := c.images.List(ctx, &nodev1.ListImagesRequest{})
-	var all []image.Image
-	err = receive(c, stream, err, func(m *nodev1.Image) error {
-		all = append(all, nodewire.DecodeImage(m))
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return all, nil
+	return list(ctx, c, c.images.List, &nodev1.ListImagesRequest{}, nodewire.DecodeImage)
 }
 
 // RemoveImage removes the name ref; content that neither a name nor a VM uses is deleted.
 func (c *Client) RemoveImage(ctx context.Context, ref string) error {
-	_, err := unary(ctx, c, c.images.Remove, &nodev1.RemoveImageRequest{Ref: ref})
-	return err
+	return do(ctx, c, c.images.Remove, &nodev1.RemoveImageRequest{Ref: ref})
 }
 
 // Pull makes sure that an image is on the node; see image.Puller.
@@ -146,28 +130,17 @@ func (c *Client) pulled(op, what string, stream grpc.ServerStreamingClient[nodev
 
 // Explain reports how the node resolves a name.
 func (c *Client) Explain(ctx context.Context, name string) (image.Explanation, error) {
-	m, err := unary(ctx, c, c.images.Explain, &nodev1.ExplainRequest{Name: name})
-	if err != nil {
-		return image.Explanation{}, err
-	}
-	return nodewire.DecodeExplanation(m), nil
+	return ask(ctx, c, c.images.Explain, &nodev1.ExplainRequest{Name: name}, nodewire.DecodeExplanation)
 }
 
 // CollectImages removes the images that limits allow to remove.
 func (c *Client) CollectImages(ctx context.Context, limits image.GCLimits) (image.Collected, error) {
-	m, err := unary(ctx, c, c.images.Collect, nodewire.EncodeGCLimits(limits))
-	if err != nil {
-		return image.Collected{}, err
-	}
-	return nodewire.DecodeCollected(m), nil
+	return ask(ctx, c, c.images.Collect, nodewire.EncodeGCLimits(limits), nodewire.DecodeCollected)
 }
 
 // ExportImage writes an image in the format that ImportImage reads.
 func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := c.images.Export(ctx, &nodev1.ExportRequest{Ref: ref})
-	return receive(c, stream, err, func(m *nodev1.ExportResponse) error {
+	return follow(ctx, c, c.images.Export, &nodev1.ExportRequest{Ref: ref}, func(m *nodev1.ExportResponse) error {
 		_, err := w.Write(m.GetChunk())
 		return err
 	})
@@ -175,38 +148,12 @@ func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error
 
 // SyncMappings replaces the name mappings of source.
 func (c *Client) SyncMappings(ctx context.Context, source string, mappings []image.Mapping) ([]image.MappingProblem, error) {
-	m, err := unary(ctx, c, c.images.SyncMappings, nodewire.EncodeMappings(source, mappings))
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.DecodeMappingProblems(m), nil
+	return ask(ctx, c, c.images.SyncMappings, nodewire.EncodeMappings(source, mappings), nodewire.DecodeMappingProblems)
 }
 
 // Problems returns the problems with all name mappings of the node.
 func (c *Client) Problems(ctx context.Context) ([]image.MappingProblem, error) {
-	m, err := unary(ctx, c, c.images.Problems, &nodev1.ProblemsRequest{})
-	if err != nil {
-		return nil, err
-	}
-	return nodewire.DecodeMappingProblems(m), nil
+	return ask(ctx, c, c.images.Problems, &nodev1.ProblemsRequest{}, nodewire.DecodeMappingProblems)
 }
 
 var _ image.Puller = (*Client)(nil)
-
-// sourceError carries a failure to read the image from the sending goroutine to the receiving one.
-type sourceError struct {
-	mu  sync.Mutex
-	err error
-}
-
-func (s *sourceError) set(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.err = err
-}
-
-func (s *sourceError) get() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.err
-}

@@ -182,6 +182,45 @@ func unary[Req, Resp any](ctx context.Context, c *Client, call func(context.Cont
 	return resp, nil
 }
 
+// do makes a call that has no answer.
+func do[Req, Resp any](ctx context.Context, c *Client, call func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) error {
+	_, err := unary(ctx, c, call, req)
+	return err
+}
+
+// ask makes one call and decodes its answer.
+func ask[Req, Resp, V any](ctx context.Context, c *Client, call func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req, decode func(*Resp) V) (v V, _ error) {
+	m, err := unary(ctx, c, call, req)
+	if err != nil {
+		return v, err
+	}
+	return decode(m), nil
+}
+
+// streaming is a method whose answer is a stream.
+type streaming[Req, M any] func(context.Context, *Req, ...grpc.CallOption) (grpc.ServerStreamingClient[M], error)
+
+// list returns every message of a stream, decoded.
+func list[Req, M, V any](ctx context.Context, c *Client, call streaming[Req, M], req *Req, decode func(*M) V) ([]V, error) {
+	var all []V
+	err := follow(ctx, c, call, req, func(m *M) error {
+		all = append(all, decode(m))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// follow makes a call and receives its stream.
+func follow[Req, M any](ctx context.Context, c *Client, call streaming[Req, M], req *Req, fn func(*M) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := call(ctx, req)
+	return receive(c, stream, err, fn)
+}
+
 // receive calls fn with every message of a server stream until the stream ends (nil), it fails, or fn fails.
 func receive[M any](c *Client, stream grpc.ServerStreamingClient[M], err error, fn func(*M) error) error {
 	if err != nil {

@@ -3,6 +3,7 @@ package nodeclient
 import (
 	"context"
 	"io"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 
@@ -17,73 +18,58 @@ import (
 // SaveSnapshot saves the VM of ref: a running one with its memory, while it keeps running; a stopped one with its
 // disks.
 func (c *Client) SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {
-	return decoded(unary(ctx, c, c.snapshots.Save, nodewire.EncodeSave(ref, s)))
+	return ask(ctx, c, c.snapshots.Save, nodewire.EncodeSave(ref, s), nodewire.DecodeSnapshot)
 }
 
 // Clone makes a VM that resumes from a snapshot. It returns when its CPUs run; the VM is ready once its guest is set
 // up.
 func (c *Client) Clone(ctx context.Context, s vm.CloneSpec) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Clone, nodewire.EncodeClone(s, false, nil)))
+	return ask(ctx, c, c.vms.Clone, nodewire.EncodeClone(s, false, nil), nodewire.DecodeRecord)
 }
 
 // CloneWithImage is Clone, but first fetches the snapshot's image, by its digest, if the node does not have it.
 func (c *Client) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Clone, nodewire.EncodeClone(s, true, auth)))
+	return ask(ctx, c, c.vms.Clone, nodewire.EncodeClone(s, true, auth), nodewire.DecodeRecord)
 }
 
 // Restore rolls the VM of ref back to a snapshot that was taken of it.
 func (c *Client) Restore(ctx context.Context, ref, snap string) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Restore, &nodev1.RestoreRequest{Ref: ref, Snapshot: snap}))
+	return ask(ctx, c, c.vms.Restore, &nodev1.RestoreRequest{Ref: ref, Snapshot: snap}, nodewire.DecodeRecord)
 }
 
 // Hibernate saves a running VM under name ("": hibernate-<id>) and ends its process once everything is durable.
 func (c *Client) Hibernate(ctx context.Context, ref, name string) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Hibernate, &nodev1.HibernateRequest{Ref: ref, Name: name}))
+	return ask(ctx, c, c.vms.Hibernate, &nodev1.HibernateRequest{Ref: ref, Name: name}, nodewire.DecodeRecord)
 }
 
 // Wake resumes a hibernated VM. Waking a running one is no error.
 func (c *Client) Wake(ctx context.Context, ref string) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Wake, &nodev1.WakeRequest{Ref: ref}))
+	return ask(ctx, c, c.vms.Wake, &nodev1.WakeRequest{Ref: ref}, nodewire.DecodeRecord)
 }
 
 // RemoveSnapshot deletes a snapshot unless a hibernated VM depends on it.
 func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
-	_, err := unary(ctx, c, c.snapshots.Remove, &nodev1.RemoveSnapshotRequest{Ref: ref})
-	return err
+	return do(ctx, c, c.snapshots.Remove, &nodev1.RemoveSnapshotRequest{Ref: ref})
 }
 
 // PublishSnapshot replaces the namespaces that may clone from a snapshot.
 func (c *Client) PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error) {
-	return decoded(unary(ctx, c, c.snapshots.Publish, &nodev1.PublishSnapshotRequest{Ref: ref, Namespaces: namespaces}))
+	return ask(ctx, c, c.snapshots.Publish, &nodev1.PublishSnapshotRequest{Ref: ref, Namespaces: namespaces}, nodewire.DecodeSnapshot)
 }
 
 // GetSnapshot resolves a name, an id or a unique prefix of one. The result omits disks, boot and the source's record.
 func (c *Client) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error) {
-	return decoded(unary(ctx, c, c.snapshots.Inspect, &nodev1.InspectSnapshotRequest{Ref: ref}))
+	return ask(ctx, c, c.snapshots.Inspect, &nodev1.InspectSnapshotRequest{Ref: ref}, nodewire.DecodeSnapshot)
 }
 
 // ListSnapshots returns every snapshot, sorted by name.
 func (c *Client) ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := c.snapshots.List(ctx, &nodev1.ListSnapshotsRequest{})
-	var all []snapshot.Snapshot
-	err = receive(c, stream, err, func(m *nodev1.Snapshot) error {
-		all = append(all, nodewire.DecodeSnapshot(m))
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return all, nil
+	return list(ctx, c, c.snapshots.List, &nodev1.ListSnapshotsRequest{}, nodewire.DecodeSnapshot)
 }
 
 // ExportSnapshot writes a snapshot in the format that ImportSnapshot reads.
 func (c *Client) ExportSnapshot(ctx context.Context, ref string, w io.Writer) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := c.snapshots.Export(ctx, &nodev1.ExportSnapshotRequest{Ref: ref})
-	return receive(c, stream, err, func(m *nodev1.ExportResponse) error {
+	return follow(ctx, c, c.snapshots.Export, &nodev1.ExportSnapshotRequest{Ref: ref}, func(m *nodev1.ExportResponse) error {
 		_, err := w.Write(m.GetChunk())
 		return err
 	})
@@ -91,10 +77,7 @@ func (c *Client) ExportSnapshot(ctx context.Context, ref string, w io.Writer) er
 
 // ExportSnapshotDir copies a snapshot into a folder of the node.
 func (c *Client) ExportSnapshotDir(ctx context.Context, ref, dir string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := c.snapshots.Export(ctx, &nodev1.ExportSnapshotRequest{Ref: ref, ToDir: dir})
-	return receive(c, stream, err, func(*nodev1.ExportResponse) error { return nil })
+	return follow(ctx, c, c.snapshots.Export, &nodev1.ExportSnapshotRequest{Ref: ref, ToDir: dir}, func(*nodev1.ExportResponse) error { return nil })
 }
 
 // ImportSnapshot sends the output of ExportSnapshot, plain or gzip, to the node, which stores it as name; "" keeps the
@@ -117,7 +100,7 @@ func (c *Client) importSnapshot(ctx context.Context, start *nodev1.ImportSnapsho
 	if err != nil {
 		return snapshot.Snapshot{}, c.fail(err, nil)
 	}
-	var source sourceError
+	var source atomic.Pointer[error] // a failure to read r
 	go func() {
 		if stream.Send(&nodev1.ImportSnapshotRequest{Of: &nodev1.ImportSnapshotRequest_Start{Start: start}}) != nil {
 			return // Recv returns the error
@@ -126,7 +109,7 @@ func (c *Client) importSnapshot(ctx context.Context, start *nodev1.ImportSnapsho
 			return stream.Send(&nodev1.ImportSnapshotRequest{Of: &nodev1.ImportSnapshotRequest_Chunk{Chunk: b}}) == nil
 		}, stream.CloseSend)
 		if err != nil {
-			source.set(err)
+			source.Store(&err)
 			cancel() // a normal end would look like the end of the snapshot
 		}
 	}()
@@ -135,8 +118,8 @@ func (c *Client) importSnapshot(ctx context.Context, start *nodev1.ImportSnapsho
 			progress(p.Done)
 		}
 	})
-	if readErr := source.get(); err != nil && readErr != nil {
-		return s, readErr
+	if readErr := source.Load(); err != nil && readErr != nil {
+		return s, *readErr
 	}
 	return s, err
 }
@@ -188,19 +171,10 @@ func (c *Client) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) 
 
 // DeleteTag removes a tag, or a manifest when ref has a digest, from a registry. It is no error if it does not exist.
 func (c *Client) DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error {
-	_, err := unary(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth), Delete: true})
-	return err
+	return do(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth), Delete: true})
 }
 
 // CheckRegistry checks that the registry of ref answers and accepts the credentials. It changes nothing.
 func (c *Client) CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error {
-	_, err := unary(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth), Check: true})
-	return err
-}
-
-func decoded(m *nodev1.Snapshot, err error) (snapshot.Snapshot, error) {
-	if err != nil {
-		return snapshot.Snapshot{}, err
-	}
-	return nodewire.DecodeSnapshot(m), nil
+	return do(ctx, c, c.snapshots.Tag, &nodev1.TagRequest{Ref: ref, Auth: nodewire.EncodeAuth(auth), Check: true})
 }

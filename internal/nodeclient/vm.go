@@ -15,103 +15,74 @@ import (
 
 // Create prepares a VM without starting it.
 func (c *Client) Create(ctx context.Context, s vm.Spec) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Create, &nodev1.CreateRequest{Spec: nodewire.EncodeSpec(s)}))
+	return ask(ctx, c, c.vms.Create, &nodev1.CreateRequest{Spec: nodewire.EncodeSpec(s)}, nodewire.DecodeRecord)
 }
 
 // Launch creates a VM and starts it; it returns when the guest's CPUs run.
 func (c *Client) Launch(ctx context.Context, s vm.Spec) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Launch, &nodev1.LaunchRequest{Spec: nodewire.EncodeSpec(s)}))
+	return ask(ctx, c, c.vms.Launch, &nodev1.LaunchRequest{Spec: nodewire.EncodeSpec(s)}, nodewire.DecodeRecord)
 }
 
 // Start starts a VM that does not run.
 func (c *Client) Start(ctx context.Context, ref string) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Start, &nodev1.StartRequest{Ref: ref}))
+	return ask(ctx, c, c.vms.Start, &nodev1.StartRequest{Ref: ref}, nodewire.DecodeRecord)
 }
 
 // Stop asks the guest to stop and kills it after grace; negative means the spec's grace, 0 kills at once.
 func (c *Client) Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Stop, &nodev1.StopRequest{Ref: ref, GraceNs: graceNS(grace)}))
+	return ask(ctx, c, c.vms.Stop, &nodev1.StopRequest{Ref: ref, GraceNs: graceNS(grace)}, nodewire.DecodeRecord)
 }
 
 // Restart stops the VM as Stop does and starts it again.
 func (c *Client) Restart(ctx context.Context, ref string, grace time.Duration) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Restart, &nodev1.RestartRequest{Ref: ref, GraceNs: graceNS(grace)}))
+	return ask(ctx, c, c.vms.Restart, &nodev1.RestartRequest{Ref: ref, GraceNs: graceNS(grace)}, nodewire.DecodeRecord)
 }
 
 // Remove deletes a VM and everything it owned; a running one needs force.
 func (c *Client) Remove(ctx context.Context, ref string, force bool) error {
-	_, err := unary(ctx, c, c.vms.Remove, &nodev1.RemoveRequest{Ref: ref, Force: force})
-	return err
+	return do(ctx, c, c.vms.Remove, &nodev1.RemoveRequest{Ref: ref, Force: force})
 }
 
 // Inspect returns the record of one VM.
 func (c *Client) Inspect(ctx context.Context, ref string) (vm.Record, error) {
-	return record(unary(ctx, c, c.vms.Inspect, &nodev1.InspectRequest{Ref: ref}))
+	return ask(ctx, c, c.vms.Inspect, &nodev1.InspectRequest{Ref: ref}, nodewire.DecodeRecord)
 }
 
 // List returns every record.
 func (c *Client) List(ctx context.Context) ([]vm.Record, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := c.vms.List(ctx, &nodev1.ListRequest{})
-	var all []vm.Record
-	err = receive(c, stream, err, func(m *nodev1.Record) error {
-		all = append(all, nodewire.DecodeRecord(m))
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return all, nil
+	return list(ctx, c, c.vms.List, &nodev1.ListRequest{}, nodewire.DecodeRecord)
 }
 
 // Watch calls fn with every change after a revision until ctx ends or fn fails; with a negative revision it first
 // reports what exists as ADDED.
 func (c *Client) Watch(ctx context.Context, after int64, fn func(vm.Event) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := c.vms.Watch(ctx, &nodev1.WatchRequest{After: after})
-	return receive(c, stream, err, func(m *nodev1.Event) error { return fn(nodewire.DecodeEvent(m)) })
+	return follow(ctx, c, c.vms.Watch, &nodev1.WatchRequest{After: after}, func(m *nodev1.Event) error { return fn(nodewire.DecodeEvent(m)) })
 }
 
 // Logs calls fn with the entries of a VM's log.
 func (c *Client) Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := c.vms.Logs(ctx, nodewire.EncodeLogOptions(ref, o))
-	return receive(c, stream, err, func(m *nodev1.LogEntry) error { return fn(nodewire.DecodeLogEntry(m)) })
+	return follow(ctx, c, c.vms.Logs, nodewire.EncodeLogOptions(ref, o), func(m *nodev1.LogEntry) error { return fn(nodewire.DecodeLogEntry(m)) })
 }
 
 // Stats returns the guest's use of resources.
 func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
-	m, err := unary(ctx, c, c.vms.Stats, &nodev1.StatsRequest{Ref: ref})
-	return nodewire.DecodeStats(m), err
+	return ask(ctx, c, c.vms.Stats, &nodev1.StatsRequest{Ref: ref}, nodewire.DecodeStats)
 }
 
 // UpdateVolume replaces the content of a volume of files.
 func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
-	_, err := unary(ctx, c, c.vms.UpdateVolume, &nodev1.UpdateVolumeRequest{Ref: ref, Volume: volume, Files: nodewire.EncodeVolumeFiles(files)})
-	return err
+	return do(ctx, c, c.vms.UpdateVolume, &nodev1.UpdateVolumeRequest{Ref: ref, Volume: volume, Files: nodewire.EncodeVolumeFiles(files)})
 }
 
 // KillContainer ends a run of one container, the current one when run is 0, and returns when it has ended; grace is as
 // for Stop. The restart policy decides whether another run follows.
 func (c *Client) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
-	_, err := unary(ctx, c, c.vms.KillContainer, &nodev1.KillContainerRequest{Ref: ref, Container: container, Run: int64(run), GraceNs: graceNS(grace)})
-	return err
+	return do(ctx, c, c.vms.KillContainer, &nodev1.KillContainerRequest{Ref: ref, Container: container, Run: int64(run), GraceNs: graceNS(grace)})
 }
 
 // ReleaseContainer lets the containers start that wait for this one.
 func (c *Client) ReleaseContainer(ctx context.Context, ref, container string) error {
-	_, err := unary(ctx, c, c.vms.ReleaseContainer, &nodev1.ReleaseContainerRequest{Ref: ref, Container: container})
-	return err
-}
-
-func record(m *nodev1.Record, err error) (vm.Record, error) {
-	if err != nil {
-		return vm.Record{}, err
-	}
-	return nodewire.DecodeRecord(m), nil
+	return do(ctx, c, c.vms.ReleaseContainer, &nodev1.ReleaseContainerRequest{Ref: ref, Container: container})
 }
 
 func graceNS(grace time.Duration) *int64 {

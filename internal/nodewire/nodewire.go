@@ -242,16 +242,14 @@ func encodeExitCode(code *int) *int64 {
 	if code == nil {
 		return nil
 	}
-	n := int64(*code)
-	return &n
+	return new(int64(*code))
 }
 
 func decodeExitCode(m *nodev1.Record) *int {
 	if m == nil || m.ExitCode == nil {
 		return nil
 	}
-	n := int(*m.ExitCode)
-	return &n
+	return new(int(*m.ExitCode))
 }
 
 // EncodeTime returns t as nanoseconds since the Unix epoch, 0 for the zero time.

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -74,22 +75,13 @@ func (p *Process) check(marker string) error {
 		return errdefs.NotFoundf("process %d has ended; another process has its pid now", p.pid)
 	}
 	args, err := Args(p.pid)
-	if err != nil || !contains(args, marker) {
+	if err != nil || !slices.Contains(args, marker) {
 		return errdefs.NotFoundf("process %d is not the one that carries %s", p.pid, marker)
 	}
 	if p.Signal(0) != nil {
 		return errdefs.NotFoundf("process %d has ended", p.pid)
 	}
 	return nil
-}
-
-func contains(args []string, marker string) bool {
-	for _, a := range args {
-		if a == marker {
-			return true
-		}
-	}
-	return false
 }
 
 func pidfdOpen(pid int) (int, error) {

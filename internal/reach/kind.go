@@ -3,6 +3,7 @@ package reach
 import (
 	"net"
 	"net/netip"
+	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -84,12 +85,7 @@ func prefixes(list ...string) []netip.Prefix {
 }
 
 func in(a netip.Addr, list []netip.Prefix) bool {
-	for _, p := range list {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // plain returns the address that a connection to a reaches: IPv4 within IPv6, or the translation by NAT64 or 6to4.

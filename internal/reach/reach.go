@@ -7,12 +7,14 @@
 package reach
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -89,10 +91,7 @@ func (p Policy) Guard(t *http.Transport, d *net.Dialer) {
 
 // dialled returns the address of a proxy in the form in which a transport passes it to its dialer.
 func dialled(u *url.URL) string {
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme]
-	}
+	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme])
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
@@ -100,12 +99,7 @@ func dialled(u *url.URL) string {
 func (p Policy) named(addr string) bool {
 	addr = strings.ToLower(addr)
 	host, _, _ := net.SplitHostPort(addr)
-	for _, h := range p.Hosts {
-		if h == addr || h == host {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(p.Hosts, addr) || slices.Contains(p.Hosts, host)
 }
 
 // refused is the error for a refused address; kind describes it.

@@ -130,8 +130,7 @@ func (x *ContainerExit) clone() *ContainerExit {
 	if x == nil {
 		return nil
 	}
-	c := *x
-	return &c
+	return new(*x)
 }
 
 // Clone returns a copy of c that shares no memory with it.

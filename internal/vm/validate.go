@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/base32"
 	"fmt"
@@ -61,33 +62,19 @@ func ValidateName(name string) error {
 
 // Default returns s with every empty field set to its default.
 func (s Spec) Default() Spec {
-	if s.CPUs == 0 {
-		s.CPUs = DefaultCPUs
-	}
-	if s.Memory == 0 {
-		s.Memory = DefaultMemory
-	}
-	if s.Storage == 0 {
-		s.Storage = DefaultStorage
-	}
+	s.CPUs = cmp.Or(s.CPUs, DefaultCPUs)
+	s.Memory = cmp.Or(s.Memory, DefaultMemory)
+	s.Storage = cmp.Or(s.Storage, DefaultStorage)
+	s.Accel = cmp.Or(s.Accel, AccelAuto)
+	s.Hostname = cmp.Or(s.Hostname, hostname(s.Name))
+	s.StopGrace = cmp.Or(s.StopGrace, DefaultStopGrace)
 	if len(s.Containers) > 0 {
-		if s.Restart == "" {
-			s.Restart = RestartAlways
-		}
+		s.Restart = cmp.Or(s.Restart, RestartAlways)
 		for _, c := range s.Containers {
 			if c.Kind == ContainerApp && s.Image == "" {
 				s.Image = c.Image
 			}
 		}
-	}
-	if s.Accel == "" {
-		s.Accel = AccelAuto
-	}
-	if s.Hostname == "" {
-		s.Hostname = hostname(s.Name)
-	}
-	if s.StopGrace == 0 {
-		s.StopGrace = DefaultStopGrace
 	}
 	return s
 }

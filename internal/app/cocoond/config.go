@@ -155,9 +155,7 @@ func (c *Config) complete() error {
 		}
 		*dir = abs
 	}
-	if c.Network.Leases == "" {
-		c.Network.Leases = filepath.Join(c.StateDir, "net", "leases.json")
-	}
+	c.Network.Leases = cmp.Or(c.Network.Leases, filepath.Join(c.StateDir, "net", "leases.json"))
 	if c.Network.Mode != modeBridge && c.Network.Mode != modeCNI {
 		return errdefs.Invalidf("invalid network mode %q; use %s or %s", c.Network.Mode, modeBridge, modeCNI)
 	}
@@ -167,9 +165,7 @@ func (c *Config) complete() error {
 	if c.Network.Mode == modeBridge && c.Network.CNI.Default != "" {
 		return errdefs.Invalidf("network.cni.default is for mode %s; in mode %s the bridge is the default network", modeCNI, modeBridge)
 	}
-	if c.Socket == "" {
-		c.Socket = filepath.Join(c.RunDir, "cocoond.sock")
-	}
+	c.Socket = cmp.Or(c.Socket, filepath.Join(c.RunDir, "cocoond.sock"))
 	if c.Driver != qemu.Name && c.Driver != fake.Name {
 		return errdefs.Invalidf("invalid driver %q; use %s or %s", c.Driver, qemu.Name, fake.Name)
 	}

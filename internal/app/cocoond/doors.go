@@ -1,6 +1,7 @@
 package cocoond
 
 import (
+	"cmp"
 	"context"
 	"os"
 
@@ -41,12 +42,8 @@ func (d *daemon) doors(s *served) ([]door, error) {
 	}
 	klog.SetSlogLogger(d.log.With("component", "client-go"))
 	cfg := *d.cfg.VirtualNode
-	if cfg.RootDir == "" {
-		cfg.RootDir = d.cfg.StateDir
-	}
-	if cfg.LeasesPath == "" {
-		cfg.LeasesPath = d.cfg.bridge().LeasePath
-	}
+	cfg.RootDir = cmp.Or(cfg.RootDir, d.cfg.StateDir)
+	cfg.LeasesPath = cmp.Or(cfg.LeasesPath, d.cfg.bridge().LeasePath)
 	for _, addr := range []*string{&cfg.NodeIP, &cfg.BindAddress} {
 		if *addr != bridgeAddress {
 			continue

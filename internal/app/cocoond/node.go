@@ -23,16 +23,16 @@ import (
 
 // node answers client requests about the machine and the daemon.
 type node struct {
-	cfg      Config
-	engine   *engine.Engine
-	drivers  map[string]hypervisor.Driver
-	nets     *networks
-	problems func(context.Context) ([]image.MappingProblem, error)
-	started  time.Time
+	cfg            Config
+	*engine.Engine // serves strays itself
+	drivers        map[string]hypervisor.Driver
+	nets           *networks
+	problems       func(context.Context) ([]image.MappingProblem, error)
+	started        time.Time
 }
 
 func (d *daemon) newNode(h *host) *node {
-	return &node{cfg: d.cfg, engine: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
+	return &node{cfg: d.cfg, Engine: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
 }
 
 // Info implements nodeapi.Host.
@@ -45,14 +45,14 @@ func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 	if err != nil {
 		return nodewire.NodeInfo{}, fmt.Errorf("read the host name: %w", err)
 	}
-	all, err := n.engine.List(ctx)
+	all, err := n.Engine.List(ctx)
 	if err != nil {
 		return nodewire.NodeInfo{}, err
 	}
 	i := nodewire.NodeInfo{
 		Version: version.Version, Hostname: hostname, StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, PID: os.Getpid(), StartedAt: n.started,
 		CPUs: runtime.NumCPU(), Memory: int64(si.Totalram) * int64(si.Unit), VMs: countByState(all),
-		Strays: n.engine.StrayCount(),
+		Strays: n.Engine.StrayCount(),
 	}
 	i.NetworkDetails = n.nets.describe(ctx)
 	for _, d := range i.NetworkDetails {
@@ -84,13 +84,13 @@ func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 		StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, Kernel: n.cfg.Guest.Kernel, Initrd: n.cfg.Guest.Initramfs,
 		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group, MappingProblems: n.problems,
 		Networks: func(ctx context.Context) ([]nodewire.Network, error) { return n.nets.describe(ctx), nil },
-		Strays:   n.engine.Strays,
+		Strays:   n.Engine.Strays,
 	}, false), nil
 }
 
 // TeardownNetworks removes everything that the networks made, unless a running VM uses it.
 func (n *node) TeardownNetworks(ctx context.Context) error {
-	all, err := n.engine.List(ctx)
+	all, err := n.Engine.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (n *node) TeardownNetworks(ctx context.Context) error {
 
 // noStrayTaps refuses to remove the network of stray VMs, which may be running.
 func (n *node) noStrayTaps(ctx context.Context) error {
-	all, err := n.engine.Strays(ctx)
+	all, err := n.Engine.Strays(ctx)
 	if err != nil {
 		return err
 	}
@@ -117,17 +117,4 @@ func (n *node) noStrayTaps(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// Strays lists the VMs on this host that the journal does not know.
-func (n *node) Strays(ctx context.Context) ([]vm.Stray, error) { return n.engine.Strays(ctx) }
-
-// AdoptStray makes a stray a VM again.
-func (n *node) AdoptStray(ctx context.Context, ref, name string) (vm.Record, error) {
-	return n.engine.AdoptStray(ctx, ref, name)
-}
-
-// RemoveStray removes a stray.
-func (n *node) RemoveStray(ctx context.Context, ref string) error {
-	return n.engine.RemoveStray(ctx, ref)
 }

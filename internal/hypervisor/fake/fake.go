@@ -7,6 +7,7 @@ package fake
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -116,9 +117,7 @@ func (d *Driver) Probe(context.Context) (hypervisor.Info, error) {
 		return hypervisor.Info{}, err
 	}
 	info := d.cfg.Info
-	if info.Version == "" {
-		info.Version = "1.0"
-	}
+	info.Version = cmp.Or(info.Version, "1.0")
 	if info.Accel == "" {
 		info.Accel, info.Why = vm.AccelTCG, "nothing is run at all"
 	}

@@ -90,12 +90,9 @@ func (c *podCompleter) claim(ctx context.Context, pod *corev1.Pod) (*v1.VMPlacem
 // tolerates reports whether one of the tolerations names the taint of our nodes. A pod that tolerates every taint does not
 // match.
 func tolerates(list []corev1.Toleration) bool {
-	for _, t := range list {
-		if t.Key == contract.TaintKey && (t.Operator == corev1.TolerationOpExists || t.Value == contract.TaintValue) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(t corev1.Toleration) bool {
+		return t.Key == contract.TaintKey && (t.Operator == corev1.TolerationOpExists || t.Value == contract.TaintValue)
+	})
 }
 
 // asks reports whether the pod's metadata or node selector asks for a VM: it names one of our pools or has VM annotations.

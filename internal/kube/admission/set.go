@@ -81,14 +81,15 @@ func checkSet(set *v1.CocoonSet) field.ErrorList {
 
 // labelled refuses a name that is not a valid label value: the pods of a set carry it in a label.
 func labelled(path *field.Path, value string) field.ErrorList {
-	if why := validation.IsValidLabelValue(value); len(why) > 0 {
-		return field.ErrorList{field.Invalid(path, value, strings.Join(why, "; "))}
-	}
-	return nil
+	return valid(path, value, validation.IsValidLabelValue)
 }
 
 func dns(path *field.Path, value string) field.ErrorList {
-	if why := validation.IsDNS1123Subdomain(value); len(why) > 0 {
+	return valid(path, value, validation.IsDNS1123Subdomain)
+}
+
+func valid(path *field.Path, value string, check func(string) []string) field.ErrorList {
+	if why := check(value); len(why) > 0 {
 		return field.ErrorList{field.Invalid(path, value, strings.Join(why, "; "))}
 	}
 	return nil

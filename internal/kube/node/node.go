@@ -5,6 +5,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -81,9 +82,7 @@ func New(cfg Config) (*Node, error) {
 	if cfg.Reserve < 0 || cfg.Reserve > 100 {
 		return nil, errdefs.Invalidf("invalid reserve of %d per cent; use 0 to 100", cfg.Reserve)
 	}
-	if cfg.Pool == "" {
-		cfg.Pool = "default"
-	}
+	cfg.Pool = cmp.Or(cfg.Pool, "default")
 	n := &Node{cfg: cfg, host: stats.Host{Proc: cfg.Proc, Root: cfg.Root}, poke: make(chan struct{}, 1), claimed: make(chan struct{})}
 	u, err := measure(n.host)
 	if err != nil {

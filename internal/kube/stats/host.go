@@ -3,6 +3,7 @@ package stats
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
 	"io/fs"
 	"math"
@@ -27,10 +28,7 @@ type Host struct {
 }
 
 func (h Host) proc() string {
-	if h.Proc == "" {
-		return "/proc"
-	}
-	return h.Proc
+	return cmp.Or(h.Proc, "/proc")
 }
 
 // Memory is the machine's memory, in bytes.
@@ -161,8 +159,7 @@ func occupied(path string) *uint64 {
 	if unix.Lstat(path, &st) != nil {
 		return nil
 	}
-	n := uint64(st.Blocks) * 512
-	return &n
+	return new(uint64(st.Blocks) * 512)
 }
 
 // named reports whether an argument of the process names the VM.

@@ -57,34 +57,54 @@ func dumpLinksIn(netns string) (map[string]link, error) {
 	return dumpLinks()
 }
 
+// dumpLinks reads all links through one socket and one buffer, which is larger than any message of the kernel's.
 func dumpLinks() (map[string]link, error) {
-	raw, err := syscall.NetlinkRIB(syscall.RTM_GETLINK, syscall.AF_UNSPEC)
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
-	messages, err := syscall.ParseNetlinkMessage(raw)
-	if err != nil {
+	defer unix.Close(fd)
+	request := make([]byte, unix.NLMSG_HDRLEN+unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(request, uint32(len(request)))
+	binary.NativeEndian.PutUint16(request[4:], unix.RTM_GETLINK)
+	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
+	if err := unix.Sendto(fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
-	out := make(map[string]link, len(messages))
-	for i := range messages {
-		m := &messages[i]
-		if m.Header.Type != syscall.RTM_NEWLINK || len(m.Data) < syscall.SizeofIfInfomsg {
+	out := map[string]link{}
+	for buf := make([]byte, 64<<10); ; {
+		n, from, err := unix.Recvfrom(fd, buf, 0)
+		if err != nil {
+			return nil, fmt.Errorf("list links: %w", err)
+		}
+		if kernel, ok := from.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
 			continue
 		}
-		name, l, err := parseLink(m.Data)
+		messages, err := syscall.ParseNetlinkMessage(buf[:n])
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("list links: %w", err)
 		}
-		out[name] = l
+		for _, m := range messages {
+			switch {
+			case m.Header.Type == unix.NLMSG_DONE:
+				return out, nil
+			case m.Header.Type == unix.NLMSG_ERROR:
+				return nil, errdefs.New(errdefs.Internal, "list links: the kernel rejected the request")
+			case m.Header.Type == unix.RTM_NEWLINK && len(m.Data) >= unix.SizeofIfInfomsg:
+				name, l, err := parseLink(m.Data)
+				if err != nil {
+					return nil, err
+				}
+				out[name] = l
+			}
+		}
 	}
-	return out, nil
 }
 
 // parseLink reads struct ifinfomsg and the two relevant attributes.
 func parseLink(data []byte) (name string, l link, err error) {
 	l.index = int(int32(binary.NativeEndian.Uint32(data[4:8])))
-	for data = data[syscall.SizeofIfInfomsg:]; len(data) >= unix.SizeofRtAttr; {
+	for data = data[unix.SizeofIfInfomsg:]; len(data) >= unix.SizeofRtAttr; {
 		size, kind := int(binary.NativeEndian.Uint16(data)), binary.NativeEndian.Uint16(data[2:])
 		if size < unix.SizeofRtAttr || size > len(data) {
 			return "", l, errdefs.New(errdefs.Internal, "list links: an attribute of %d bytes in %d", size, len(data))

@@ -387,6 +387,21 @@ func BenchmarkScrape(b *testing.B) {
 	}
 }
 
+// The links of this network namespace; run it in one that has a thousand.
+func BenchmarkLinks(b *testing.B) {
+	began := cpuTime(b)
+	var n int
+	for b.Loop() {
+		links, err := readLinks("")
+		if err != nil {
+			b.Fatal(err)
+		}
+		n = len(links)
+	}
+	b.ReportMetric(float64(n), "links")
+	b.ReportMetric(float64((cpuTime(b)-began).Microseconds())/1000/float64(b.N), "cpu-ms/op")
+}
+
 func cpuTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u unix.Rusage

@@ -73,7 +73,4 @@ func pod(u Usage) summary.PodStats {
 
 func nanoseconds(d time.Duration) *uint64 { return number(d.Nanoseconds()) }
 
-func number(n int64) *uint64 {
-	u := uint64(max(n, 0))
-	return &u
-}
+func number(n int64) *uint64 { return new(uint64(max(n, 0))) }

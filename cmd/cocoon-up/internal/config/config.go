@@ -4,6 +4,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -167,26 +168,20 @@ func Parse(data []byte, dir string) (*Config, error) {
 }
 
 func (c *Config) complete(dir string) {
-	setDefault(&c.BindAddress, "127.0.0.1")
-	setDefault(&c.ServiceCIDR, "10.96.0.0/16")
-	setDefault(&c.ServiceAccountIssuer, "https://kubernetes.default.svc.cluster.local")
-	setDefault(&c.LogFormat, "text")
+	c.BindAddress = cmp.Or(c.BindAddress, "127.0.0.1")
+	c.ServiceCIDR = cmp.Or(c.ServiceCIDR, "10.96.0.0/16")
+	c.ServiceAccountIssuer = cmp.Or(c.ServiceAccountIssuer, "https://kubernetes.default.svc.cluster.local")
+	c.LogFormat = cmp.Or(c.LogFormat, "text")
 	if isEndpoint(c.BindAddress) {
-		setDefault(&c.AdvertiseAddress, c.BindAddress)
+		c.AdvertiseAddress = cmp.Or(c.AdvertiseAddress, c.BindAddress)
 	}
 	if c.DataDir != "" {
-		setDefault(&c.EtcdSocket, filepath.Join(c.DataDir, "etcd.sock"))
+		c.EtcdSocket = cmp.Or(c.EtcdSocket, filepath.Join(c.DataDir, "etcd.sock"))
 	}
 	for _, p := range c.paths() {
 		if *p.path != "" && !filepath.IsAbs(*p.path) {
 			*p.path = filepath.Join(dir, *p.path)
 		}
-	}
-}
-
-func setDefault(s *string, value string) {
-	if *s == "" {
-		*s = value
 	}
 }
 

@@ -1,6 +1,7 @@
 package cocoonset
 
 import (
+	"cmp"
 	"encoding/json"
 	"reflect"
 	"strconv"
@@ -92,10 +93,7 @@ func ask(set *v1.CocoonSet, o v1.VMOptions, vmName string) contract.VMSpec {
 
 // newPod returns the pod of one VM. Precondition: set.Name+"-"+slot is a valid pod name; otherwise the API server refuses it.
 func newPod(set *v1.CocoonSet, role v1.Role, slot string, ask contract.VMSpec, resources corev1.ResourceRequirements) *corev1.Pod {
-	image := ask.Image
-	if image == "" {
-		image = placeholder
-	}
+	image := cmp.Or(ask.Image, placeholder)
 	resources = withStorage(resources, ask.Storage)
 	text, _ := json.Marshal(resources) // quantities and names always encode
 	annotations := map[string]string{contract.KeyGeneration: strconv.FormatInt(set.Generation, 10), contract.KeyResources: string(text)}
