@@ -163,9 +163,9 @@ func TestPreFilter(t *testing.T) {
 		"named by hand":           {launcher("p", "hand"), "a", fwk.Success, ""},
 		"migrates":                {with(launcher("p", "known"), func(p *v1.Pod) { p.Labels = map[string]string{migrationLabel: "j"} }), "", fwk.Skip, ""},
 		"instance not known yet":  {launcher("p", "unheard"), "", fwk.UnschedulableAndUnresolvable, "VirtualMachineInstance unheard of the pod is not loaded yet"},
-		"another instance":        {with(launcher("p", "known"), func(p *v1.Pod) { p.OwnerReferences[0].UID = "former" }), "", fwk.UnschedulableAndUnresolvable, "not known yet"},
+		"another instance":        {with(launcher("p", "known"), func(p *v1.Pod) { p.OwnerReferences[0].UID = "former" }), "", fwk.UnschedulableAndUnresolvable, "not loaded yet"},
 		"VM not known yet":        {launcher("p", "late"), "", fwk.UnschedulableAndUnresolvable, "VirtualMachine late of the pod is not loaded yet"},
-		"another VM":              {launcher("p", "reborn"), "", fwk.UnschedulableAndUnresolvable, "not known yet"},
+		"another VM":              {launcher("p", "reborn"), "", fwk.UnschedulableAndUnresolvable, "not loaded yet"},
 		"VM's node replaced":      {launcher("p", "reinstalled"), "", fwk.UnschedulableAndUnresolvable, "remove the annotation"},
 	} {
 		t.Run(name, func(t *testing.T) {
