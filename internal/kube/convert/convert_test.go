@@ -109,11 +109,11 @@ func TestCheckRefuses(t *testing.T) {
 			c.Env = []corev1.EnvVar{{Name: "IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}}
 		}), "not known before it starts"},
 		"bad annotation":  {annotate(contract.KeyProbePort, "99999"), "probe-port"},
-		"static, nowhere": {annotate(contract.KeyMode, "static"), "needs to be told of it"},
+		"static, nowhere": {annotate(contract.KeyMode, "static"), "needs this annotation"},
 		"static, managed": {func(p *corev1.Pod) {
 			annotate(contract.KeyMode, "static")(p)
 			p.Annotations[contract.KeyManaged] = "true"
-		}, "not the node's to manage"},
+		}, "cannot manage a static VM"},
 		"snapshot policy": {annotate(contract.KeySnapshotPolicy, "sometimes"), "main-only"},
 		"fork of itself":  {annotate(contract.KeyForkFrom, "vk-default-web"), "from itself"},
 		"fork of nothing": {annotate(contract.KeyForkFrom, "a/b"), "must start with a letter"},

@@ -20,7 +20,7 @@ func checkStatic(pod *corev1.Pod) field.ErrorList {
 	errs := badKeys(err)
 	runtime, err := contract.ParseVMRuntime(pod.Annotations)
 	errs = append(errs, badKeys(err)...)
-	const why = "mode static adopts a machine that is there already, and needs to be told of it"
+	const why = "mode static adopts an existing machine and needs this annotation"
 	if runtime.ID == "" {
 		errs = append(errs, field.Required(annotationPath(contract.KeyID), why))
 	}
@@ -32,13 +32,13 @@ func checkStatic(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Forbidden(path, why))
 		}
 	}
-	no(ask.Managed, annotationPath(contract.KeyManaged), "a static VM is not the node's to manage")
-	no(contract.Hibernate(pod.Annotations), annotationPath(contract.KeyHibernate), "the node cannot put a static VM to sleep")
-	no(len(pod.Spec.Containers) > 1 || len(pod.Spec.InitContainers) > 0, field.NewPath("spec", "containers"), "a static VM stands in for one container")
-	no(pod.Spec.ActiveDeadlineSeconds != nil, field.NewPath("spec", "activeDeadlineSeconds"), "the node cannot end a static VM")
+	no(ask.Managed, annotationPath(contract.KeyManaged), "a node cannot manage a static VM")
+	no(contract.Hibernate(pod.Annotations), annotationPath(contract.KeyHibernate), "a node cannot hibernate a static VM")
+	no(len(pod.Spec.Containers) > 1 || len(pod.Spec.InitContainers) > 0, field.NewPath("spec", "containers"), "a pod of a static VM must have one container and no init containers")
+	no(pod.Spec.ActiveDeadlineSeconds != nil, field.NewPath("spec", "activeDeadlineSeconds"), "a node cannot stop a static VM")
 	for i := range pod.Spec.Containers {
 		c, path := &pod.Spec.Containers[i], field.NewPath("spec", "containers").Index(i)
-		const foreign = "nothing of the pod runs in a static VM; its readiness is asked by ICMP, or on the annotation's probe-port"
+		const foreign = "a static VM does not run the containers of the pod; its readiness is checked with ICMP, or on the TCP port of the annotation probe-port"
 		no(c.ReadinessProbe != nil, path.Child("readinessProbe"), foreign)
 		no(c.LivenessProbe != nil, path.Child("livenessProbe"), foreign)
 		no(c.StartupProbe != nil, path.Child("startupProbe"), foreign)

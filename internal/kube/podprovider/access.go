@@ -48,7 +48,7 @@ func (d *door) Attach(ctx context.Context, namespace, pod, container string, a g
 		a.Container = of
 		return st.guests.Attach(ctx, string(rec.ID), a, s)
 	case s.Stdin != nil:
-		return errdefs.Preconditionf("the guest of pod %q boots itself and has no main process to type to; attach without -i, or use kubectl exec -it", pod)
+		return errdefs.Preconditionf("the guest of pod %q boots its own system and has no main process that reads input; attach without -i, or use kubectl exec -it", pod)
 	}
 	return st.guests.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
 		if s.Stdout == nil {
@@ -204,7 +204,7 @@ func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
 func (d *door) forwardable(pod, ip string) error {
 	addr, err := netip.ParseAddr(ip)
 	if err != nil {
-		return errdefs.Preconditionf("the machine of pod %q is at %q, which is no address", pod, ip)
+		return errdefs.Preconditionf("the machine of pod %q has the address %q, which is not an IP address", pod, ip)
 	}
 	if err := reach.Forbidden(addr); err != nil {
 		return err
@@ -212,8 +212,8 @@ func (d *door) forwardable(pod, ip string) error {
 	if slices.ContainsFunc(d.allowed, func(n netip.Prefix) bool { return n.Contains(addr.Unmap()) }) {
 		return nil
 	}
-	return errdefs.Preconditionf("pod %q stands for a machine that this node does not run, and no port of %s is forwarded; "+
-		"the node's operator allows networks with VK_STATIC_FORWARD_NETWORKS", pod, ip)
+	return errdefs.Preconditionf("pod %q represents a machine that this node does not run, and ports of %s are not forwarded; "+
+		"the node's operator allows networks in VK_STATIC_FORWARD_NETWORKS", pod, ip)
 }
 
 // unserved returns the error for exec and log of a static pod. It says how to reach the machine instead.
@@ -225,5 +225,5 @@ func unserved(pod *corev1.Pod, what string) error {
 	if how == contract.ConnVNC && there.VNCPort != 0 {
 		at = fmt.Sprintf("%s, port %d", at, there.VNCPort)
 	}
-	return errdefs.Preconditionf("pod %q stands for a machine that this node does not run, so there is no %s; reach it by %s at %s", pod.Name, what, how, at)
+	return errdefs.Preconditionf("pod %q represents a machine that this node does not run, so it does not support %s; reach it by %s at %s", pod.Name, what, how, at)
 }

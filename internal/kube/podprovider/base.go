@@ -76,7 +76,7 @@ func (c *common) newVolumes(s *podState) *podvolumes.Volumes {
 		Update: s.containers.UpdateVolume,
 		Count:  func(err error) { c.Metrics.done("volume", err) },
 		Complain: func(id vm.ID, err error) {
-			s.log.Warn("volumes of vm not brought up to date", "vm", id, "err", err)
+			s.log.Warn("volumes of vm not updated", "vm", id, "err", err)
 			s.event(corev1.EventTypeWarning, eventFailedMount, "%s", err)
 		},
 	})

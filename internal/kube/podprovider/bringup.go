@@ -37,7 +37,7 @@ func (b *bringUp) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
 		return whenWoken
 	}
 	if b.remote() && (contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations)) && !contract.Pushable(b.vmName) {
-		b.refuse(reasonNotSupported, "the VM name "+b.vmName+" cannot be that of a repository, in which its state would be kept; use small letters, digits and single . _ - between them")
+		b.refuse(reasonNotSupported, "the VM name "+b.vmName+" is not a valid repository name, and the state of the VM is stored under that name; use lower-case letters and digits, with single . _ - between them")
 		return whenWoken
 	}
 	if b.prior != nil {
@@ -81,7 +81,7 @@ func (b *bringUp) claim(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 	case !ask.Asked || b.claimed:
 		return whenWoken, true
 	case b.Placements == nil:
-		b.refuse(reasonNotSupported, "the VM is to stay on its node ("+contract.KeySticky+"), but this node cannot claim VMs")
+		b.refuse(reasonNotSupported, "the VM must stay on its node ("+contract.KeySticky+"), but this node cannot create VMPlacements")
 		return whenWoken, false
 	}
 	if why := placement.Check(pod); why != "" {
@@ -168,7 +168,7 @@ func (b *bringUp) created(ctx context.Context, rec vm.Record, err error, mode st
 func (b *bringUp) occupied(ctx context.Context, anew func() (vm.Record, error)) (vm.Record, error) {
 	rec, err := b.vms.Inspect(ctx, b.vmName)
 	if err != nil {
-		return vm.Record{}, errdefs.Unavailablef("VM %s is there and is not: %v", b.vmName, err)
+		return vm.Record{}, errdefs.Unavailablef("VM %s: the name is taken, but no VM of that name is found: %v", b.vmName, err)
 	}
 	label := rec.Spec.Labels
 	switch uid := label[contract.VMLabelPodUID]; {
@@ -179,7 +179,7 @@ func (b *bringUp) occupied(ctx context.Context, anew func() (vm.Record, error)) 
 		if other := b.index.reserve(b.podState, rec.ID); other != nil {
 			return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s", b.vmName, other.key)
 		}
-		b.event(corev1.EventTypeNormal, eventAdopted, "Adopted the VM %s that was there already", b.vmName)
+		b.event(corev1.EventTypeNormal, eventAdopted, "Adopted the existing VM %s", b.vmName)
 		if rec.State == vm.StateStopped || rec.State == vm.StateCreated {
 			return b.vms.Start(ctx, string(rec.ID))
 		}
@@ -187,8 +187,8 @@ func (b *bringUp) occupied(ctx context.Context, anew func() (vm.Record, error)) 
 	case uid == "" || label[contract.VMLabelNode] != b.cfg.Node.Name || b.index.withUID(types.UID(uid)) != nil:
 		return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s/%s", b.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
 	case b.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // nobody has given up the VM's content
-		return vm.Record{}, leftover{errdefs.Unavailablef("VM %s (%s) of the deleted pod %s/%s is still on node %s, whose orphan policy %q leaves it alone: "+
-			"save it there if it is needed (`cocoon snapshot save --name NAME %[2]s`) and remove it (`cocoon vm rm --force %[2]s`), or set VK_ORPHAN_POLICY=destroy",
+		return vm.Record{}, leftover{errdefs.Unavailablef("VM %s (%s) of the deleted pod %s/%s is still on node %s, and the orphan policy %q does not remove it; "+
+			"if you need it, save it there with `cocoon snapshot save --name NAME %[2]s`; then remove it with `cocoon vm rm --force %[2]s`, or set VK_ORPHAN_POLICY=destroy",
 			b.vmName, rec.ID, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName], b.cfg.Node.Name, b.cfg.Orphans)}
 	}
 	b.log.Info("removing leftover vm", "vm", rec.ID)
@@ -227,10 +227,10 @@ func (b *bringUp) announce(rec *vm.Record) {
 		b.event(corev1.EventTypeNormal, eventStarted, "Created and started %s as VM %s from %s %s", what, rec.Spec.Name, kind, rec.Spec.Image)
 	}
 	if left := convert.Ignored(pod); len(left) > 0 && rec.Restarts == 0 {
-		b.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "Without effect in this VM: %s", strings.Join(left, ", "))
+		b.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "These settings have no effect in this VM: %s", strings.Join(left, ", "))
 	}
 	if empty := emptyVolumes(rec); rec.ImageType == vm.ImageDisk && len(empty) > 0 && rec.Restarts == 0 {
-		b.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "Not mounted, because this VM's image boots itself: emptyDir %s; it has its disk", strings.Join(empty, ", "))
+		b.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "emptyDir %s not mounted, because the image of this VM boots its own system; use the disk of the VM", strings.Join(empty, ", "))
 	}
 	if !b.launched.IsZero() {
 		b.Metrics.booted(b.mode, rec.Driver, time.Since(b.launched))

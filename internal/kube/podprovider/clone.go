@@ -45,7 +45,7 @@ func (b *bringUp) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.O
 		b.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
 	}
 	if left := convert.Inherited(pod); err == nil && len(left) > 0 {
-		b.event(corev1.EventTypeNormal, podstatus.ReasonUnserved, "Not used for a clone, which goes on with its snapshot's: %s", strings.Join(left, ", "))
+		b.event(corev1.EventTypeNormal, podstatus.ReasonUnserved, "These settings have no effect in a clone, which keeps those of its snapshot: %s", strings.Join(left, ", "))
 	}
 	return b.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
 }
@@ -53,10 +53,10 @@ func (b *bringUp) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.O
 // fits rejects a clone that does not match the pod. This is only known from the VM's record, once the VM exists.
 func fits(pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
 	if !convert.SameContainers(pod, rec) {
-		return errdefs.Invalidf("the containers of the pod are not those of its snapshot, which are %s; name the pod's the same", names(rec))
+		return errdefs.Invalidf("the containers of the pod do not match those of its snapshot, which are %s; give them the same names in the same order", names(rec))
 	}
 	if want := pod.Annotations[contract.KeyBackend]; of.FromDir != "" && want != "" && want != rec.Driver {
-		return errdefs.Invalidf("the snapshot in %s was taken by %s and cannot go on in %s; change %s", of.FromDir, rec.Driver, want, contract.KeyBackend)
+		return errdefs.Invalidf("the snapshot in %s was taken by %s and cannot resume in %s; change %s", of.FromDir, rec.Driver, want, contract.KeyBackend)
 	}
 	return nil
 }
@@ -68,7 +68,7 @@ func names(rec vm.Record) string {
 		out = append(out, c.Name)
 	}
 	if len(out) == 0 {
-		return "one of any name, without init containers"
+		return "one container of any name, without init containers"
 	}
 	return strings.Join(out, ", ")
 }
@@ -76,7 +76,7 @@ func names(rec vm.Record) string {
 // cloneOnce creates a VM unless one of that name exists. It calls spec only when none exists.
 func (b *bringUp) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
 	if b.states == nil {
-		return vm.Record{}, errdefs.Unsupportedf("this node keeps no snapshots")
+		return vm.Record{}, errdefs.Unsupportedf("this node does not store snapshots")
 	}
 	return b.once(ctx, func() (vm.Record, error) {
 		s, err := spec()
@@ -93,7 +93,7 @@ func (b *bringUp) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (v
 		}
 		if err = fits(pod, s, rec); err != nil {
 			if err := b.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
-				b.log.Warn("vm that is not what the pod asks for not removed", "vm", rec.ID, "err", err)
+				b.log.Warn("clone that does not match its pod not removed", "vm", rec.ID, "err", err)
 			}
 		}
 		return rec, err
@@ -115,7 +115,7 @@ func assertBackend(pod *corev1.Pod, snap snapshot.Snapshot) error {
 	if want == "" || snap.Hypervisor == "" || want == snap.Hypervisor {
 		return nil
 	}
-	return errdefs.Invalidf("snapshot %s was taken by %s and cannot go on in %s; change %s", snap.Name, snap.Hypervisor, want, contract.KeyBackend)
+	return errdefs.Invalidf("snapshot %s was taken by %s and cannot resume in %s; change %s", snap.Name, snap.Hypervisor, want, contract.KeyBackend)
 }
 
 // origin finds or fetches the snapshot from which the VM resumes. A snapshot in a folder is in no store and is not checked
@@ -142,7 +142,7 @@ func (b *bringUp) wakeRemote(ctx context.Context, pod *corev1.Pod, at podsnapsho
 	if err == nil {
 		b.asleep.restored = true
 		b.health.Keep(pod, &rec) // for the guest this is not a new start
-		b.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", b.vmName)
+		b.event(corev1.EventTypeNormal, eventWoken, "VM %s is awake", b.vmName)
 	}
 	return b.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
 }

@@ -93,7 +93,7 @@ func TestClones(t *testing.T) {
 			w.create(pod(clone("base", contract.KeyBackend, "firecracker")))
 			p := w.after(time.Second)
 			expect(t, p, "Failed/VMRejected")
-			if !strings.Contains(p.Status.Message, "taken by fake and cannot go on in firecracker") || s.count() != 0 {
+			if !strings.Contains(p.Status.Message, "taken by fake and cannot resume in firecracker") || s.count() != 0 {
 				t.Errorf("%s, %d VMs", p.Status.Message, s.count())
 			}
 		})

@@ -32,7 +32,7 @@ func (p *Provider) adopt(ctx context.Context) (int64, error) {
 	var revision int64
 	err := pauses.Growing(250*time.Millisecond, 10*time.Second, pauses.Many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (done bool, err error) {
 		if revision, err = p.tryAdopt(ctx); err != nil && ctx.Err() == nil {
-			p.Log.Warn("start-up reconcile is waiting", "err", err)
+			p.Log.Warn("VMs not adopted yet, trying again", "err", err)
 		}
 		return err == nil, nil
 	})
@@ -76,7 +76,7 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 		}
 		if rec == nil {
 			if id := pod.Annotations[contract.KeyID]; id != "" && !terminal(pod) {
-				p.Log.Warn("vm of pod is not there, it will be made anew", "pod", pod.Namespace+"/"+pod.Name, "vm", id)
+				p.Log.Warn("vm of pod does not exist, it will be created again", "pod", pod.Namespace+"/"+pod.Name, "vm", id)
 			}
 			continue
 		}
@@ -123,9 +123,9 @@ func (p *Provider) orphans(byUID map[types.UID]*vm.Record, claimed map[vm.ID]boo
 		case OrphanKeep:
 			continue
 		case OrphanAlert:
-			p.Log.Warn("orphan vm left alone", "vm", rec.ID, "pod", pod)
+			p.Log.Warn("orphan vm not removed, the orphan policy keeps it", "vm", rec.ID, "pod", pod)
 		case OrphanDestroy:
-			p.Log.Warn("orphan vm is removed", "vm", rec.ID, "pod", pod)
+			p.Log.Warn("removing orphan vm", "vm", rec.ID, "pod", pod)
 			p.background(func(ctx context.Context) {
 				if err := p.removeOrphan(ctx, *rec); err != nil {
 					p.Log.Warn("orphan vm not removed", "vm", rec.ID, "err", err)
@@ -165,7 +165,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 				pause = first
 			}
 			p.setHealth(err)
-			p.Log.Warn("event stream lost", "err", err)
+			p.Log.Warn("event stream of the vm engine lost, trying again", "err", err)
 			next = pause.Step()
 		default:
 			pause = first

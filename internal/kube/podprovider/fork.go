@@ -38,7 +38,7 @@ func (o *forkOffer) offer(pod *corev1.Pod, rec *vm.Record) turn {
 		err := o.states.Offer(ctx, pod)
 		if ctx.Err() == nil && o.hasOffered(err) {
 			o.event(corev1.EventTypeWarning, eventForkPushFailed, "VM %s cannot be forked on other nodes: %s", o.vmName, err)
-			o.log.Warn("state for forks not in the registry", "err", err)
+			o.log.Warn("state for forks not pushed to the registry", "err", err)
 		}
 	})
 	return whenWoken

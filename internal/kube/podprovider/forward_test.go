@@ -90,7 +90,7 @@ func TestForwardStatic(t *testing.T) {
 		allowed []string
 		want    string // part of the error; "" for no error
 	}{
-		"default":              {"10.77.0.2", nil, "the node's operator allows networks with VK_STATIC_FORWARD_NETWORKS"},
+		"default":              {"10.77.0.2", nil, "the node's operator allows networks in VK_STATIC_FORWARD_NETWORKS"},
 		"another network":      {"10.77.0.2", []string{"10.78.0.0/24"}, "the node's operator allows"},
 		"allowed":              {"10.77.0.2", []string{"10.77.0.0/24"}, ""},
 		"allowed, as IPv6":     {"::ffff:10.77.0.2", []string{"10.77.0.0/24"}, ""},

@@ -73,7 +73,7 @@ func (h *hibernation) store(ctx context.Context, rec *vm.Record) turn {
 		return h.sleeps(rec.Snapshot)
 	case h.life.State == contract.LifecycleHibernated: // the state was stored before; only now it cannot be checked
 		h.dozing.failed(err)
-		h.log.Warn("registry not asked for hibernated vm", "vm", rec.ID, "err", err)
+		h.log.Warn("registry does not answer for hibernated vm", "vm", rec.ID, "err", err)
 		h.publish(0)
 		return after(h.dozing.left())
 	}
@@ -83,7 +83,7 @@ func (h *hibernation) store(ctx context.Context, rec *vm.Record) turn {
 		return atOnce
 	}
 	if err != nil {
-		h.log.Warn("vm stays asleep", "vm", rec.ID, "err", err)
+		h.log.Warn("vm not woken, it stays hibernated", "vm", rec.ID, "err", err)
 		return after(h.dozing.left())
 	}
 	h.taken(got)
@@ -111,7 +111,7 @@ func (h *hibernation) wakeLocal(ctx context.Context, rec *vm.Record) turn {
 	}
 	h.Metrics.done("wake", err)
 	if err == nil {
-		h.event(corev1.EventTypeNormal, eventWoken, "VM %s goes on where it was", h.vmName)
+		h.event(corev1.EventTypeNormal, eventWoken, "VM %s is awake", h.vmName)
 		h.waking, h.dozing, h.kept = retryTask{}, retryTask{}, ""
 		h.taken(got)
 		return atOnce
@@ -133,7 +133,7 @@ func (h *hibernation) notAwake(ctx context.Context, err error) turn {
 		if errdefs.Is(err, errdefs.DataLoss) {
 			reason = eventDataLoss
 		}
-		h.event(corev1.EventTypeWarning, reason, "VM %s is not awake: %s", h.vmName, err)
+		h.event(corev1.EventTypeWarning, reason, "VM %s not woken: %s", h.vmName, err)
 		h.log.Warn("vm not woken", "err", err)
 	}
 	h.setLife(h.life.State, err.Error())
@@ -153,7 +153,7 @@ func (h *hibernation) replace(ctx context.Context, rec *vm.Record, cause error) 
 	if err := h.states.Recover(ctx, cause); err != nil {
 		return err
 	}
-	h.log.Warn("hibernated vm is replaced by what the registry has of it", "vm", rec.ID, "err", cause)
+	h.log.Warn("hibernated vm is damaged, its state from the registry replaces it", "vm", rec.ID, "err", cause)
 	if err := h.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}

@@ -62,9 +62,9 @@ func (r *report) sayHint(hint string) {
 	if r.hinted = hint; hint == "" {
 		return
 	}
-	r.event(corev1.EventTypeWarning, eventHint, "VM %s was cloned and nobody in it answers: run the commands of the annotation %s (base64) on its console, `cocoon vm console %s`; then it becomes ready",
+	r.event(corev1.EventTypeWarning, eventHint, "VM %s was cloned, but no agent in it answers; open `cocoon vm console %s` and run the commands of the annotation %s (base64); then the VM becomes ready",
 		r.vmName, contract.KeyPostCloneHint, r.vmName)
-	r.log.Warn("cloned guest must be told who it is by hand", "vm", r.vmName)
+	r.log.Warn("identity of cloned guest must be set by hand", "vm", r.vmName)
 }
 
 // hintCommands returns the commands that give rec its own identity.

@@ -162,7 +162,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 		cfg.Orphans = OrphanAlert
 	case OrphanAlert, OrphanDestroy, OrphanKeep:
 	default:
-		return nil, errdefs.Invalidf("orphan policy %q is none of alert, destroy, keep", cfg.Orphans)
+		return nil, errdefs.Invalidf("orphan policy %q must be one of: alert, destroy, keep", cfg.Orphans)
 	}
 	if cfg.Node.Name == "" {
 		return nil, errdefs.Invalidf("the virtual node needs a name")
@@ -188,7 +188,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 		objects: podvolumes.NewObjects(deps.Client, deps.Log), probes: probe.NewScheduler(),
 	}
 	return &Provider{
-		common: c, contact: contact{err: errdefs.Unavailablef("the VM engine was not asked yet")}, door: door{c.index, cfg.StaticForward},
+		common: c, contact: contact{err: errdefs.Unavailablef("the VM engine has not answered yet")}, door: door{c.index, cfg.StaticForward},
 	}, nil
 }
 

@@ -320,7 +320,7 @@ func TestCloudInitOfAPod(t *testing.T) {
 				t.Errorf("cloud-init is %+v", c)
 			}
 		}
-		if got := w.told(); !strings.Contains(got, "Without effect in this VM: VirtletDiskDriver scsi") {
+		if got := w.told(); !strings.Contains(got, "These settings have no effect in this VM: VirtletDiskDriver scsi") {
 			t.Errorf("events: %s", got)
 		}
 	})
@@ -402,7 +402,7 @@ func TestAnotherImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		shows("changed", w.after(time.Second))
-		if got := w.told(); strings.Count(got, "goes on with the image that it was made of") != 1 {
+		if got := w.told(); strings.Count(got, "keeps the image that it was created from") != 1 {
 			t.Errorf("events: %s", got)
 		}
 		w.engine.exit(1)

@@ -129,7 +129,7 @@ func (r *report) retry(ctx context.Context, reason string, err error, base, most
 		} else {
 			r.event(corev1.EventTypeWarning, kind, "Error: %s: %s", reason, err)
 		}
-		r.log.Warn("vm not brought up", "op", reason, "err", err)
+		r.log.Warn("vm not created", "op", reason, "err", err)
 	}
 	r.pause = podstatus.Pause{Reason: reason, Message: err.Error()}
 	r.publish(0)
@@ -159,6 +159,6 @@ func (r *report) sayDisk(rec *vm.Record) {
 	case fault != "":
 		r.event(corev1.EventTypeWarning, fault, "VM %s: %s", r.vmName, rec.Message)
 	case rec != nil && rec.State == vm.StateRunning:
-		r.event(corev1.EventTypeNormal, eventDiskWell, "VM %s goes on: its disk takes what it writes", r.vmName)
+		r.event(corev1.EventTypeNormal, eventDiskWell, "The disk of VM %s works again", r.vmName)
 	}
 }

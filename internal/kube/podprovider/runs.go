@@ -116,7 +116,7 @@ func (r *runs) restartInPlace(ctx context.Context, rec *vm.Record) turn {
 	case r.unanswered.IsZero():
 		r.unanswered = time.Now()
 	case time.Since(r.unanswered) > inspectBudget:
-		return r.evict(ctx, reasonInspect, "VM "+rec.Spec.Name+" ended, and the VM engine does not say what became of it: "+err.Error())
+		return r.evict(ctx, reasonInspect, "VM "+rec.Spec.Name+" ended, and the VM engine does not answer: "+err.Error())
 	}
 	return r.retry(ctx, reasonRunError, err, inspectFirst, inspectMost)
 }

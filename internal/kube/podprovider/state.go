@@ -170,7 +170,7 @@ func (s *podState) update(pod *corev1.Pod) {
 		s.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "%s", podstatus.NoEphemeral)
 	}
 	if before.rec != nil && !slices.Equal(imagesOf(pod), imagesOf(before.pod)) {
-		s.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "VM %s goes on with the image that it was made of; delete the pod to have one of another image", s.vmName)
+		s.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "VM %s keeps the image that it was created from; to use another image, delete the pod and create it again", s.vmName)
 	}
 	s.volumes.Poke() // the pod's labels and annotations may be in volume files
 	s.poke()
@@ -296,7 +296,7 @@ func (s *podState) take(rec vm.Record) *vm.Record {
 func (s *podState) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.log.Info("vm went and is made anew", "vm", s.rec.ID)
+	s.log.Info("vm lost before it ran, creating another", "vm", s.rec.ID)
 	s.rec, s.lost = nil, false
 }
 

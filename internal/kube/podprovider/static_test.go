@@ -59,14 +59,14 @@ func TestStatic(t *testing.T) {
 		check("adopted", p)
 
 		_, err := w.p.Exec(t.Context(), "default", "web", "c", guest.Exec{}, guest.Streams{})
-		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "there is no exec; reach it by vnc at 192.0.2.7, port 5907") {
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "it does not support exec; reach it by vnc at 192.0.2.7, port 5907") {
 			t.Errorf("exec: %v", err)
 		}
 		if err := w.p.Attach(t.Context(), "default", "web", "c", guest.Attach{}, guest.Streams{}); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("attach: %v", err)
 		}
 		err = w.p.Logs(t.Context(), "default", "web", "c", guest.LogOptions{}, nil)
-		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "there is no log") {
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "it does not support log") {
 			t.Errorf("logs: %v", err)
 		}
 		if vms := w.p.Tracked(); len(vms) != 0 {
@@ -121,15 +121,15 @@ func TestStatic(t *testing.T) {
 // Only a pod that describes a machine is adopted. What the node could not do for the machine is refused.
 func TestStaticRefusals(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Pod){
-		contract.KeyID:             func(p *corev1.Pod) { delete(p.Annotations, contract.KeyID) },
-		"needs to be told of it":   func(p *corev1.Pod) { delete(p.Annotations, contract.KeyIP) },
-		"must be an IP address":    func(p *corev1.Pod) { p.Annotations[contract.KeyIP] = "here" },
-		"not the node's to manage": func(p *corev1.Pod) { p.Annotations[contract.KeyManaged] = "true" },
-		"put a static VM to sleep": func(p *corev1.Pod) { p.Annotations[contract.KeyHibernate] = "true" },
-		"cannot end a static VM":   func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64(5)) },
-		"stands in for one":        func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, p.Spec.Containers[0]) },
-		"nothing of the pod runs":  func(p *corev1.Pod) { p.Spec.Containers[0].LivenessProbe = &corev1.Probe{} },
-		contract.KeyVNCPort + ": ": func(p *corev1.Pod) { p.Annotations[contract.KeyVNCPort] = "many" },
+		contract.KeyID:                func(p *corev1.Pod) { delete(p.Annotations, contract.KeyID) },
+		"needs this annotation":       func(p *corev1.Pod) { delete(p.Annotations, contract.KeyIP) },
+		"must be an IP address":       func(p *corev1.Pod) { p.Annotations[contract.KeyIP] = "here" },
+		"cannot manage a static VM":   func(p *corev1.Pod) { p.Annotations[contract.KeyManaged] = "true" },
+		"cannot hibernate a static":   func(p *corev1.Pod) { p.Annotations[contract.KeyHibernate] = "true" },
+		"cannot stop a static VM":     func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64(5)) },
+		"must have one container":     func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, p.Spec.Containers[0]) },
+		"does not run the containers": func(p *corev1.Pod) { p.Spec.Containers[0].LivenessProbe = &corev1.Probe{} },
+		contract.KeyVNCPort + ": ":    func(p *corev1.Pod) { p.Annotations[contract.KeyVNCPort] = "many" },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := start(t, newEngine())

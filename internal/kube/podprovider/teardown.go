@@ -32,7 +32,7 @@ func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 		switch gone, leaving, err := t.askServer(ctx); {
 		case err != nil:
 			if ctx.Err() == nil {
-				t.log.Warn("pod not looked up before removing its vm", "err", err)
+				t.log.Warn("pod not read before the removal of its vm", "err", err)
 			}
 			return again, false
 		case gone:
@@ -48,7 +48,7 @@ func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 	rec, err := t.findVM(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			t.log.Warn("vm not found out", "err", err)
+			t.log.Warn("vm not inspected", "err", err)
 		}
 		return again, false
 	}
@@ -184,14 +184,14 @@ func (t *teardown) saveFirst(ctx context.Context, rec *vm.Record) (turn, bool) {
 		return atOnce, false
 	case err == nil:
 		t.saving, t.saved = retryTask{}, rec.ID
-		t.log.Info("vm saved before it is removed", "vm", rec.ID)
+		t.log.Info("vm saved before its removal", "vm", rec.ID)
 		return whenWoken, true
 	}
 	t.Metrics.done("save", err)
 	if t.saving.failed(err) {
-		t.event(corev1.EventTypeWarning, stage, "VM %s is kept until it is saved (to give its state up, set the annotation %s to %s): %s",
+		t.event(corev1.EventTypeWarning, stage, "VM %s cannot be saved, so it is not removed (to give its state up, set the annotation %s to %s): %s",
 			rec.Spec.Name, contract.KeySnapshotPolicy, contract.SnapshotNever, err)
-		t.log.Warn("vm not saved, it is kept", "vm", rec.ID, "op", stage, "err", err)
+		t.log.Warn("vm not saved, so it is not removed", "vm", rec.ID, "op", stage, "err", err)
 	}
 	return after(t.saving.left()), false
 }
@@ -202,7 +202,7 @@ func (c *common) removeOrphan(ctx context.Context, rec vm.Record) error {
 	states := c.node.snapshots.States(podsnapshots.Owner{Owner: t.owner, VM: rec.Spec.Name, Log: c.Log})
 	if rec.Spec.Labels[contract.VMLabelSave] == "true" && states != nil && !rec.StartedAt.IsZero() {
 		if stage, err := states.SaveAway(ctx, rec); err != nil {
-			return errdefs.New(errdefs.Unavailable, "%s: VM %s of the deleted pod %s/%s is kept: %w", stage, rec.Spec.Name,
+			return errdefs.New(errdefs.Unavailable, "%s: VM %s of the deleted pod %s/%s is not removed: %w", stage, rec.Spec.Name,
 				rec.Spec.Labels[contract.VMLabelPodNamespace], rec.Spec.Labels[contract.VMLabelPodName], err)
 		}
 	}

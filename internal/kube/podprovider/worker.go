@@ -100,7 +100,7 @@ func (w *worker) act(ctx context.Context, what action, s sight, next turn) turn 
 		return atOnce
 	case actGiveUp:
 		w.vanish(rec)
-		return w.runs.evict(ctx, reasonVMGone, "the VM "+rec.Spec.Name+" is gone; it was removed behind the pod's back or its host lost it")
+		return w.runs.evict(ctx, reasonVMGone, "the VM "+rec.Spec.Name+" no longer exists; somebody removed it, or its host lost it")
 	case actExpire:
 		return w.runs.expire(ctx, pod, rec)
 	case actCreate:
@@ -199,7 +199,7 @@ func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
 	}
 	if !w.begun {
 		there := runtimeOf(pod)
-		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the machine %s at %s, which this node neither starts nor ends", there.ID, there.IP)
+		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the machine %s at %s; this node neither starts nor stops it", there.ID, there.IP)
 		w.Metrics.done("create", nil)
 	}
 	w.health.Watch(ctx, pod, nil, w.trusted)
