@@ -41,7 +41,7 @@ func (p *Provider) adopt(ctx context.Context) (int64, error) {
 
 func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 	recs, err := p.node.vms.List(ctx)
-	p.contact.set(err)
+	p.setHealth(err)
 	if err != nil {
 		return 0, fmt.Errorf("list VMs: %w", err)
 	}
@@ -148,7 +148,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 		began, heard := time.Now(), false
 		err := p.node.vms.Watch(ctx, revision, func(e vm.Event) error {
 			heard = true
-			p.contact.set(nil)
+			p.setHealth(nil)
 			revision = max(revision, e.Revision)
 			p.index.dispatch(e)
 			return nil
@@ -164,7 +164,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 			if heard || time.Since(began) > followMost { // it was connected
 				pause = first
 			}
-			p.contact.set(err)
+			p.setHealth(err)
 			p.Log.Warn("event stream lost", "err", err)
 			next = pause.Step()
 		default:
@@ -191,7 +191,7 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 func (p *Provider) resync(ctx context.Context) (int64, error) {
 	known := p.index.known()
 	recs, err := p.node.vms.List(ctx)
-	p.contact.set(err)
+	p.setHealth(err)
 	if err != nil {
 		return 0, err
 	}

@@ -242,7 +242,7 @@ func (c *contact) Health() error {
 // OnHealth sets fn as the function to call after each change of Health. Set it before Run. fn must not block.
 func (c *contact) OnHealth(fn func()) { c.onChange = fn }
 
-func (c *contact) set(err error) {
+func (c *contact) setHealth(err error) {
 	c.mu.Lock()
 	changed := (c.err == nil) != (err == nil)
 	c.err = err
