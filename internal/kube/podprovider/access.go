@@ -134,7 +134,7 @@ func (d *door) Forward(ctx context.Context, namespace, pod string, port int, str
 	defer cancel()
 	c, err := dialer.DialContext(dial, "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
 	if err != nil {
-		return errdefs.Unavailablef("connect to port %d of pod %q: %st; it must listen on the guest's address, not on its loopback alone", port, pod, err)
+		return errdefs.Unavailablef("connect to port %d of pod %q: %w; the program in the guest must listen on the guest's address, not only on loopback", port, pod, err)
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()

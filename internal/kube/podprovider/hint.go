@@ -63,7 +63,7 @@ func (r *report) sayHint(hint string) {
 		return
 	}
 	r.event(corev1.EventTypeWarning, eventHint, "VM %s was cloned, but no agent in it answers; open `cocoon vm console %s` and run the commands of the annotation %s (base64); then the VM becomes ready",
-		r.vmName, contract.KeyPostCloneHint, r.vmName)
+		r.vmName, r.vmName, contract.KeyPostCloneHint)
 	r.log.Warn("identity of cloned guest must be set by hand", "vm", r.vmName)
 }
 
