@@ -331,7 +331,11 @@ func (b *bare) greet(ctx context.Context, socket string) error {
 			if !errors.Is(err, syscall.ECONNREFUSED) {
 				return c, err
 			}
-			time.Sleep(time.Millisecond) // QEMU has bound the socket, but does not listen yet
+			select { // QEMU has bound the socket, but does not listen yet
+			case <-ctx.Done():
+				return nil, err
+			case <-time.After(time.Millisecond):
+			}
 		}
 	})
 	if err != nil {

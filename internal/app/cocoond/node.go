@@ -23,16 +23,25 @@ import (
 
 // node answers client requests about the machine and the daemon.
 type node struct {
-	cfg            Config
-	*engine.Engine // serves strays itself
-	drivers        map[string]hypervisor.Driver
-	nets           *networks
-	problems       func(context.Context) ([]image.MappingProblem, error)
-	started        time.Time
+	cfg      Config
+	engine   *engine.Engine
+	drivers  map[string]hypervisor.Driver
+	nets     *networks
+	problems func(context.Context) ([]image.MappingProblem, error)
+	started  time.Time
+
+	strays
+}
+
+// strays are the VMs on this host that the journal does not know. The engine keeps them.
+type strays interface {
+	Strays(ctx context.Context) ([]vm.Stray, error)
+	AdoptStray(ctx context.Context, ref, name string) (vm.Record, error)
+	RemoveStray(ctx context.Context, ref string) error
 }
 
 func (d *daemon) newNode(h *host) *node {
-	return &node{cfg: d.cfg, Engine: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
+	return &node{cfg: d.cfg, engine: h.engine, strays: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
 }
 
 // Info implements nodeapi.Host.
@@ -45,14 +54,14 @@ func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 	if err != nil {
 		return nodewire.NodeInfo{}, fmt.Errorf("read the host name: %w", err)
 	}
-	all, err := n.Engine.List(ctx)
+	all, err := n.engine.List(ctx)
 	if err != nil {
 		return nodewire.NodeInfo{}, err
 	}
 	i := nodewire.NodeInfo{
 		Version: version.Version, Hostname: hostname, StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, PID: os.Getpid(), StartedAt: n.started,
 		CPUs: runtime.NumCPU(), Memory: int64(si.Totalram) * int64(si.Unit), VMs: countByState(all),
-		Strays: n.Engine.StrayCount(),
+		Strays: n.engine.StrayCount(),
 	}
 	i.NetworkDetails = n.nets.describe(ctx)
 	for _, d := range i.NetworkDetails {
@@ -84,13 +93,13 @@ func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 		StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, Kernel: n.cfg.Guest.Kernel, Initrd: n.cfg.Guest.Initramfs,
 		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group, MappingProblems: n.problems,
 		Networks: func(ctx context.Context) ([]nodewire.Network, error) { return n.nets.describe(ctx), nil },
-		Strays:   n.Engine.Strays,
+		Strays:   n.Strays,
 	}, false), nil
 }
 
 // TeardownNetworks removes everything that the networks made, unless a running VM uses it.
 func (n *node) TeardownNetworks(ctx context.Context) error {
-	all, err := n.Engine.List(ctx)
+	all, err := n.engine.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -107,7 +116,7 @@ func (n *node) TeardownNetworks(ctx context.Context) error {
 
 // noStrayTaps refuses to remove the network of stray VMs, which may be running.
 func (n *node) noStrayTaps(ctx context.Context) error {
-	all, err := n.Engine.Strays(ctx)
+	all, err := n.Strays(ctx)
 	if err != nil {
 		return err
 	}
