@@ -198,7 +198,7 @@ func (s *Server) Containers(_ *guestv1.ContainersRequest, ss grpc.ServerStreamin
 
 func encodeStatus(name string, s vm.ContainerStatus) *guestv1.ContainerStatus {
 	m := &guestv1.ContainerStatus{
-		Name: name, State: string(s.State), Reason: s.Reason, Message: sentence(s.Message), Restarts: int32(s.Restarts),
+		Name: name, State: string(s.State), Reason: s.Reason, Message: clip(s.Message), Restarts: int32(s.Restarts),
 		Exit: encodeExit(s.Exit), Last: encodeExit(s.Last),
 	}
 	if !s.StartedAt.IsZero() {
@@ -207,11 +207,11 @@ func encodeStatus(name string, s vm.ContainerStatus) *guestv1.ContainerStatus {
 	return m
 }
 
-// maxSentence limits a message about a container, in bytes: it may quote a command.
-const maxSentence = 2 << 10
+// maxStatusText limits a message about a container, in bytes: it may quote a command.
+const maxStatusText = 2 << 10
 
-func sentence(s string) string {
-	return strings.ToValidUTF8(s[:min(len(s), maxSentence)], "\uFFFD")
+func clip(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), maxStatusText)], "\uFFFD")
 }
 
 func encodeExit(x *vm.ContainerExit) *guestv1.ContainerExit {
@@ -219,7 +219,7 @@ func encodeExit(x *vm.ContainerExit) *guestv1.ContainerExit {
 		return nil
 	}
 	return &guestv1.ContainerExit{
-		Code: int32(x.Code), Reason: x.Reason, Message: sentence(x.Message),
+		Code: int32(x.Code), Reason: x.Reason, Message: clip(x.Message),
 		StartedUnixNano: x.StartedAt.UnixNano(), FinishedUnixNano: x.FinishedAt.UnixNano(),
 	}
 }

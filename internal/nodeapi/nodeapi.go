@@ -96,13 +96,13 @@ type resetter interface {
 
 // Snapshots is the catalog of snapshots. Like Engine, it is whole only in Deps.
 type Snapshots interface {
-	shelf
+	snapshotReader
 	carrier
 	registry
 	imageCloner
 }
 
-type shelf interface {
+type snapshotReader interface {
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
 	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
 	PublishSnapshot(ctx context.Context, ref string, namespaces []string) (snapshot.Snapshot, error)
@@ -263,7 +263,7 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 	nodev1.RegisterVMsServer(g, &vms{life: e, records: e, guests: e, containers: e, states: e, snapshots: sn})
 	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller})
 	if sn != nil {
-		nodev1.RegisterSnapshotsServer(g, &snapshots{vms: e, shelf: sn, carrier: sn, registry: sn})
+		nodev1.RegisterSnapshotsServer(g, &snapshots{vms: e, snapshotReader: sn, carrier: sn, registry: sn})
 	}
 	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: e})
 	return g

@@ -15,10 +15,10 @@ import (
 
 type snapshots struct {
 	nodev1.UnimplementedSnapshotsServer
-	vms      saver
-	shelf    shelf
-	carrier  carrier
-	registry registry
+	vms            saver
+	snapshotReader snapshotReader
+	carrier        carrier
+	registry       registry
 }
 
 func (s *snapshots) Save(ctx context.Context, r *nodev1.SaveRequest) (*nodev1.Snapshot, error) {
@@ -27,11 +27,11 @@ func (s *snapshots) Save(ctx context.Context, r *nodev1.SaveRequest) (*nodev1.Sn
 }
 
 func (s *snapshots) List(_ *nodev1.ListSnapshotsRequest, stream grpc.ServerStreamingServer[nodev1.Snapshot]) error {
-	return sendAll(stream, nodewire.EncodeSnapshot)(s.shelf.ListSnapshots(stream.Context()))
+	return sendAll(stream, nodewire.EncodeSnapshot)(s.snapshotReader.ListSnapshots(stream.Context()))
 }
 
 func (s *snapshots) Inspect(ctx context.Context, r *nodev1.InspectSnapshotRequest) (*nodev1.Snapshot, error) {
-	return answer(nodewire.EncodeSnapshot)(s.shelf.GetSnapshot(ctx, r.GetRef()))
+	return answer(nodewire.EncodeSnapshot)(s.snapshotReader.GetSnapshot(ctx, r.GetRef()))
 }
 
 func (s *snapshots) Remove(ctx context.Context, r *nodev1.RemoveSnapshotRequest) (*nodev1.RemoveSnapshotResponse, error) {
@@ -39,7 +39,7 @@ func (s *snapshots) Remove(ctx context.Context, r *nodev1.RemoveSnapshotRequest)
 }
 
 func (s *snapshots) Publish(ctx context.Context, r *nodev1.PublishSnapshotRequest) (*nodev1.Snapshot, error) {
-	return answer(nodewire.EncodeSnapshot)(s.shelf.PublishSnapshot(ctx, r.GetRef(), r.GetNamespaces()))
+	return answer(nodewire.EncodeSnapshot)(s.snapshotReader.PublishSnapshot(ctx, r.GetRef(), r.GetNamespaces()))
 }
 
 func (s *snapshots) Export(r *nodev1.ExportSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {

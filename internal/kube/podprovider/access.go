@@ -193,12 +193,6 @@ func restartsOf(rec *vm.Record, container string) int {
 	return rec.Restarts
 }
 
-// runtimeOf returns what the annotations of a static pod say about its machine.
-func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
-	there, _ := contract.ParseVMRuntime(pod.Annotations)
-	return there
-}
-
 // forwardable returns an error if no port of a static pod's machine may be forwarded. The creator of the pod chose the
 // address, and the node reaches more than pods do, so the operator says which networks are allowed.
 func (d *door) forwardable(pod, ip string) error {

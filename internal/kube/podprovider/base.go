@@ -4,36 +4,16 @@ import (
 	"context"
 	"time"
 
-	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/kube/podhealth"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
-	"cocoonstack.io/cocoon/internal/kube/podvolumes"
-	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// common is what the provider and all its workers use. After Run has begun, only what has a lock of its own changes.
-type common struct {
-	cfg        Config
-	Deps                // without Runtime and Snapshots
-	node       operator // gives access to Runtime and Snapshots; a tenant is the other way
-	index      *index
-	deletions  deletionLog
-	pace       *rate.Limiter // rate limit of statuses that may wait
-	objects    *podvolumes.Objects
-	probes     *probe.Scheduler
-	background func(func(context.Context)) context.CancelFunc // runs what may last as long as Run; nil before Run
-}
-
-// remote reports whether the node has a registry.
-func (c *common) remote() bool { return c.node.snapshots.Remote() }
-
-// base is what the parts of a worker build on. A part knows neither the worker nor another part, except that bringUp uses
+// base is what the parts of a worker build on. A part knows neither the worker nor another part, except that creation uses
 // pulls and hibernation. Only the worker's goroutine uses report and the parts, unless a part has a lock.
 type base struct {
 	*report
@@ -57,29 +37,6 @@ func (b base) findVM(ctx context.Context) (*vm.Record, error) {
 		return nil, nil
 	}
 	return b.take(got), nil
-}
-
-func (c *common) newHealth(s *podState) *podhealth.Health {
-	return podhealth.New(podhealth.Config{
-		Prober: c.Prober, Scheduler: c.probes, Static: s.static,
-		Measured: func(d time.Duration) { c.Metrics.probe.Observe(d.Seconds()) }, Count: c.Metrics.probed,
-	}, podhealth.Owner{
-		Look: s.whereabouts,
-		Exec: s.guests.Exec, Kill: s.containers.KillContainer, Release: s.containers.ReleaseContainer,
-		Poke: s.poke, Event: s.event, Log: s.log, Spawn: c.background,
-	})
-}
-
-func (c *common) newVolumes(s *podState) *podvolumes.Volumes {
-	return podvolumes.New(c.objects, c.cfg.Node, podvolumes.Owner{
-		Pod:    func() *corev1.Pod { return s.look().pod },
-		Update: s.containers.UpdateVolume,
-		Count:  func(err error) { c.Metrics.done("volume", err) },
-		Complain: func(id vm.ID, err error) {
-			s.log.Warn("volumes of vm not updated", "vm", id, "err", err)
-			s.event(corev1.EventTypeWarning, eventFailedMount, "%s", err)
-		},
-	})
 }
 
 // newStates returns the saved states of the VM of s; nil when the node keeps no snapshots.

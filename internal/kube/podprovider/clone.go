@@ -18,18 +18,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The modes of the boot histogram.
-const (
-	modeRun   = "run"
-	modeClone = "clone"
-)
-
 // cloneUp creates the pod's VM from origin, or shows why that fails.
-func (b *bringUp) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) turn {
-	b.publish(b.cfg.Settle)
-	rec, err := b.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
-		spec := convert.Clone(pod, b.cfg.Node)
-		snap, err := b.origin(ctx, pod, origin)
+func (c *creation) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) turn {
+	c.publish(c.cfg.Settle)
+	rec, err := c.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
+		spec := convert.Clone(pod, c.cfg.Node)
+		snap, err := c.origin(ctx, pod, origin)
 		switch {
 		case err != nil:
 			return spec, err
@@ -42,12 +36,12 @@ func (b *bringUp) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.O
 		return spec, assertBackend(pod, snap)
 	})
 	if origin.Dir != "" && ctx.Err() == nil {
-		b.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
+		c.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
 	}
 	if left := convert.Inherited(pod); err == nil && len(left) > 0 {
-		b.event(corev1.EventTypeNormal, podstatus.ReasonUnserved, "These settings have no effect in a clone, which keeps those of its snapshot: %s", strings.Join(left, ", "))
+		c.event(corev1.EventTypeNormal, podstatus.ReasonUnserved, "These settings have no effect in a clone, which keeps those of its snapshot: %s", strings.Join(left, ", "))
 	}
-	return b.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
+	return c.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
 }
 
 // fits rejects a clone that does not match the pod. This is only known from the VM's record, once the VM exists.
@@ -74,26 +68,26 @@ func names(rec vm.Record) string {
 }
 
 // cloneOnce creates a VM unless one of that name exists. It calls spec only when none exists.
-func (b *bringUp) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
-	if b.states == nil {
+func (c *creation) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
+	if c.states == nil {
 		return vm.Record{}, errdefs.Unsupportedf("this node does not store snapshots")
 	}
-	return b.once(ctx, func() (vm.Record, error) {
+	return c.once(ctx, func() (vm.Record, error) {
 		s, err := spec()
 		if err != nil {
 			return vm.Record{}, err
 		}
 		var auth []image.RegistryAuth
 		if len(pod.Spec.ImagePullSecrets) > 0 {
-			auth, _ = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: b.Client})
+			auth, _ = convert.PullAuth(ctx, pod, podvolumes.Resolver{Client: c.Client})
 		}
-		rec, err := b.states.Clone(ctx, s, auth)
+		rec, err := c.states.Clone(ctx, s, auth)
 		if err != nil {
 			return rec, err
 		}
 		if err = fits(pod, s, rec); err != nil {
-			if err := b.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
-				b.log.Warn("clone that does not match its pod not removed", "vm", rec.ID, "err", err)
+			if err := c.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
+				c.log.Warn("clone that does not match its pod not removed", "vm", rec.ID, "err", err)
 			}
 		}
 		return rec, err
@@ -120,29 +114,29 @@ func assertBackend(pod *corev1.Pod, snap snapshot.Snapshot) error {
 
 // origin finds or fetches the snapshot from which the VM resumes. A snapshot in a folder is in no store and is not checked
 // here.
-func (b *bringUp) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) (snapshot.Snapshot, error) {
+func (c *creation) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) (snapshot.Snapshot, error) {
 	switch {
 	case o.Dir != "":
 		return snapshot.Snapshot{}, nil
 	case o.Fork != "":
-		return b.states.ForkOf(ctx, pod, o.Fork)
+		return c.states.ForkOf(ctx, pod, o.Fork)
 	}
-	return b.states.Stored(ctx, pod, o.Snapshot)
+	return c.states.Stored(ctx, pod, o.Snapshot)
 }
 
 // wakeRemote resumes a VM that is hibernated elsewhere. It gets the name, and so the addresses, that it had.
-func (b *bringUp) wakeRemote(ctx context.Context, pod *corev1.Pod, at podsnapshots.Place) turn {
-	b.publish(b.cfg.Settle)
-	rec, err := b.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
-		spec := convert.Clone(pod, b.cfg.Node)
-		snap, err := b.states.Import(ctx, at)
+func (c *creation) wakeRemote(ctx context.Context, pod *corev1.Pod, at podsnapshots.Place) turn {
+	c.publish(c.cfg.Settle)
+	rec, err := c.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
+		spec := convert.Clone(pod, c.cfg.Node)
+		snap, err := c.states.Import(ctx, at)
 		spec.Snapshot = snap.ID
 		return spec, err
 	})
 	if err == nil {
-		b.asleep.restored = true
-		b.health.Keep(pod, &rec) // for the guest this is not a new start
-		b.event(corev1.EventTypeNormal, eventWoken, "VM %s is awake", b.vmName)
+		c.asleep.restored = true
+		c.health.Keep(pod, &rec) // for the guest this is not a new start
+		c.event(corev1.EventTypeNormal, eventWoken, "VM %s is awake", c.vmName)
 	}
-	return b.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
+	return c.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
 }

@@ -162,3 +162,14 @@ func (s sight) restarts() bool {
 func cut(rec *vm.Record, killed time.Time) bool {
 	return podstatus.Over(rec) && rec.Reason == vm.ReasonStopped && !killed.Equal(rec.StartedAt)
 }
+
+// estranged reports whether rec resumed from another VM's state and has not been given its own identity yet.
+func estranged(rec *vm.Record) bool {
+	return rec != nil && rec.State == vm.StateRunning && rec.Cloned && rec.Resume != nil && rec.Resume.Clone
+}
+
+// itself reports whether rec's guest has its own identity. A guest that boots its own image may have no agent, and then
+// nobody records its identity. Such a guest counts as itself if it never was another VM, or if it answers at its address.
+func itself(rec *vm.Record, answers bool) bool {
+	return rec.Resume == nil || rec.ImageType == vm.ImageDisk && (answers || !estranged(rec))
+}

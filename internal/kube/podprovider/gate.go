@@ -2,8 +2,6 @@ package podprovider
 
 import (
 	"context"
-	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -52,42 +50,4 @@ func (p *Provider) willDelete(uid types.UID) bool {
 	p.deletions.add(uid)
 	s.requestRemoval(removal{grace: convert.Grace(s.look().pod), confirmed: true})
 	return true
-}
-
-// deletionLog remembers the pods that workers delete, and for a while the pods that they have deleted.
-type deletionLog struct {
-	mu   sync.Mutex
-	pods map[types.UID]time.Time // when the pod was deleted; zero: not yet
-}
-
-// remember is how long a deleted pod may still appear in a cache.
-const remember = time.Minute
-
-func (l *deletionLog) has(uid types.UID) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, ok := l.pods[uid]
-	return ok
-}
-
-func (l *deletionLog) add(uid types.UID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.pods == nil {
-		l.pods = map[types.UID]time.Time{}
-	}
-	for old, at := range l.pods {
-		if !at.IsZero() && time.Since(at) > remember {
-			delete(l.pods, old)
-		}
-	}
-	l.pods[uid] = time.Time{}
-}
-
-func (l *deletionLog) done(uid types.UID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, ok := l.pods[uid]; ok {
-		l.pods[uid] = time.Now()
-	}
 }

@@ -16,17 +16,6 @@ import (
 // sooner.
 const hintDelay = 30 * time.Second
 
-// estranged reports whether rec resumed from another VM's state and has not been given its own identity yet.
-func estranged(rec *vm.Record) bool {
-	return rec != nil && rec.State == vm.StateRunning && rec.Cloned && rec.Resume != nil && rec.Resume.Clone
-}
-
-// itself reports whether rec's guest has its own identity. A guest that boots its own image may have no agent, and then
-// nobody records its identity. Such a guest counts as itself if it never was another VM, or if it answers at its address.
-func itself(rec *vm.Record, answers bool) bool {
-	return rec.Resume == nil || rec.ImageType == vm.ImageDisk && (answers || !estranged(rec))
-}
-
 // hintAfter returns when to check whether rec needs a hint.
 func hintAfter(rec *vm.Record) turn {
 	if !estranged(rec) {

@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"time"
+
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -157,4 +159,42 @@ func (x *index) forks(main string, not *podState) bool {
 	return slices.ContainsFunc(x.all(), func(s *podState) bool {
 		return s != not && s.owner.Namespace == not.owner.Namespace && s.look().pod.Annotations[contract.KeyForkFrom] == main
 	})
+}
+
+// deletionLog remembers the pods that workers delete, and for a while the pods that they have deleted.
+type deletionLog struct {
+	mu   sync.Mutex
+	pods map[types.UID]time.Time // when the pod was deleted; zero: not yet
+}
+
+// remember is how long a deleted pod may still appear in a cache.
+const remember = time.Minute
+
+func (l *deletionLog) has(uid types.UID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, ok := l.pods[uid]
+	return ok
+}
+
+func (l *deletionLog) add(uid types.UID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pods == nil {
+		l.pods = map[types.UID]time.Time{}
+	}
+	for old, at := range l.pods {
+		if !at.IsZero() && time.Since(at) > remember {
+			delete(l.pods, old)
+		}
+	}
+	l.pods[uid] = time.Time{}
+}
+
+func (l *deletionLog) done(uid types.UID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.pods[uid]; ok {
+		l.pods[uid] = time.Now()
+	}
 }

@@ -6,12 +6,6 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// lifecycle is the state of the VM that its annotations show.
-type lifecycle struct {
-	life contract.Lifecycle
-	tidy bool // no hibernated state is left in the registry
-}
-
 // slept reports whether the VM is hibernated or on its way there.
 func (l *lifecycle) slept() bool {
 	return l.life.State == contract.LifecycleHibernating || l.life.State == contract.LifecycleHibernated

@@ -1,7 +1,7 @@
 // Package podprovider is the virtual-kubelet provider of Cocoon: it runs one VM per Pod and reports its true state.
 //
 // Every pod has its own goroutine (worker), which takes one step at a time: it observes, decides (decide.go) and lets one of
-// its parts act. The parts follow the life of a VM: bringUp, runs, hibernation, forkOffer, teardown. Each owns its state. All
+// its parts act. The parts follow the life of a VM: creation, runs, hibernation, forkOffer, teardown. Each owns its state. All
 // build on base: the services of the node (common), what is told about the pod (report), and what the worker shares with
 // other goroutines (podState). The index finds the podState of a pod. Other goroutines know only that, never the worker.
 //
@@ -19,23 +19,17 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
-	"sync"
 	"time"
 
-	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
-	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podhealth"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
-	"cocoonstack.io/cocoon/internal/kube/podvolumes"
-	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -143,111 +137,5 @@ type Deps struct {
 	Log        *slog.Logger
 }
 
-// Provider implements virtual-kubelet's asynchronous provider, and with Exec, Attach, Logs and Forward the kubelet's API.
-type Provider struct {
-	*common
-	contact // Health and OnHealth
-	door    // Exec, Attach, Logs and Forward
-}
-
-var (
-	_ vknode.PodLifecycleHandler = (*Provider)(nil)
-	_ vknode.PodNotifier         = (*Provider)(nil)
-)
-
-// New returns a provider that does nothing until Run.
-func New(cfg Config, deps Deps) (*Provider, error) {
-	switch cfg.Orphans {
-	case "":
-		cfg.Orphans = OrphanAlert
-	case OrphanAlert, OrphanDestroy, OrphanKeep:
-	default:
-		return nil, errdefs.Invalidf("orphan policy %q must be one of: alert, destroy, keep", cfg.Orphans)
-	}
-	if cfg.Node.Name == "" {
-		return nil, errdefs.Invalidf("the virtual node needs a name")
-	}
-	if cfg.BackoffBase <= 0 {
-		cfg.BackoffBase = 10 * time.Second
-	}
-	if cfg.BackoffMax <= 0 {
-		cfg.BackoffMax = 5 * time.Minute
-	}
-	switch {
-	case cfg.Settle == 0:
-		cfg.Settle = 500 * time.Millisecond
-	case cfg.Settle < 0:
-		cfg.Settle = 0
-	}
-	m := deps.Metrics
-	node := operator{deps.Runtime, deps.Runtime, podsnapshots.New(cfg.Node.Name, deps.Snapshots, cfg.Registry,
-		podsnapshots.Metrics{Saved: m.saved, Pushed: m.pushed, Pulled: m.pulled})}
-	deps.Runtime, deps.Snapshots = nil, nil
-	c := &common{
-		cfg: cfg, Deps: deps, node: node, index: newIndex(m), pace: rate.NewLimiter(waitingRate, waitingBurst),
-		objects: podvolumes.NewObjects(deps.Client, deps.Log), probes: probe.NewScheduler(),
-	}
-	return &Provider{
-		common: c, contact: contact{err: errdefs.Unavailablef("the VM engine has not answered yet")}, door: door{c.index, cfg.StaticForward},
-	}, nil
-}
-
-// Run adopts what an earlier process left, calls ready, and then follows the Runtime's events until ctx ends. It returns
-// after all goroutines of the provider have ended. Its end does not affect any VM.
-func (p *Provider) Run(ctx context.Context, ready func()) error {
-	var all sync.WaitGroup
-	p.background = func(f func(context.Context)) context.CancelFunc {
-		ctx, cancel := context.WithCancel(ctx)
-		all.Go(func() {
-			defer cancel()
-			f(ctx)
-		})
-		return cancel
-	}
-	p.objects.Start(p.background)
-	p.index.open(func(s, prior *podState) { p.background(newWorker(p.common, s, prior).run) })
-	defer func() {
-		p.index.close()
-		all.Wait()
-	}()
-	p.background(func(ctx context.Context) { _ = p.probes.Run(ctx) }) // ends with ctx, like everything here
-	revision, err := p.adopt(ctx)
-	if err != nil {
-		return err // only if ctx has ended
-	}
-	ready()
-	p.follow(ctx, revision)
-	return ctx.Err()
-}
-
-// Offered returns the snapshots of this node that pods can ask for; see podsnapshots.Store.
-func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
-	return p.node.snapshots.Offered(ctx)
-}
-
-// contact is the result of the last contact with the Runtime.
-type contact struct {
-	mu       sync.Mutex // taken when no other lock is held, and released before onChange
-	err      error
-	onChange func()
-}
-
-// Health is nil while the Runtime answers.
-func (c *contact) Health() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
-}
-
-// OnHealth sets fn as the function to call after each change of Health. Set it before Run. fn must not block.
-func (c *contact) OnHealth(fn func()) { c.onChange = fn }
-
-func (c *contact) setHealth(err error) {
-	c.mu.Lock()
-	changed := (c.err == nil) != (err == nil)
-	c.err = err
-	c.mu.Unlock()
-	if changed && c.onChange != nil {
-		c.onChange()
-	}
-}
+// ServiceLister returns the Services of a namespace from a cache. Errors: Unavailable while it is not filled.
+type ServiceLister func(namespace string) ([]*corev1.Service, error)

@@ -21,14 +21,6 @@ import (
 // pullShown is how long ErrImagePull is shown before it becomes ImagePullBackOff.
 const pullShown = 2 * time.Second
 
-// pulled is an image of the pod's VM as far as this process knows it.
-type pulled struct {
-	name  string // in the store
-	id    string // as in the VM's record
-	ref   string // what the pod's status shows: the ID, or repository@digest for a registry's manifest
-	local bool   // imported by hand, so there is no source to ask for a newer one
-}
-
 // pulls makes sure that the images of the pod are in the store.
 type pulls struct {
 	base
@@ -172,12 +164,4 @@ func imageRef(img image.Image) string {
 		repo = repo[:i]
 	}
 	return repo + "@" + img.Digest
-}
-
-// shown returns what the status shows of a container whose image has that digest.
-func (p pulled) shown(digest string) podstatus.Image {
-	if digest != p.id || p.ref == "" { // the VM was created from another image than the last one pulled
-		return podstatus.Image{ID: digest}
-	}
-	return podstatus.Image{Name: p.name, ID: p.ref}
 }

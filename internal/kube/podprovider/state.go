@@ -61,42 +61,6 @@ type removal struct {
 	confirmed bool
 }
 
-func newPodState(c *common, pod *corev1.Pod, rec *vm.Record) *podState {
-	key := pod.Namespace + "/" + pod.Name
-	log := c.Log.With("pod", key)
-	s := &podState{
-		subject: subject{
-			log: log, events: c.Recorder, key: key, uid: pod.UID, vmName: nameOf(pod, rec), static: rec == nil && convert.Static(pod),
-			leases: c.cfg.LeasesPath,
-		},
-		tenant: c.on(ownerOf(pod)),
-		writer: newWriter(c.Client.CoreV1().Pods(pod.Namespace), pod, c.pace, log),
-		wake:   make(chan struct{}, 1), freed: make(chan struct{}),
-		facts: facts{pod: bare(pod), status: pod.Status, gates: pod.Status.Conditions, rec: rec},
-		heard: map[vm.ID]vm.Event{},
-	}
-	s.writer.spawn = func() { c.background(s.writer.run) }
-	s.volumes = c.newVolumes(s)
-	return s
-}
-
-// nameOf returns the name of pod's VM: the name in rec, if rec exists. A VM that an earlier release created keeps its own
-// name.
-func nameOf(pod *corev1.Pod, rec *vm.Record) string {
-	if rec != nil {
-		return rec.Spec.Name
-	}
-	return convert.VMName(pod)
-}
-
-// bare returns pod without its status, because the worker keeps its own. Pods that were handed over do not change any
-// more.
-func bare(pod *corev1.Pod) *corev1.Pod {
-	own := *pod
-	own.Status = corev1.PodStatus{}
-	return &own
-}
-
 // vmKey returns the VM's name in the form that is unique on the node.
 func (s *podState) vmKey() string { return s.owner.Qualify(s.vmName) }
 
@@ -307,4 +271,12 @@ func (s *podState) vanish(rec *vm.Record) {
 	end := *rec
 	end.State, end.ExitCode, end.StoppedAt = vm.StateError, nil, time.Now()
 	s.rec = &end
+}
+
+// bare returns pod without its status, because the worker keeps its own. Pods that were handed over do not change any
+// more.
+func bare(pod *corev1.Pod) *corev1.Pod {
+	own := *pod
+	own.Status = corev1.PodStatus{}
+	return &own
 }

@@ -33,12 +33,6 @@ type tenant struct {
 	puller     puller
 }
 
-// on returns the tenant for o. Preconditions: o is not the operator.
-func (c *common) on(o vm.Owner) tenant {
-	r := c.node.runtime
-	return tenant{owner: o, vms: ownMachines{r, o}, guests: ownGuests{r, o}, containers: ownContainers{r, o}, puller: ownPuller{r, o}}
-}
-
 // ownerOf returns the owner of a pod's VM.
 func ownerOf(pod *corev1.Pod) vm.Owner {
 	o := vm.Owner{Namespace: pod.Namespace, PodUID: string(pod.UID)}
@@ -146,4 +140,10 @@ func (v ownContainers) ReleaseContainer(ctx context.Context, ref, container stri
 
 func (v ownPuller) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	return v.r.Pull(vm.OnBehalf(ctx, v.o), r, progress)
+}
+
+// runtimeOf returns what the annotations of a static pod say about its machine.
+func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
+	there, _ := contract.ParseVMRuntime(pod.Annotations)
+	return there
 }

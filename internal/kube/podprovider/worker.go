@@ -18,12 +18,12 @@ import (
 // one of the parts do it. Other goroutines use only its podState.
 type worker struct {
 	base
-	asleep  *hibernation
-	bringUp *bringUp
-	offers  *forkOffer
-	runs    *runs
-	end     *teardown
-	trusted bool // an earlier process saw the guest ready at its last check
+	asleep   *hibernation
+	creation *creation
+	offers   *forkOffer
+	runs     *runs
+	end      *teardown
+	trusted  bool // an earlier process saw the guest ready at its last check
 }
 
 // newWorker returns the worker of s. prior had the VM name before; nil: nobody.
@@ -32,8 +32,8 @@ func newWorker(c *common, s, prior *podState) *worker {
 	asleep := &hibernation{base: b}
 	return &worker{
 		base: b, asleep: asleep,
-		bringUp: &bringUp{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
-		offers:  &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b},
+		creation: &creation{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
+		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b},
 		trusted: slices.ContainsFunc(s.look().status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready }),
 	}
 }
@@ -104,13 +104,13 @@ func (w *worker) act(ctx context.Context, what action, s sight, next turn) turn 
 	case actExpire:
 		return w.runs.expire(ctx, pod, rec)
 	case actCreate:
-		return w.inTime(w.bringUpBefore(ctx, pod))
+		return w.inTime(w.createBefore(ctx, pod))
 	default: // there is a VM
 	}
 	w.settleRun(pod, rec)
 	switch what {
 	case actStart:
-		next = w.bringUp.start(ctx, rec)
+		next = w.creation.start(ctx, rec)
 	case actShow:
 		hold := time.Duration(0)
 		if rec.State == vm.StateCreating {
@@ -179,7 +179,7 @@ func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 		w.publish(w.cfg.Settle)
 		return
 	}
-	w.bringUp.announce(rec)
+	w.creation.announce(rec)
 	w.health.Watch(ctx, pod, rec, w.trusted)
 	w.trusted = false
 	w.publish(0)
@@ -215,14 +215,14 @@ func (w *worker) inTime(wait turn) turn {
 	return wait
 }
 
-// bringUpBefore creates the VM, limited by the pod's active deadline. The deadline counts from when the pod came to this
+// createBefore creates the VM, limited by the pod's active deadline. The deadline counts from when the pod came to this
 // node.
-func (w *worker) bringUpBefore(ctx context.Context, pod *corev1.Pod) turn {
+func (w *worker) createBefore(ctx context.Context, pod *corev1.Pod) turn {
 	if pod.Spec.ActiveDeadlineSeconds == nil {
-		return w.bringUp.createAndStart(ctx, pod)
+		return w.creation.createAndStart(ctx, pod)
 	}
 	w.publish(w.cfg.Settle) // the status records the start time
 	limited, cancel := context.WithTimeout(ctx, w.late(w.look()))
 	defer cancel()
-	return w.bringUp.createAndStart(limited, pod)
+	return w.creation.createAndStart(limited, pod)
 }

@@ -1,0 +1,104 @@
+package podprovider
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/placement"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// createAndStart creates and starts the pod's VM, or finds out why that is not possible.
+func (c *creation) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
+	if errs := convert.Check(pod); len(errs) > 0 {
+		c.refuse(reasonNotSupported, errs.ToAggregate().Error())
+		return whenWoken
+	}
+	if c.remote() && (contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations)) && !contract.Pushable(c.vmName) {
+		c.refuse(reasonNotSupported, "the VM name "+c.vmName+" is not a valid repository name, and the state of the VM is stored under that name; use lower-case letters and digits, with single . _ - between them")
+		return whenWoken
+	}
+	if c.prior != nil {
+		if c.prior.look().removal != nil {
+			c.publish(c.cfg.Settle)
+			select {
+			case <-c.prior.freed:
+			case <-ctx.Done():
+				return atOnce
+			}
+		}
+		c.prior = nil
+	}
+	if again, ok := c.claim(ctx, pod); !ok {
+		return again
+	}
+	at, sleeps, err := c.asleep.elsewhere(ctx, pod)
+	switch {
+	case err != nil:
+		reason, _ := waiting(err)
+		return c.retry(ctx, reason, err, retryTaskFirst, retryTaskMost)
+	case sleeps:
+		if contract.Hibernate(pod.Annotations) {
+			if _, err := c.named(ctx, c.vmName); err != nil {
+				return c.asleep.sleeps("")
+			}
+		}
+		return c.wakeRemote(ctx, pod, at)
+	}
+	if origin := convert.OriginOf(pod); !origin.Boots() {
+		return c.cloneUp(ctx, pod, origin)
+	}
+	return c.boot(ctx, pod)
+}
+
+// claim claims this node for a VM that must stay on the node that holds its state, before anything of the VM is created.
+// While there is no claim, it returns false and when to retry.
+func (c *creation) claim(ctx context.Context, pod *corev1.Pod) (turn, bool) {
+	ask, _ := contract.ParseSticky(pod.Annotations)
+	switch {
+	case !ask.Asked || c.claimed:
+		return whenWoken, true
+	case c.Placements == nil:
+		c.refuse(reasonNotSupported, "the VM must stay on its node ("+contract.KeySticky+"), but this node cannot create VMPlacements")
+		return whenWoken, false
+	}
+	if why := placement.Check(pod); why != "" {
+		c.refuse(reasonNotSupported, why)
+		return whenWoken, false
+	}
+	if err := c.Placements.Hold(ctx, pod); err != nil {
+		reason := reasonUnclaimed
+		if errdefs.IsFailedPrecondition(err) {
+			reason = reasonElsewhere
+		}
+		return c.retry(ctx, reason, err, time.Second, 30*time.Second), false
+	}
+	c.claimed = true
+	c.succeeded()
+	return whenWoken, true
+}
+
+// boot creates the pod's VM from its image.
+func (c *creation) boot(ctx context.Context, pod *corev1.Pod) turn {
+	spec, reason, err := c.resolve(ctx, pod)
+	if err != nil {
+		return c.retry(ctx, reason, err, time.Second, 30*time.Second)
+	}
+	c.publish(c.cfg.Settle)
+	if again, ok := c.pulls.pull(ctx, pod); !ok {
+		return again
+	}
+	rec, err := c.once(ctx, func() (vm.Record, error) {
+		rec, err := c.vms.Launch(ctx, spec)
+		if err == nil {
+			c.volumes.Launched(spec.Volumes)
+		}
+		return rec, err
+	})
+	return c.created(ctx, rec, err, modeRun, c.cfg.BackoffBase, c.cfg.BackoffMax)
+}

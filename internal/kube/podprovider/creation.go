@@ -1,0 +1,164 @@
+package podprovider
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// The modes of the boot histogram.
+const (
+	modeRun   = "run"
+	modeClone = "clone"
+)
+
+// creation creates the pod's VM from an image or from a snapshot, or resumes it from elsewhere.
+type creation struct {
+	base
+	asleep *hibernation
+	pulls  pulls
+
+	prior    *podState        // had the VM name before; nil: nobody
+	claimed  bool             // this node has claimed the VM's state
+	launched time.Time        // when this process requested the VM; zero when adopted
+	mode     string           // how this process created the VM
+	lacking  []convert.Absent // missing references that were already reported
+}
+
+// once calls create unless a VM of our name exists: the pod's own, or one that the operator offers.
+func (c *creation) once(ctx context.Context, create func() (vm.Record, error)) (vm.Record, error) {
+	if c.launched.IsZero() {
+		c.launched = time.Now()
+	}
+	switch _, err := c.named(ctx, c.vmName); {
+	case err == nil:
+		return c.occupied(ctx, create)
+	case !errdefs.IsNotFound(err):
+		return vm.Record{}, err
+	}
+	rec, err := create()
+	if errdefs.IsAlreadyExists(err) {
+		return c.occupied(ctx, create)
+	}
+	return rec, err
+}
+
+// created handles the outcome of a creation. A failure that may pass is retried after first, then after growing pauses.
+func (c *creation) created(ctx context.Context, rec vm.Record, err error, mode string, first, most time.Duration) turn {
+	if ctx.Err() != nil {
+		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
+	}
+	c.Metrics.done("create", err)
+	reason, never := waiting(err)
+	switch {
+	case err == nil:
+		c.succeeded()
+		c.mode = mode
+		c.take(rec)
+		if mode == modeClone {
+			c.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
+		} else {
+			c.log.Info("vm launched", "vm", rec.ID)
+		}
+		return atOnce
+	case never:
+		c.refuse(reason, err.Error())
+		return whenWoken
+	}
+	return c.retry(ctx, reason, err, first, most)
+}
+
+// occupied handles a VM that already has our name: our own earlier VM, the leftover of a pod that is gone, a VM that was
+// made by hand for this pod, or the VM of another pod of the namespace.
+func (c *creation) occupied(ctx context.Context, anew func() (vm.Record, error)) (vm.Record, error) {
+	rec, err := c.vms.Inspect(ctx, c.vmName)
+	if err != nil {
+		return vm.Record{}, errdefs.Unavailablef("VM %s: the name is taken, but no VM of that name is found: %v", c.vmName, err)
+	}
+	label := rec.Spec.Labels
+	switch uid := label[contract.VMLabelPodUID]; {
+	case uid == string(c.uid) && (rec.State != vm.StateError || !rec.StartedAt.IsZero()):
+		return rec, nil
+	case uid == string(c.uid): // it never came up
+	case uid == "" && c.may(rec):
+		if other := c.index.reserve(c.podState, rec.ID); other != nil {
+			return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s", c.vmName, other.key)
+		}
+		c.event(corev1.EventTypeNormal, eventAdopted, "Adopted the existing VM %s", c.vmName)
+		if rec.State == vm.StateStopped || rec.State == vm.StateCreated {
+			return c.vms.Start(ctx, string(rec.ID))
+		}
+		return rec, nil
+	case uid == "" || label[contract.VMLabelNode] != c.cfg.Node.Name || c.index.withUID(types.UID(uid)) != nil:
+		return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s/%s", c.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
+	case c.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // nobody has given up the VM's content
+		return vm.Record{}, leftover{errdefs.Unavailablef("VM %s (%s) of the deleted pod %s/%s is still on node %s, and the orphan policy %q does not remove it; "+
+			"if you need it, save it there with `cocoon snapshot save --name NAME %[2]s`; then remove it with `cocoon vm rm --force %[2]s`, or set VK_ORPHAN_POLICY=destroy",
+			c.vmName, rec.ID, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName], c.cfg.Node.Name, c.cfg.Orphans)}
+	}
+	c.log.Info("removing leftover vm", "vm", rec.ID)
+	if err := c.removeOrphan(ctx, rec); err != nil {
+		return vm.Record{}, err
+	}
+	return anew()
+}
+
+// start starts a VM that was created but never ran.
+func (c *creation) start(ctx context.Context, rec *vm.Record) turn {
+	got, err := c.vms.Start(ctx, string(rec.ID))
+	if err != nil {
+		return c.retry(ctx, reasonRunError, err, c.cfg.BackoffBase, c.cfg.BackoffMax)
+	}
+	c.take(got)
+	return atOnce
+}
+
+// announce reports once per run that the guest is up.
+func (c *creation) announce(rec *vm.Record) {
+	if c.told.Equal(rec.StartedAt) {
+		return
+	}
+	c.told = rec.StartedAt
+	pod := c.look().pod
+	if len(pod.Spec.Containers) > 0 {
+		kind := "image"
+		if c.images[convert.Image(pod)].local {
+			kind = "local image"
+		}
+		what := "container " + pod.Spec.Containers[0].Name
+		if n := len(rec.Containers); n > 0 {
+			what = fmt.Sprintf("%d containers", n)
+		}
+		c.event(corev1.EventTypeNormal, eventStarted, "Created and started %s as VM %s from %s %s", what, rec.Spec.Name, kind, rec.Spec.Image)
+	}
+	if left := convert.Ignored(pod); len(left) > 0 && rec.Restarts == 0 {
+		c.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "These settings have no effect in this VM: %s", strings.Join(left, ", "))
+	}
+	if empty := emptyVolumes(rec); rec.ImageType == vm.ImageDisk && len(empty) > 0 && rec.Restarts == 0 {
+		c.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "emptyDir %s not mounted, because the image of this VM boots its own system; use the disk of the VM", strings.Join(empty, ", "))
+	}
+	if !c.launched.IsZero() {
+		c.Metrics.booted(c.mode, rec.Driver, time.Since(c.launched))
+		c.launched = time.Time{}
+	}
+}
+
+// emptyVolumes returns the names of rec's volumes that start empty.
+func emptyVolumes(rec *vm.Record) (names []string) {
+	for _, v := range rec.Spec.Volumes {
+		if v.Kind == vm.VolumeEmpty {
+			names = append(names, v.Name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,97 @@
+package podprovider
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
+	"golang.org/x/time/rate"
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
+	"cocoonstack.io/cocoon/internal/kube/probe"
+)
+
+// Provider implements virtual-kubelet's asynchronous provider, and with Exec, Attach, Logs and Forward the kubelet's API.
+type Provider struct {
+	*common
+	contact // Health and OnHealth
+	door    // Exec, Attach, Logs and Forward
+}
+
+var (
+	_ vknode.PodLifecycleHandler = (*Provider)(nil)
+	_ vknode.PodNotifier         = (*Provider)(nil)
+)
+
+// New returns a provider that does nothing until Run.
+func New(cfg Config, deps Deps) (*Provider, error) {
+	switch cfg.Orphans {
+	case "":
+		cfg.Orphans = OrphanAlert
+	case OrphanAlert, OrphanDestroy, OrphanKeep:
+	default:
+		return nil, errdefs.Invalidf("orphan policy %q must be one of: alert, destroy, keep", cfg.Orphans)
+	}
+	if cfg.Node.Name == "" {
+		return nil, errdefs.Invalidf("the virtual node needs a name")
+	}
+	if cfg.BackoffBase <= 0 {
+		cfg.BackoffBase = 10 * time.Second
+	}
+	if cfg.BackoffMax <= 0 {
+		cfg.BackoffMax = 5 * time.Minute
+	}
+	switch {
+	case cfg.Settle == 0:
+		cfg.Settle = 500 * time.Millisecond
+	case cfg.Settle < 0:
+		cfg.Settle = 0
+	}
+	m := deps.Metrics
+	node := operator{deps.Runtime, deps.Runtime, podsnapshots.New(cfg.Node.Name, deps.Snapshots, cfg.Registry,
+		podsnapshots.Metrics{Saved: m.saved, Pushed: m.pushed, Pulled: m.pulled})}
+	deps.Runtime, deps.Snapshots = nil, nil
+	c := &common{
+		cfg: cfg, Deps: deps, node: node, index: newIndex(m), pace: rate.NewLimiter(waitingRate, waitingBurst),
+		objects: podvolumes.NewObjects(deps.Client, deps.Log), probes: probe.NewScheduler(),
+	}
+	return &Provider{
+		common: c, contact: contact{err: errdefs.Unavailablef("the VM engine has not answered yet")}, door: door{c.index, cfg.StaticForward},
+	}, nil
+}
+
+// Offered returns the snapshots of this node that pods can ask for; see podsnapshots.Store.
+func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
+	return p.node.snapshots.Offered(ctx)
+}
+
+// contact is the result of the last contact with the Runtime.
+type contact struct {
+	mu       sync.Mutex // taken when no other lock is held, and released before onChange
+	err      error
+	onChange func()
+}
+
+// Health is nil while the Runtime answers.
+func (c *contact) Health() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// OnHealth sets fn as the function to call after each change of Health. Set it before Run. fn must not block.
+func (c *contact) OnHealth(fn func()) { c.onChange = fn }
+
+func (c *contact) setHealth(err error) {
+	c.mu.Lock()
+	changed := (c.err == nil) != (err == nil)
+	c.err = err
+	c.mu.Unlock()
+	if changed && c.onChange != nil {
+		c.onChange()
+	}
+}
