@@ -11,7 +11,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/bridge"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -131,4 +133,70 @@ func (m *metrics) serve(ctx context.Context, addr string) error {
 		return errdefs.New(errdefs.Internal, "serve metrics: %w", err)
 	}
 	return nil
+}
+
+// networkCollector reports on the bridge network, at every scrape.
+type networkCollector struct{ net *bridge.Network }
+
+var (
+	dhcpMessages = prometheus.NewDesc("cocoon_dhcp_messages_total",
+		"DHCP messages of guests by what was done about them, and by family (ipv4, ipv6); declined means that another machine has a guest's address.", []string{"result", "family"}, nil)
+	networkAddresses = prometheus.NewDesc("cocoon_network_addresses", "Addresses of the bridge network that VMs can have, and how many are leased.", []string{"state"}, nil)
+	damagedLeases    = prometheus.NewDesc("cocoon_network_lease_files_damaged_total", "Lease files of the bridge network that were damaged and set aside; the leases were made anew.", nil, nil)
+)
+
+func (networkCollector) Describe(out chan<- *prometheus.Desc) {
+	out <- dhcpMessages
+	out <- networkAddresses
+	out <- damagedLeases
+}
+
+func (c networkCollector) Collect(out chan<- prometheus.Metric) {
+	for family, messages := range map[string]map[string]uint64{"ipv4": c.net.DHCPMessages(), "ipv6": c.net.DHCPv6Messages()} {
+		for result, n := range messages {
+			out <- prometheus.MustNewConstMetric(dhcpMessages, prometheus.CounterValue, float64(n), result, family)
+		}
+	}
+	out <- prometheus.MustNewConstMetric(damagedLeases, prometheus.CounterValue, float64(c.net.DamagedLeases()))
+	leased, total := c.net.Addresses()
+	out <- prometheus.MustNewConstMetric(networkAddresses, prometheus.GaugeValue, float64(leased), "leased")
+	out <- prometheus.MustNewConstMetric(networkAddresses, prometheus.GaugeValue, float64(total-leased), "free")
+}
+
+// poolCollector reads the state of the clone pool at every scrape.
+type poolCollector struct{ pooler }
+
+type pooler interface{ Pool() engine.PoolStats }
+
+var (
+	poolEntries = prometheus.NewDesc("cocoon_pool_entries", "Clones that wait in the pool.", nil, nil)
+	poolMemory  = prometheus.NewDesc("cocoon_pool_guest_memory_bytes", "Memory of the guests that wait in the pool.", nil, nil)
+	poolClones  = prometheus.NewDesc("cocoon_pool_clones_total", "VMs cloned that can come from the pool, by whether one was ready (hit, miss).", []string{"result"}, nil)
+)
+
+func (poolCollector) Describe(out chan<- *prometheus.Desc) {
+	out <- poolEntries
+	out <- poolMemory
+	out <- poolClones
+}
+
+func (c poolCollector) Collect(out chan<- prometheus.Metric) {
+	s := c.Pool()
+	out <- prometheus.MustNewConstMetric(poolEntries, prometheus.GaugeValue, float64(s.Entries))
+	out <- prometheus.MustNewConstMetric(poolMemory, prometheus.GaugeValue, float64(s.Memory))
+	out <- prometheus.MustNewConstMetric(poolClones, prometheus.CounterValue, float64(s.Hits), "hit")
+	out <- prometheus.MustNewConstMetric(poolClones, prometheus.CounterValue, float64(s.Misses), "miss")
+}
+
+// strayCollector counts stray VMs at every scrape.
+type strayCollector struct{ strayKeeper }
+
+type strayKeeper interface{ StrayCount() int }
+
+var strayVMs = prometheus.NewDesc("cocoon_stray_vms", "VMs that are on this host and not in its journal; they are kept aside.", nil, nil)
+
+func (strayCollector) Describe(out chan<- *prometheus.Desc) { out <- strayVMs }
+
+func (c strayCollector) Collect(out chan<- prometheus.Metric) {
+	out <- prometheus.MustNewConstMetric(strayVMs, prometheus.GaugeValue, float64(c.StrayCount()))
 }
