@@ -51,11 +51,21 @@ func newMetrics() *metrics {
 
 // operation is deferred with the start time of an operation and its error.
 func (m *metrics) operation(op string, began time.Time, err *error) {
-	outcome := "ok"
-	if *err != nil {
-		outcome = errdefs.ClassOf(*err).String()
+	m.operations.WithLabelValues(op, outcome(*err)).Observe(time.Since(began).Seconds())
+}
+
+// outcome is the label value of an operation that ended with err.
+func outcome(err error) string {
+	if err != nil {
+		return errdefs.ClassOf(err).String()
 	}
-	m.operations.WithLabelValues(op, outcome).Observe(time.Since(began).Seconds())
+	return "ok"
+}
+
+func describe(out chan<- *prometheus.Desc, all ...*prometheus.Desc) {
+	for _, d := range all {
+		out <- d
+	}
 }
 
 type lister interface {
@@ -67,32 +77,26 @@ func (m *metrics) watch(l lister) { m.registry.MustRegister(vmCount{l}) }
 
 type vmCount struct{ lister }
 
-func (vmCount) desc() *prometheus.Desc {
-	return prometheus.NewDesc("cocoon_vms", "VMs in each state.", []string{"state"}, nil)
-}
+var (
+	vmStates   = prometheus.NewDesc("cocoon_vms", "VMs in each state.", []string{"state"}, nil)
+	vmTroubles = prometheus.NewDesc("cocoon_vm_troubles", "VMs that somebody has to see to: DiskFull, DiskError, DataLoss.", []string{"reason"}, nil)
+)
 
-func (vmCount) troubles() *prometheus.Desc {
-	return prometheus.NewDesc("cocoon_vm_troubles", "VMs that somebody has to see to: DiskFull, DiskError, DataLoss.", []string{"reason"}, nil)
-}
-
-func (c vmCount) Describe(out chan<- *prometheus.Desc) {
-	out <- c.desc()
-	out <- c.troubles()
-}
+func (vmCount) Describe(out chan<- *prometheus.Desc) { describe(out, vmStates, vmTroubles) }
 
 func (c vmCount) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
 	all, err := c.List(ctx)
 	if err != nil {
-		out <- prometheus.NewInvalidMetric(c.desc(), err)
+		out <- prometheus.NewInvalidMetric(vmStates, err)
 		return
 	}
 	for state, n := range countByState(all) {
-		out <- prometheus.MustNewConstMetric(c.desc(), prometheus.GaugeValue, float64(n), state)
+		out <- prometheus.MustNewConstMetric(vmStates, prometheus.GaugeValue, float64(n), state)
 	}
 	for reason, n := range countTroubles(all) {
-		out <- prometheus.MustNewConstMetric(c.troubles(), prometheus.GaugeValue, float64(n), reason)
+		out <- prometheus.MustNewConstMetric(vmTroubles, prometheus.GaugeValue, float64(n), reason)
 	}
 }
 
@@ -146,9 +150,7 @@ var (
 )
 
 func (networkCollector) Describe(out chan<- *prometheus.Desc) {
-	out <- dhcpMessages
-	out <- networkAddresses
-	out <- damagedLeases
+	describe(out, dhcpMessages, networkAddresses, damagedLeases)
 }
 
 func (c networkCollector) Collect(out chan<- prometheus.Metric) {
@@ -175,9 +177,7 @@ var (
 )
 
 func (poolCollector) Describe(out chan<- *prometheus.Desc) {
-	out <- poolEntries
-	out <- poolMemory
-	out <- poolClones
+	describe(out, poolEntries, poolMemory, poolClones)
 }
 
 func (c poolCollector) Collect(out chan<- prometheus.Metric) {

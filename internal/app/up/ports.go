@@ -1,6 +1,7 @@
 package up
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"strconv"
@@ -26,11 +27,7 @@ func (p *ports) Close() {
 // choose returns the port that was requested or kept from an earlier start, which must be free. Otherwise it returns
 // the usual one if free, else any free one, so that two instances on one machine do not conflict.
 func (p *ports) choose(what, flag string, asked, kept, usual int) (int, error) {
-	fixed := asked
-	if fixed == 0 {
-		fixed = kept
-	}
-	if fixed != 0 {
+	if fixed := cmp.Or(asked, kept); fixed != 0 {
 		if !p.wait(fixed, asked == 0) {
 			return 0, errdefs.Exhaustedf("port %d of the %s is in use by another program; choose another port with %s", fixed, what, flag)
 		}

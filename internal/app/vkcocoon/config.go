@@ -1,6 +1,7 @@
 package vkcocoon
 
 import (
+	"cmp"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -84,9 +85,7 @@ const (
 
 // complete fills in the defaults and checks the rest.
 func (c Config) complete() (Config, error) {
-	if c.NodeName == "" {
-		c.NodeName = defaultNodeName
-	}
+	c.NodeName = cmp.Or(c.NodeName, defaultNodeName)
 	if bad := validation.IsDNS1123Subdomain(c.NodeName); len(bad) > 0 {
 		return c, errdefs.Invalidf("node name %q: %s", c.NodeName, strings.Join(bad, "; "))
 	}
@@ -98,9 +97,7 @@ func (c Config) complete() (Config, error) {
 	if bad := validation.IsValidLabelValue(c.CPUClass); len(bad) > 0 {
 		return c, errdefs.Invalidf("CPU class %q: %s", c.CPUClass, strings.Join(bad, "; "))
 	}
-	if c.KubeletPort == 0 {
-		c.KubeletPort = defaultPort
-	}
+	c.KubeletPort = cmp.Or(c.KubeletPort, defaultPort)
 	if c.KubeletPort < 1 || c.KubeletPort > 65535 {
 		return c, errdefs.Invalidf("kubelet port %d must be between 1 and 65535", c.KubeletPort)
 	}
@@ -115,21 +112,12 @@ func (c Config) complete() (Config, error) {
 			return c, errdefs.Invalidf("metrics address %q must be HOST:PORT", c.MetricsAddr)
 		}
 	}
-	if c.CertDir == "" {
-		c.CertDir = defaultCertDir
-	}
+	c.CertDir = cmp.Or(c.CertDir, defaultCertDir)
 	if c.BootstrapKubeconfig != "" {
 		c.NoRole = true // a node's own credentials may not set the role
-		if c.Kubeconfig == "" {
-			c.Kubeconfig = filepath.Join(c.CertDir, "kubeconfig")
-		}
+		c.Kubeconfig = cmp.Or(c.Kubeconfig, filepath.Join(c.CertDir, "kubeconfig"))
 	}
-	if c.RootDir == "" {
-		c.RootDir = defaultRoot
-	}
-	if c.Version == "" {
-		c.Version = version.Version
-	}
+	c.RootDir, c.Version = cmp.Or(c.RootDir, defaultRoot), cmp.Or(c.Version, version.Version)
 	var err error
 	if c.snapshots, err = c.registry(); err != nil {
 		return c, err
