@@ -98,7 +98,7 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 		}
 		s.NICs = nicSpecs(snap.NICs, f.network)
 	}
-	stop := a.waiting(ctx, "cloning "+args0(args, s.FromDir))
+	stop := a.waiting(ctx, "cloning "+argument(args, 0, s.FromDir))
 	var r vm.Record
 	if f.pull {
 		r, err = c.CloneWithImage(ctx, s, auth)
@@ -160,9 +160,10 @@ func nicSpecs(n int, network string) []vm.NICSpec {
 	return nics
 }
 
-func args0(args []string, other string) string {
-	if len(args) > 0 {
-		return args[0]
+// argument returns the i-th of args, or other if it is not given.
+func argument(args []string, i int, other string) string {
+	if i < len(args) {
+		return args[i]
 	}
 	return other
 }

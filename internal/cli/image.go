@@ -39,28 +39,29 @@ the last three are converted to qcow2); which one is seen from the content. The 
   docker save nginx | cocoon image import nginx`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			source := "-"
-			if len(args) == 2 {
-				source = args[1]
-			}
-			r, size, err := a.openSource(source, "an image", "cocoon image import NAME FILE")
+			r, size, err := a.openSource(argument(args, 1, "-"), "an image", "cocoon image import NAME FILE")
 			if err != nil {
 				return err
 			}
 			defer r.Close()
 			return a.withClient(func(c *nodeclient.Client) error {
-				b := a.bar(args[0], false)
-				img, err := c.ImportImage(cmd.Context(), args[0], r, b.counter("importing", size))
-				b.clear()
-				if err != nil {
-					return err
-				}
-				return a.printImages([]image.Image{img}, out, false)
+				return a.importImage(cmd.Context(), c, args[0], r, size, out)
 			})
 		},
 	}
 	outputFlag(cmd, &out)
 	return cmd
+}
+
+// importImage stores the image that r yields, which has about size bytes, and prints it.
+func (a *app) importImage(ctx context.Context, c *nodeclient.Client, name string, r io.Reader, size int64, out format) error {
+	b := a.bar(name, false)
+	img, err := c.ImportImage(ctx, name, r, b.counter("importing", size))
+	b.clear()
+	if err != nil {
+		return err
+	}
+	return a.printImages([]image.Image{img}, out, false)
 }
 
 // openSource opens a file or standard input and returns its size in bytes, -1 if that cannot be known.

@@ -81,10 +81,7 @@ file that VMs boot from: one that was converted when it came is exported as qcow
 		Example: `  cocoon image export debian:12 debian.qcow2
   cocoon image export debian:12 | ssh other cocoon image import debian:12`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path := "-"
-			if len(args) == 2 {
-				path = args[1]
-			}
+			path := argument(args, 1, "-")
 			if err := a.writable(path, "an image", "cocoon image export REF FILE"); err != nil {
 				return err
 			}
@@ -183,14 +180,7 @@ credentials of yours, those of docker's configuration on the node are used.` + r
 					Ref: args[0], To: args[1], Token: auth.Token, Username: auth.Username, Password: auth.Password, CA: auth.CA,
 				}, bar.image())
 				bar.clear()
-				switch {
-				case err != nil:
-					return err
-				case out == formatJSON:
-					return printJSON(a.Stdout, img)
-				}
-				a.printf("%s\n", img.Digest)
-				return nil
+				return a.printPushed(img, img.Digest, out, err)
 			})
 		},
 	}
@@ -246,13 +236,7 @@ keeps the owners it has. The same files and flags give the same image.`,
 				if err != nil {
 					return err
 				}
-				bar := a.bar(args[0], false)
-				img, err := c.ImportImage(cmd.Context(), args[0], r, bar.counter("importing", size))
-				bar.clear()
-				if err != nil {
-					return err
-				}
-				return a.printImages([]image.Image{img}, out, false)
+				return a.importImage(cmd.Context(), c, args[0], r, size, out)
 			})
 		},
 	}

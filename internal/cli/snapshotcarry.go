@@ -110,11 +110,7 @@ Either the whole snapshot is there afterwards, or nothing is.`,
 					return a.printSnapshot(s, out, err)
 				})
 			}
-			source := "-"
-			if len(args) > 0 {
-				source = args[0]
-			}
-			r, size, err := a.openSource(source, "a snapshot", "cocoon snapshot import --name NAME FILE")
+			r, size, err := a.openSource(argument(args, 0, "-"), "a snapshot", "cocoon snapshot import --name NAME FILE")
 			if err != nil {
 				return err
 			}
@@ -157,14 +153,7 @@ What is sent is the guest's memory: let nobody read the repository who may not r
 				bar := a.bar(args[0], out == formatJSON)
 				s, err := c.PushSnapshot(cmd.Context(), args[0], args[1], auth, bar.transfer())
 				bar.clear()
-				switch {
-				case err != nil:
-					return err
-				case out == formatJSON:
-					return printJSON(a.Stdout, nodejson.FromSnapshot(s))
-				}
-				a.printf("%s\n", s.Digest)
-				return nil
+				return a.printPushed(nodejson.FromSnapshot(s), s.Digest, out, err)
 			})
 		},
 	}
@@ -172,6 +161,18 @@ What is sent is the guest's memory: let nobody read the repository who may not r
 	outputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false
 	return cmd
+}
+
+// printPushed prints the result of a push: as JSON what was pushed, otherwise the digest of its manifest.
+func (a *app) printPushed(pushed any, digest string, out format, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case out == formatJSON:
+		return printJSON(a.Stdout, pushed)
+	}
+	a.printf("%s\n", digest)
+	return nil
 }
 
 func (a *app) snapshotPullCommand() *cobra.Command {

@@ -4,11 +4,17 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"runtime"
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/grpcerr"
+	"cocoonstack.io/cocoon/internal/guest/link"
 )
 
 // Limits on the fields of a Resumed request, in bytes.
@@ -133,4 +139,68 @@ func resumption(r *guestv1.ResumedRequest) (Resumption, error) {
 	}
 	res.Clone = &Clone{MACs: c.GetMacs(), MachineID: strings.ToLower(c.GetMachineId())}
 	return res, nil
+}
+
+// Settle implements guestv1.GuestServer. What it does once here, no guest resumed from the state saved next has to do.
+// Where instructions are emulated, that saves time and memory in each of them.
+func (s *Server) Settle(ctx context.Context, _ *guestv1.SettleRequest) (*guestv1.SettleReply, error) {
+	s.setup.Lock()
+	defer s.setup.Unlock()
+	if err := s.mayWrite(); err != nil {
+		return nil, err
+	}
+	if err := rehearse(); err != nil {
+		return nil, errdefs.New(errdefs.Internal, "prepare the agent for the save: %w", err)
+	}
+	if err := s.machine.Settle(ctx); err != nil {
+		return nil, fmt.Errorf("prepare the guest for the save: %w", err)
+	}
+	runtime.GC() // every clone would have to collect the garbage, and would then own those pages alone
+	return &guestv1.SettleReply{}, nil
+}
+
+// rehearse encodes and decodes the request and the reply of Resumed. The library prepares for a message type when it
+// first handles one, and that takes longer than Resumed itself.
+func rehearse() error {
+	request, err := proto.Marshal(&guestv1.ResumedRequest{
+		NowUnixNano: 1, Entropy: []byte{1}, Hostname: "h", Hosts: []string{"h"}, Storage: 1,
+		Nics:  []*guestv1.NIC{{Mac: "m", Ip: "i", Prefix: 1, Gateway: "g", Dns: []string{"d"}, Mtu: 1, Addresses: []string{"a"}}},
+		Clone: &guestv1.CloneIdentity{Macs: []string{"m"}, MachineId: "i", SshHostKeys: true},
+	})
+	if err == nil {
+		err = proto.Unmarshal(request, &guestv1.ResumedRequest{})
+	}
+	if err == nil {
+		_, err = proto.Marshal(&guestv1.ResumedReply{LogSeq: 1, Containers: []*guestv1.LogPlace{{Run: 1, Seq: 1}}})
+	}
+	return err
+}
+
+// plainListener is a listener whose sessions may begin with plain messages (link.Port).
+type plainListener interface {
+	HandlePlain(func(message []byte) []byte)
+}
+
+// plain answers one message: a Resumed, which is the first request to a resumed guest.
+func (s *Server) plain(ctx context.Context, message []byte) []byte {
+	reply, err := s.resumedPlain(ctx, message)
+	if err == nil {
+		var b []byte
+		if b, err = proto.Marshal(reply); err == nil {
+			return append([]byte{link.PlainAnswer}, b...)
+		}
+	}
+	st := status.Convert(grpcerr.ToStatus(err))
+	return append([]byte{link.PlainRefusal, byte(st.Code())}, st.Message()...)
+}
+
+func (s *Server) resumedPlain(ctx context.Context, message []byte) (*guestv1.ResumedReply, error) {
+	if len(message) == 0 || message[0] != link.PlainResumed {
+		return nil, errdefs.Unsupportedf("this agent does not know the request that came before the session")
+	}
+	r := &guestv1.ResumedRequest{}
+	if err := proto.Unmarshal(message[1:], r); err != nil {
+		return nil, errdefs.Invalidf("the request cannot be read: %w", err)
+	}
+	return s.Resumed(ctx, r)
 }

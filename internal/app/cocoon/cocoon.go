@@ -13,11 +13,9 @@ import (
 	"cocoonstack.io/cocoon/internal/app/up"
 	"cocoonstack.io/cocoon/internal/cli"
 	"cocoonstack.io/cocoon/internal/doctor"
-	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/version"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Main runs one command line (without the program's name) and returns the exit code.
@@ -34,31 +32,24 @@ func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error
 		cfg.StateDir, cfg.RunDir, cfg.Group = dir, filepath.Join(dir, "run"), ""
 	}
 	socket := filepath.Join(cfg.RunDir, "cocoond.sock")
-	cfg.MappingProblems = func(ctx context.Context) ([]image.MappingProblem, error) {
-		c, err := nodeclient.Dial(socket)
-		if err != nil {
-			return nil, err
-		}
-		defer c.Close()
-		return c.Problems(ctx)
-	}
-	cfg.Networks = func(ctx context.Context) ([]nodewire.Network, error) {
-		c, err := nodeclient.Dial(socket)
-		if err != nil {
-			return nil, err
-		}
-		defer c.Close()
+	cfg.MappingProblems = asking(socket, (*nodeclient.Client).Problems)
+	cfg.Strays = asking(socket, (*nodeclient.Client).Strays)
+	cfg.Networks = asking(socket, func(c *nodeclient.Client, ctx context.Context) ([]nodewire.Network, error) {
 		i, err := c.Info(ctx)
 		return i.NetworkDetails, err
-	}
-	cfg.Strays = func(ctx context.Context) ([]vm.Stray, error) {
-		c, err := nodeclient.Dial(socket)
-		if err != nil {
-			return nil, err
-		}
-		defer c.Close()
-		return c.Strays(ctx)
-	}
+	})
 	cfg.Kernel, cfg.Initrd = assets.Path("guest/vmlinux"), assets.Path("guest/initramfs")
 	return doctor.Run(ctx, cfg, fix), nil
+}
+
+// asking returns a function that puts one question to the daemon at socket.
+func asking[T any](socket string, ask func(*nodeclient.Client, context.Context) (T, error)) func(context.Context) (T, error) {
+	return func(ctx context.Context) (answer T, err error) {
+		c, err := nodeclient.Dial(socket)
+		if err != nil {
+			return answer, err
+		}
+		defer c.Close()
+		return ask(c, ctx)
+	}
 }

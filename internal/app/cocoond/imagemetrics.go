@@ -6,7 +6,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 )
 
@@ -45,11 +44,7 @@ func (m imageMetrics) Received(bytes int64) { m.bytes.Add(float64(bytes)) }
 func (m imageMetrics) Ended(kind string, took time.Duration, err error) {
 	m.underway.Dec()
 	m.took.Observe(took.Seconds())
-	result := "ok"
-	if err != nil {
-		result = errdefs.ClassOf(err).String()
-	}
-	m.pulls.WithLabelValues(result, kind).Inc()
+	m.pulls.WithLabelValues(outcome(err), kind).Inc()
 }
 
 // sizer and problemer supply the values that are read at every scrape.
@@ -72,8 +67,7 @@ var (
 )
 
 func (imageCollector) Describe(out chan<- *prometheus.Desc) {
-	out <- storeBytes
-	out <- mappingProblems
+	describe(out, storeBytes, mappingProblems)
 }
 
 func (c imageCollector) Collect(out chan<- prometheus.Metric) {

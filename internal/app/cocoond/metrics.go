@@ -11,7 +11,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/bridge"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -49,11 +51,21 @@ func newMetrics() *metrics {
 
 // operation is deferred with the start time of an operation and its error.
 func (m *metrics) operation(op string, began time.Time, err *error) {
-	outcome := "ok"
-	if *err != nil {
-		outcome = errdefs.ClassOf(*err).String()
+	m.operations.WithLabelValues(op, outcome(*err)).Observe(time.Since(began).Seconds())
+}
+
+// outcome is the label value of an operation that ended with err.
+func outcome(err error) string {
+	if err != nil {
+		return errdefs.ClassOf(err).String()
 	}
-	m.operations.WithLabelValues(op, outcome).Observe(time.Since(began).Seconds())
+	return "ok"
+}
+
+func describe(out chan<- *prometheus.Desc, all ...*prometheus.Desc) {
+	for _, d := range all {
+		out <- d
+	}
 }
 
 type lister interface {
@@ -65,32 +77,26 @@ func (m *metrics) watch(l lister) { m.registry.MustRegister(vmCount{l}) }
 
 type vmCount struct{ lister }
 
-func (vmCount) desc() *prometheus.Desc {
-	return prometheus.NewDesc("cocoon_vms", "VMs in each state.", []string{"state"}, nil)
-}
+var (
+	vmStates   = prometheus.NewDesc("cocoon_vms", "VMs in each state.", []string{"state"}, nil)
+	vmTroubles = prometheus.NewDesc("cocoon_vm_troubles", "VMs that somebody has to see to: DiskFull, DiskError, DataLoss.", []string{"reason"}, nil)
+)
 
-func (vmCount) troubles() *prometheus.Desc {
-	return prometheus.NewDesc("cocoon_vm_troubles", "VMs that somebody has to see to: DiskFull, DiskError, DataLoss.", []string{"reason"}, nil)
-}
-
-func (c vmCount) Describe(out chan<- *prometheus.Desc) {
-	out <- c.desc()
-	out <- c.troubles()
-}
+func (vmCount) Describe(out chan<- *prometheus.Desc) { describe(out, vmStates, vmTroubles) }
 
 func (c vmCount) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
 	all, err := c.List(ctx)
 	if err != nil {
-		out <- prometheus.NewInvalidMetric(c.desc(), err)
+		out <- prometheus.NewInvalidMetric(vmStates, err)
 		return
 	}
 	for state, n := range countByState(all) {
-		out <- prometheus.MustNewConstMetric(c.desc(), prometheus.GaugeValue, float64(n), state)
+		out <- prometheus.MustNewConstMetric(vmStates, prometheus.GaugeValue, float64(n), state)
 	}
 	for reason, n := range countTroubles(all) {
-		out <- prometheus.MustNewConstMetric(c.troubles(), prometheus.GaugeValue, float64(n), reason)
+		out <- prometheus.MustNewConstMetric(vmTroubles, prometheus.GaugeValue, float64(n), reason)
 	}
 }
 
@@ -131,4 +137,66 @@ func (m *metrics) serve(ctx context.Context, addr string) error {
 		return errdefs.New(errdefs.Internal, "serve metrics: %w", err)
 	}
 	return nil
+}
+
+// networkCollector reports on the bridge network, at every scrape.
+type networkCollector struct{ net *bridge.Network }
+
+var (
+	dhcpMessages = prometheus.NewDesc("cocoon_dhcp_messages_total",
+		"DHCP messages of guests by what was done about them, and by family (ipv4, ipv6); declined means that another machine has a guest's address.", []string{"result", "family"}, nil)
+	networkAddresses = prometheus.NewDesc("cocoon_network_addresses", "Addresses of the bridge network that VMs can have, and how many are leased.", []string{"state"}, nil)
+	damagedLeases    = prometheus.NewDesc("cocoon_network_lease_files_damaged_total", "Lease files of the bridge network that were damaged and set aside; the leases were made anew.", nil, nil)
+)
+
+func (networkCollector) Describe(out chan<- *prometheus.Desc) {
+	describe(out, dhcpMessages, networkAddresses, damagedLeases)
+}
+
+func (c networkCollector) Collect(out chan<- prometheus.Metric) {
+	for family, messages := range map[string]map[string]uint64{"ipv4": c.net.DHCPMessages(), "ipv6": c.net.DHCPv6Messages()} {
+		for result, n := range messages {
+			out <- prometheus.MustNewConstMetric(dhcpMessages, prometheus.CounterValue, float64(n), result, family)
+		}
+	}
+	out <- prometheus.MustNewConstMetric(damagedLeases, prometheus.CounterValue, float64(c.net.DamagedLeases()))
+	leased, total := c.net.Addresses()
+	out <- prometheus.MustNewConstMetric(networkAddresses, prometheus.GaugeValue, float64(leased), "leased")
+	out <- prometheus.MustNewConstMetric(networkAddresses, prometheus.GaugeValue, float64(total-leased), "free")
+}
+
+// poolCollector reads the state of the clone pool at every scrape.
+type poolCollector struct{ pooler }
+
+type pooler interface{ Pool() engine.PoolStats }
+
+var (
+	poolEntries = prometheus.NewDesc("cocoon_pool_entries", "Clones that wait in the pool.", nil, nil)
+	poolMemory  = prometheus.NewDesc("cocoon_pool_guest_memory_bytes", "Memory of the guests that wait in the pool.", nil, nil)
+	poolClones  = prometheus.NewDesc("cocoon_pool_clones_total", "VMs cloned that can come from the pool, by whether one was ready (hit, miss).", []string{"result"}, nil)
+)
+
+func (poolCollector) Describe(out chan<- *prometheus.Desc) {
+	describe(out, poolEntries, poolMemory, poolClones)
+}
+
+func (c poolCollector) Collect(out chan<- prometheus.Metric) {
+	s := c.Pool()
+	out <- prometheus.MustNewConstMetric(poolEntries, prometheus.GaugeValue, float64(s.Entries))
+	out <- prometheus.MustNewConstMetric(poolMemory, prometheus.GaugeValue, float64(s.Memory))
+	out <- prometheus.MustNewConstMetric(poolClones, prometheus.CounterValue, float64(s.Hits), "hit")
+	out <- prometheus.MustNewConstMetric(poolClones, prometheus.CounterValue, float64(s.Misses), "miss")
+}
+
+// strayCollector counts stray VMs at every scrape.
+type strayCollector struct{ strayKeeper }
+
+type strayKeeper interface{ StrayCount() int }
+
+var strayVMs = prometheus.NewDesc("cocoon_stray_vms", "VMs that are on this host and not in its journal; they are kept aside.", nil, nil)
+
+func (strayCollector) Describe(out chan<- *prometheus.Desc) { out <- strayVMs }
+
+func (c strayCollector) Collect(out chan<- prometheus.Metric) {
+	out <- prometheus.MustNewConstMetric(strayVMs, prometheus.GaugeValue, float64(c.StrayCount()))
 }

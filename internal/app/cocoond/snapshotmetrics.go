@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
 
@@ -57,11 +56,7 @@ func (m snapshotMetrics) transfer(op string, progress func(snapshot.Progress)) (
 		}
 	}
 	return watched, func(err *error) {
-		outcome := "ok"
-		if *err != nil {
-			outcome = errdefs.ClassOf(*err).String()
-		}
-		m.transfers.WithLabelValues(op, outcome).Inc()
+		m.transfers.WithLabelValues(op, outcome(*err)).Inc()
 		m.took.WithLabelValues(op).Observe(time.Since(began).Seconds())
 	}
 }
@@ -79,8 +74,7 @@ var (
 )
 
 func (snapshotCollector) Describe(out chan<- *prometheus.Desc) {
-	out <- snapshotCount
-	out <- snapshotBytes
+	describe(out, snapshotCount, snapshotBytes)
 }
 
 func (c snapshotCollector) Collect(out chan<- prometheus.Metric) {

@@ -2,6 +2,7 @@ package up
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -67,9 +68,7 @@ for the next start. The registry's token is in DIR/etc/epoch-tokens.`,
 			if cmd.Flags().Changed("nodes") {
 				o.Nodes = &nodes
 			}
-			if o.NodeName == "" {
-				o.NodeName = os.Getenv("VK_NODE_NAME")
-			}
+			o.NodeName = cmp.Or(o.NodeName, os.Getenv("VK_NODE_NAME"))
 			switch {
 			case supervise:
 				return superviseDetached(cmd.Context(), o)

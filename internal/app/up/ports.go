@@ -1,6 +1,8 @@
 package up
 
 import (
+	"cmp"
+	"fmt"
 	"net"
 	"strconv"
 	"time"
@@ -25,11 +27,7 @@ func (p *ports) Close() {
 // choose returns the port that was requested or kept from an earlier start, which must be free. Otherwise it returns
 // the usual one if free, else any free one, so that two instances on one machine do not conflict.
 func (p *ports) choose(what, flag string, asked, kept, usual int) (int, error) {
-	fixed := asked
-	if fixed == 0 {
-		fixed = kept
-	}
-	if fixed != 0 {
+	if fixed := cmp.Or(asked, kept); fixed != 0 {
 		if !p.wait(fixed, asked == 0) {
 			return 0, errdefs.Exhaustedf("port %d of the %s is in use by another program; choose another port with %s", fixed, what, flag)
 		}
@@ -68,4 +66,36 @@ func (p *ports) take(port int) bool {
 	ln.Close()
 	p.held = append(p.held, claim)
 	return true
+}
+
+// settleAddress finds the address that the daemon of the i-th node has chosen, stores it, and adds it to the node's
+// certificate. The kubelet API reloads a renewed certificate.
+func (in *instance) settleAddress(i int) error {
+	addr, err := addressOf(bridgeName(in.node(in.settings, i)))
+	if err != nil || in.settings.Nodes[i].Address == addr {
+		return err
+	}
+	in.settings.Nodes[i].Address = addr
+	if err := in.settings.save(in.layout); err != nil {
+		return err
+	}
+	return in.pki.ensure(in.settings)
+}
+
+// addressOf returns this host's IPv4 address on a bridge.
+func addressOf(bridge string) (string, error) {
+	link, err := net.InterfaceByName(bridge)
+	if err != nil {
+		return "", errdefs.Preconditionf("the bridge %s does not exist: %w", bridge, err)
+	}
+	all, err := link.Addrs()
+	if err != nil {
+		return "", fmt.Errorf("addresses of bridge %s: %w", bridge, err)
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil {
+			return n.IP.String(), nil
+		}
+	}
+	return "", errdefs.Preconditionf("the bridge %s has no address", bridge)
 }

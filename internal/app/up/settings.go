@@ -1,6 +1,7 @@
 package up
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -222,55 +223,42 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 		}
 	}
 	var err error
-	if s.APIPort, err = p.choose("API server", "--api-port", o.APIPort, s.APIPort, defaultAPIPort); err != nil {
-		return s, err
+	choose := func(port *int, what, flag string, asked, usual int) { // the first error stays
+		if err == nil {
+			*port, err = p.choose(what, flag, asked, *port, usual)
+		}
 	}
+	choose(&s.APIPort, "API server", "--api-port", o.APIPort, defaultAPIPort)
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		var port, metrics int
 		if i == 0 {
 			port, metrics = o.NodePort, o.MetricsPort
-			if o.NodeName != "" {
-				n.Name = o.NodeName
-			}
-			if n.Name == "" {
-				n.Name = defaultNodeName
-			}
+			n.Name = cmp.Or(o.NodeName, n.Name, defaultNodeName)
 		} else {
 			n.Name = nodeName(s.Nodes[0].Name, i)
 		}
-		if n.Port, err = p.choose("virtual node", "--node-port", port, n.Port, defaultNodePort); err != nil {
-			return s, err
-		}
-		if n.MetricsPort, err = p.choose("node's metrics", "--metrics-port", metrics, n.MetricsPort, defaultMetricsPort); err != nil {
-			return s, err
-		}
+		choose(&n.Port, "virtual node", "--node-port", port, defaultNodePort)
+		choose(&n.MetricsPort, "node's metrics", "--metrics-port", metrics, defaultMetricsPort)
 	}
 	if s.with(partEpoch) {
-		if s.EpochPort, err = p.choose("registry", "--epoch-port", o.EpochPort, s.EpochPort, defaultEpochPort); err != nil {
-			return s, err
-		}
+		choose(&s.EpochPort, "registry", "--epoch-port", o.EpochPort, defaultEpochPort)
 	}
 	if s.with(partMetricsServer) {
-		if len(s.Nodes) == 0 {
-			return s, errdefs.Invalidf("%s needs a node because it listens on the node's bridge; use --nodes 1 or more", partMetricsServer)
+		if err == nil && len(s.Nodes) == 0 {
+			err = errdefs.Invalidf("%s needs a node because it listens on the node's bridge; use --nodes 1 or more", partMetricsServer)
 		}
-		if s.ServerPort, err = p.choose(partMetricsServer, "--with=", 0, s.ServerPort, defaultServerPort); err != nil {
-			return s, err
-		}
+		choose(&s.ServerPort, partMetricsServer, "--with=", 0, defaultServerPort)
 	}
 	if s.with(partManager) {
-		if s.ManagerPort, err = p.choose("manager", "--manager-port", o.ManagerPort, s.ManagerPort, defaultManagerPort); err != nil {
-			return s, err
-		}
-		if s.WebhookPort, err = p.choose("manager's webhooks", "--webhook-port", o.WebhookPort, s.WebhookPort, defaultWebhookPort); err != nil {
-			return s, err
-		}
+		choose(&s.ManagerPort, "manager", "--manager-port", o.ManagerPort, defaultManagerPort)
+		choose(&s.WebhookPort, "manager's webhooks", "--webhook-port", o.WebhookPort, defaultWebhookPort)
 	}
 	if s.with(partScheduler) {
-		if s.SchedulerPort, err = p.choose(partScheduler, "--with=", 0, s.SchedulerPort, defaultSchedPort); err != nil {
-			return s, err
-		}
+		choose(&s.SchedulerPort, partScheduler, "--with=", 0, defaultSchedPort)
+	}
+	if err != nil {
+		return s, err
 	}
 	return s, s.save(l)
 }

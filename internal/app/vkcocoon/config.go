@@ -1,14 +1,20 @@
 package vkcocoon
 
 import (
+	"cmp"
+	"encoding/json"
 	"net"
+	"net/http"
 	"net/netip"
 	"path/filepath"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/node"
@@ -79,9 +85,7 @@ const (
 
 // complete fills in the defaults and checks the rest.
 func (c Config) complete() (Config, error) {
-	if c.NodeName == "" {
-		c.NodeName = defaultNodeName
-	}
+	c.NodeName = cmp.Or(c.NodeName, defaultNodeName)
 	if bad := validation.IsDNS1123Subdomain(c.NodeName); len(bad) > 0 {
 		return c, errdefs.Invalidf("node name %q: %s", c.NodeName, strings.Join(bad, "; "))
 	}
@@ -93,9 +97,7 @@ func (c Config) complete() (Config, error) {
 	if bad := validation.IsValidLabelValue(c.CPUClass); len(bad) > 0 {
 		return c, errdefs.Invalidf("CPU class %q: %s", c.CPUClass, strings.Join(bad, "; "))
 	}
-	if c.KubeletPort == 0 {
-		c.KubeletPort = defaultPort
-	}
+	c.KubeletPort = cmp.Or(c.KubeletPort, defaultPort)
 	if c.KubeletPort < 1 || c.KubeletPort > 65535 {
 		return c, errdefs.Invalidf("kubelet port %d must be between 1 and 65535", c.KubeletPort)
 	}
@@ -110,21 +112,12 @@ func (c Config) complete() (Config, error) {
 			return c, errdefs.Invalidf("metrics address %q must be HOST:PORT", c.MetricsAddr)
 		}
 	}
-	if c.CertDir == "" {
-		c.CertDir = defaultCertDir
-	}
+	c.CertDir = cmp.Or(c.CertDir, defaultCertDir)
 	if c.BootstrapKubeconfig != "" {
 		c.NoRole = true // a node's own credentials may not set the role
-		if c.Kubeconfig == "" {
-			c.Kubeconfig = filepath.Join(c.CertDir, "kubeconfig")
-		}
+		c.Kubeconfig = cmp.Or(c.Kubeconfig, filepath.Join(c.CertDir, "kubeconfig"))
 	}
-	if c.RootDir == "" {
-		c.RootDir = defaultRoot
-	}
-	if c.Version == "" {
-		c.Version = version.Version
-	}
+	c.RootDir, c.Version = cmp.Or(c.RootDir, defaultRoot), cmp.Or(c.Version, version.Version)
 	var err error
 	if c.snapshots, err = c.registry(); err != nil {
 		return c, err
@@ -161,4 +154,31 @@ func firstIPv4() string {
 		}
 	}
 	return ""
+}
+
+// configz serves the settings in force as the kubelet does: under "kubeletconfig" those that a kubelet also has, under
+// "vkcocoon" all of the virtual node's. Neither contains secrets.
+func (c Config) configz() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(struct {
+			Kubelet kubeletconfig.KubeletConfiguration `json:"kubeletconfig"`
+			Own     Config                             `json:"vkcocoon"`
+		}{c.asKubelet(), c})
+	})
+}
+
+func (c Config) asKubelet() kubeletconfig.KubeletConfiguration {
+	yes, no := true, false
+	return kubeletconfig.KubeletConfiguration{
+		TypeMeta: metav1.TypeMeta{Kind: "KubeletConfiguration", APIVersion: kubeletconfig.SchemeGroupVersion.String()},
+		Address:  c.BindAddress, Port: int32(c.KubeletPort), TLSCertFile: c.TLSCert, TLSPrivateKeyFile: c.TLSKey, ServerTLSBootstrap: c.ServingCSR,
+		Authentication: kubeletconfig.KubeletAuthentication{
+			X509:      kubeletconfig.KubeletX509Authentication{ClientCAFile: c.ClientCA},
+			Webhook:   kubeletconfig.KubeletWebhookAuthentication{Enabled: &yes},
+			Anonymous: kubeletconfig.KubeletAnonymousAuthentication{Enabled: &no},
+		},
+		Authorization: kubeletconfig.KubeletAuthorization{Mode: kubeletconfig.KubeletAuthorizationModeWebhook},
+		MaxPods:       int32(c.Pods), ProviderID: c.ProviderID, RegisterWithTaints: []corev1.Taint{node.Taint()},
+	}
 }

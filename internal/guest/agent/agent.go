@@ -283,21 +283,29 @@ func (s *session) Logs(ctx context.Context, after uint64, fn func(guest.LogEntry
 }
 
 func (s *session) logs(ctx context.Context, r *guestv1.LogsRequest, fn func(guest.LogEntry) error) error {
+	return follow(ctx, s, "read the guest's log", s.client.Logs, r, func(e *guestv1.LogEntry) error { return fn(entryOf(e)) })
+}
+
+// follow opens a stream and calls fn with each of its messages, until it ends or fn fails.
+func follow[R, M any](
+	ctx context.Context, s *session, what string,
+	open func(context.Context, *R, ...grpc.CallOption) (grpc.ServerStreamingClient[M], error), r *R, fn func(*M) error,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when fn fails
-	stream, err := s.client.Logs(ctx, r)
+	stream, err := open(ctx, r)
 	if err != nil {
-		return s.failure(ctx, "read the guest's log", err)
+		return s.failure(ctx, what, err)
 	}
 	for {
-		e, err := stream.Recv()
+		m, err := stream.Recv()
 		if ended(err) {
 			return nil
 		}
 		if err != nil {
-			return s.failure(ctx, "read the guest's log", err)
+			return s.failure(ctx, what, err)
 		}
-		if err := fn(entryOf(e)); err != nil {
+		if err := fn(m); err != nil {
 			return err
 		}
 	}

@@ -13,28 +13,13 @@ var _ guest.ContainerKeeper = (*session)(nil)
 
 // Containers implements guest.ContainerKeeper.
 func (s *session) Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the stream when fn fails
-	stream, err := s.client.Containers(ctx, &guestv1.ContainersRequest{})
-	if err != nil {
-		return s.failure(ctx, "watch the guest's containers", err)
-	}
-	for {
-		r, err := stream.Recv()
-		if ended(err) {
-			return nil
-		}
-		if err != nil {
-			return s.failure(ctx, "watch the guest's containers", err)
-		}
+	return follow(ctx, s, "watch the guest's containers", s.client.Containers, &guestv1.ContainersRequest{}, func(r *guestv1.ContainersReply) error {
 		all, err := containersOf(r)
 		if err != nil {
 			return err
 		}
-		if err := fn(all); err != nil {
-			return err
-		}
-	}
+		return fn(all)
+	})
 }
 
 // ContainerLogs implements guest.ContainerKeeper.

@@ -241,12 +241,7 @@ func (s *netlink) apply(d device, n nic, addrs []address) error {
 
 // near reports whether the addresses of n put a on the link.
 func (n nic) near(a netip.Addr) bool {
-	for _, p := range n.addrs {
-		if p.Masked().Contains(a) {
-			return true
-		}
-	}
-	return a.Is6() && a.IsLinkLocalUnicast()
+	return slices.ContainsFunc(n.addrs, func(p netip.Prefix) bool { return p.Masked().Contains(a) }) || a.Is6() && a.IsLinkLocalUnicast()
 }
 
 func anyOf(a netip.Addr) netip.Addr {

@@ -126,11 +126,7 @@ func migrating(ctx context.Context, c *qmp.Client) (status, why string, err erro
 }
 
 func over(migration string) bool {
-	switch migration {
-	case "none", "completed", "failed", "cancelled":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"none", "completed", "failed", "cancelled"}, migration)
 }
 
 // settle cancels a running migration and returns when none is running.

@@ -63,11 +63,7 @@ func (s *session) exchange(ctx context.Context, l location, header http.Header) 
 }
 
 func redirects(status int) bool {
-	switch status {
-	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect:
-		return true
-	}
-	return false
+	return slices.Contains([]int{http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther, http.StatusTemporaryRedirect, http.StatusPermanentRedirect}, status)
 }
 
 func (s *session) roundTrip(ctx context.Context, l location, who *url.Userinfo, header http.Header) (*http.Response, error) {

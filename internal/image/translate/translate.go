@@ -79,11 +79,7 @@ func New(o Options) (*Translator, error) {
 // RegexpEnabled reads the setting that enables rules by regular expression. It is true if the setting is not empty and not
 // a word that means no.
 func RegexpEnabled(setting string) bool {
-	switch strings.ToLower(strings.TrimSpace(setting)) {
-	case "", "0", "false", "no", "off":
-		return false
-	}
-	return true
+	return !slices.Contains([]string{"", "0", "false", "no", "off"}, strings.ToLower(strings.TrimSpace(setting)))
 }
 
 // Set replaces all mappings of source and returns their problems.
@@ -115,15 +111,6 @@ func (t *Translator) Set(source string, mappings []image.Mapping) []image.Mappin
 func (t *Translator) Problems() []image.MappingProblem {
 	table := t.table()
 	return append(problemsOf(table.mappings), table.unread...)
-}
-
-// Warnings returns probable mistakes in active rules.
-func (t *Translator) Warnings() []image.MappingProblem {
-	var out []image.MappingProblem
-	for _, m := range t.table().mappings {
-		out = append(out, m.warnings...)
-	}
-	return out
 }
 
 // table holds all mappings at one moment, in the order of checking.

@@ -336,3 +336,12 @@ func TestNewRefusesOtherProtocols(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Warnings returns probable mistakes in active rules.
+func (t *Translator) Warnings() []image.MappingProblem {
+	var out []image.MappingProblem
+	for _, m := range t.table().mappings {
+		out = append(out, m.warnings...)
+	}
+	return out
+}

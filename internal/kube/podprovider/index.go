@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"time"
+
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/vm"
 )

@@ -5,13 +5,17 @@
 package host
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -173,4 +177,66 @@ func SetSysctl(key, value string) error {
 		return errdefs.New(errdefs.FailedPrecondition, "set sysctl net/%s to %s: %w; set it on the host", key, value, err)
 	}
 	return nil
+}
+
+// TapLock serialises changes of the taps of one network: one change at a time per tap, or one of the whole network. The zero
+// value is ready. It is safe for concurrent use.
+type TapLock struct {
+	whole sync.RWMutex   // held for reading by changes of single taps
+	taps  [64]sync.Mutex // index: a hash of the tap's name
+}
+
+// Tap waits until nothing else changes the tap or the network. The caller must call unlock.
+func (l *TapLock) Tap(name string) (unlock func()) {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name)) // never fails
+	tap := &l.taps[h.Sum32()%uint32(len(l.taps))]
+	l.whole.RLock()
+	tap.Lock()
+	return func() {
+		tap.Unlock()
+		l.whole.RUnlock()
+	}
+}
+
+// Whole waits until nothing else changes the network. The caller must call unlock.
+func (l *TapLock) Whole() (unlock func()) {
+	l.whole.Lock()
+	return l.whole.Unlock
+}
+
+// Read waits until nothing changes the whole network. Taps may change meanwhile. The caller must call unlock.
+func (l *TapLock) Read() (unlock func()) {
+	l.whole.RLock()
+	return l.whole.RUnlock
+}
+
+// Resolvers returns the host's own name servers, except those on the host's loopback, which guests cannot reach.
+// systemd-resolved keeps the real ones in another file.
+func Resolvers() []netip.Addr {
+	for _, path := range []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"} {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		if out := parseResolvConf(string(b)); len(out) > 0 {
+			return out
+		}
+	}
+	return nil
+}
+
+// parseResolvConf returns the IPv4 name servers that are not on loopback, at most the three that resolvers use.
+func parseResolvConf(s string) []netip.Addr {
+	var out []netip.Addr
+	for sc := bufio.NewScanner(strings.NewReader(s)); sc.Scan() && len(out) < 3; {
+		f := strings.Fields(sc.Text())
+		if len(f) < 2 || f[0] != "nameserver" {
+			continue
+		}
+		if a, err := netip.ParseAddr(f[1]); err == nil && a.Is4() && !a.IsLoopback() && !a.IsUnspecified() {
+			out = append(out, a)
+		}
+	}
+	return out
 }

@@ -37,10 +37,7 @@ func Parse(b []byte) ([]Lease, error) {
 	return leases, nil
 }
 
-// Format is the inverse of Parse, with one lease per line. No leases are [], not null.
-func Format(leases []Lease) ([]byte, error) { return new(formatter).format(leases) }
-
-// formatter keeps the lines of the leases that it formatted last. Few leases change from one write of a file to the next, and
+// formatter is the inverse of Parse, with one lease per line. No leases are [], not null. It keeps the lines of the leases that it formatted last. Few leases change from one write of a file to the next, and
 // encoding a thousand took longer than the rest of the write.
 type formatter struct{ lines map[string]*formatted } // by MAC
 

@@ -278,7 +278,7 @@ func TestFileFollowsChanges(t *testing.T) {
 			t.Errorf("after a change of %s: %v, %s", name, err, diff.Of(want, got))
 		}
 		text, err := os.ReadFile(f.path)
-		fresh, ferr := Format(want)
+		fresh, ferr := new(formatter).format(want)
 		if err != nil || ferr != nil || !bytes.Equal(text, fresh) {
 			t.Errorf("after a change of %s the file holds %s (%v), want %s (%v)", name, text, err, fresh, ferr)
 		}
@@ -312,7 +312,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		out, err := Format(leases)
+		out, err := new(formatter).format(leases)
 		if err != nil {
 			t.Skip() // JSON cannot represent the year
 		}

@@ -22,17 +22,23 @@ type lease struct {
 	gone chan struct{} // not nil: being removed; closed when the removal ends
 }
 
+// of returns the lease of a digest. Preconditions: mu is held.
+func (l *leases) of(d digest.Digest) *lease {
+	h := l.held[d]
+	if h == nil {
+		h = &lease{}
+		l.held[d] = h
+	}
+	return h
+}
+
 // pin protects digests until release is called, and for the grace period after that. It waits for a removal in
 // progress, so that what the caller finds afterwards stays.
 func (l *leases) pin(all ...digest.Digest) (release func()) {
 	for _, d := range all {
 		for {
 			l.mu.Lock()
-			h := l.held[d]
-			if h == nil {
-				h = &lease{}
-				l.held[d] = h
-			}
+			h := l.of(d)
 			if h.gone == nil {
 				h.pins++
 				l.mu.Unlock()
@@ -57,11 +63,7 @@ func (l *leases) pin(all ...digest.Digest) (release func()) {
 // remove calls f unless the digest is in use or was used after the cutoff; nobody can pin it during f.
 func (l *leases) remove(d digest.Digest, cutoff time.Time, f func() error) (removed bool, err error) {
 	l.mu.Lock()
-	h := l.held[d]
-	if h == nil {
-		h = &lease{}
-		l.held[d] = h
-	}
+	h := l.of(d)
 	if h.pins > 0 || h.used.After(cutoff) || h.gone != nil {
 		l.mu.Unlock()
 		return false, nil

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -170,10 +171,5 @@ func (x index) places(ctx context.Context, store snapshot.Store, wanted map[stri
 // native reports whether the chunks can be our own: chunks of other systems have other sizes and would match none of
 // ours.
 func (d document) native() bool {
-	for _, c := range d.Chunks {
-		if c.Offset%page != 0 || c.Length > int64(sizing{d.Average}.max()) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(d.Chunks, func(c chunk) bool { return c.Offset%page != 0 || c.Length > int64(sizing{d.Average}.max()) })
 }

@@ -1,0 +1,80 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+)
+
+// notAnswering is the text for checks that only the daemon can answer.
+const notAnswering = "not examined: cocoond does not answer"
+
+// mappings reports problems with the mappings of image names. A daemon that does not answer is no finding: most hosts
+// are examined before they have one.
+func (d doctor) mappings(ctx context.Context) finding {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	problems, err := d.cfg.MappingProblems(ctx)
+	if err != nil {
+		return finding{status: OK, detail: notAnswering}
+	}
+	if len(problems) == 0 {
+		return finding{status: OK, detail: "no problems"}
+	}
+	var all []string
+	for _, p := range problems {
+		where := p.Source + "/" + p.Mapping
+		if p.Rule != "" {
+			where += ", " + p.Rule
+		}
+		all = append(all, where+": "+p.Message)
+	}
+	return finding{Warn, strings.Join(all, "; "), "correct the mapping; it is read again at the next use"}
+}
+
+// networks reports networks that VMs cannot use, such as a conflist whose plugins are not installed. A daemon that does
+// not answer is no finding.
+func (d doctor) networks(ctx context.Context) finding {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	all, err := d.cfg.Networks(ctx)
+	if err != nil {
+		return finding{status: OK, detail: notAnswering}
+	}
+	var up, down []string
+	for _, n := range all {
+		if n.Error != "" {
+			down = append(down, n.Name+": "+n.Error)
+			continue
+		}
+		up = append(up, fmt.Sprintf("%s (%s)", n.Name, n.Kind))
+	}
+	switch {
+	case len(down) > 0:
+		return finding{Warn, strings.Join(down, "; "), "correct what it reports; the network is tried again at its next use"}
+	case len(up) == 0:
+		return finding{status: OK, detail: "none: VMs have no interfaces"}
+	}
+	return finding{status: OK, detail: strings.Join(up, ", ")}
+}
+
+// strays reports VMs on this host that are not on record. A daemon that does not answer is no finding.
+func (d doctor) strays(ctx context.Context) finding {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	all, err := d.cfg.Strays(ctx)
+	if err != nil {
+		return finding{status: OK, detail: notAnswering}
+	}
+	if len(all) == 0 {
+		return finding{status: OK, detail: "all VMs of this host are in the journal"}
+	}
+	var ids []string
+	for _, s := range all {
+		ids = append(ids, string(s.ID))
+	}
+	return finding{
+		Warn, fmt.Sprintf("%d VMs of this host are not in the journal: %s", len(all), strings.Join(ids, ", ")),
+		"`cocoon recover` lists them; `cocoon recover adopt ID` makes one a VM again, `cocoon recover rm ID` removes it",
+	}
+}
