@@ -91,11 +91,7 @@ func restart(pod *corev1.Pod) vm.RestartPolicy {
 // checkContainers refuses unsupported settings of containers, and settings that only a VM with one main process can have.
 func checkContainers(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
-	no := func(when bool, path *field.Path, why string) {
-		if when {
-			errs = append(errs, field.Forbidden(path, why))
-		}
-	}
+	no := forbid(&errs)
 	for i, c := range containers(pod) {
 		at := containerPath(pod, i)
 		errs = append(errs, checkContainer(c, at)...)
