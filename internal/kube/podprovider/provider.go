@@ -8,6 +8,7 @@ import (
 	vknode "github.com/virtual-kubelet/virtual-kubelet/node"
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
@@ -59,7 +60,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 		podsnapshots.Metrics{Saved: m.saved, Pushed: m.pushed, Pulled: m.pulled})}
 	deps.Runtime, deps.Snapshots = nil, nil
 	c := &common{
-		cfg: cfg, Deps: deps, node: node, index: newIndex(m), pace: rate.NewLimiter(waitingRate, waitingBurst),
+		cfg: cfg, Deps: deps, node: node, index: newIndex(m), deletions: deletionLog{pods: map[types.UID]time.Time{}}, pace: rate.NewLimiter(waitingRate, waitingBurst),
 		objects: podvolumes.NewObjects(deps.Client, deps.Log), probes: probe.NewScheduler(),
 	}
 	return &Provider{
