@@ -33,9 +33,6 @@ type strays struct {
 func (s *strays) add(id vm.ID, nics ...vm.NIC) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.byID == nil {
-		s.byID = map[vm.ID][]vm.NIC{}
-	}
 	s.byID[id] = append(s.byID[id], nics...)
 }
 
