@@ -6,6 +6,14 @@
 // API. They come as values of the contracts and are wired elsewhere.
 package engine
 
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
 // Engine owns all VMs. Its methods are safe for concurrent use. Records that it returns belong to the caller.
 //
 // Operations wait until Run has recovered what an earlier process left (see Recovered). They return Unavailable once
@@ -13,4 +21,36 @@ package engine
 type Engine struct {
 	*node
 	strays *strays
+}
+
+// strays are the remains that recovery found of VMs that the journal does not know.
+type strays struct {
+	*node
+	mu   sync.Mutex
+	byID map[vm.ID][]vm.NIC
+}
+
+func (s *strays) add(id vm.ID, nics ...vm.NIC) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byID[id] = append(s.byID[id], nics...)
+}
+
+func (s *strays) get(id vm.ID) ([]vm.NIC, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	nics, ok := s.byID[id]
+	return nics, ok
+}
+
+func (s *strays) drop(id vm.ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byID, id)
+}
+
+func (s *strays) ids() []vm.ID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.byID))
 }

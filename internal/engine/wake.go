@@ -68,9 +68,9 @@ type wake struct {
 var wakeOperation = operation[*wake]{
 	name: opWake, told: true, recall: recallWake, release: (*wake).release,
 	steps: []step[*wake]{
-		{word: stepLaunch, run: (*wake).launch, undo: (*wake).undo, recover: (*wake).recoverLaunch},
-		{word: stepAnswer, run: (*wake).answer, undo: (*wake).undoAnswer, recover: (*wake).recoverAnswer, lasting: true},
-		{word: stepClean, run: (*wake).clean, undo: (*wake).undoClean, recover: (*wake).recoverClean},
+		{word: stepLaunch, run: (*wake).launch, undo: (*wake).undo, recover: recoverIn(stepLaunch)},
+		{word: stepAnswer, run: (*wake).answer, undo: (*wake).undoAnswer, recover: recoverIn(stepAnswer), lasting: true},
+		{word: stepClean, run: (*wake).clean, undo: (*wake).undoClean, recover: recoverIn(stepClean)},
 	},
 }
 
@@ -178,16 +178,9 @@ func (w *wake) release() {
 	}
 }
 
-func (w *wake) recoverLaunch(ctx context.Context) (next string, err error) {
-	return w.recover(ctx, stepLaunch)
-}
-
-func (w *wake) recoverAnswer(ctx context.Context) (next string, err error) {
-	return w.recover(ctx, stepAnswer)
-}
-
-func (w *wake) recoverClean(ctx context.Context) (next string, err error) {
-	return w.recover(ctx, stepClean)
+// recoverIn returns recover for the step with that word.
+func recoverIn(word string) func(*wake, context.Context) (next string, err error) {
+	return func(w *wake, ctx context.Context) (string, error) { return w.recover(ctx, word) }
 }
 
 // recover finishes waking a VM whose process is on record and runs; if it was about to answer, it goes on to wait for

@@ -31,6 +31,15 @@ func Check(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
+// forbid returns a function that adds to errs, when its first argument is true, that the field at path is forbidden.
+func forbid(errs *field.ErrorList) func(when bool, path *field.Path, why string) {
+	return func(when bool, path *field.Path, why string) {
+		if when {
+			*errs = append(*errs, field.Forbidden(path, why))
+		}
+	}
+}
+
 // checkAnnotations refuses invalid keys and those that ask for what this node does not have.
 func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
@@ -39,14 +48,9 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	_, err = contract.ParseSticky(pod.Annotations)
 	errs = append(errs, badKeys(err)...)
 	errs = append(errs, checkVirtlet(pod)...)
-	no := func(when bool, key, why string) {
-		if when {
-			errs = append(errs, field.Forbidden(annotationPath(key), why))
-		}
-	}
 	errs = append(errs, checkOrigin(pod, ask)...)
 	errs = append(errs, CheckNames(pod)...)
-	no(ask.OS != "" && ask.OS != contract.OSLinux, contract.KeyOS, "this node runs only Linux guests")
+	forbid(&errs)(ask.OS != "" && ask.OS != contract.OSLinux, annotationPath(contract.KeyOS), "this node runs only Linux guests")
 	return errs
 }
 
@@ -62,11 +66,7 @@ func badKeys(err error) (errs field.ErrorList) {
 func checkPod(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	spec, s := field.NewPath("spec"), &pod.Spec
-	no := func(when bool, path *field.Path, why string) {
-		if when {
-			errs = append(errs, field.Forbidden(path, why))
-		}
-	}
+	no := forbid(&errs)
 	const own = "a VM cannot share namespaces of its host"
 	no(s.HostNetwork, spec.Child("hostNetwork"), own)
 	no(s.HostPID, spec.Child("hostPID"), own)
@@ -90,11 +90,7 @@ func checkPod(pod *corev1.Pod) field.ErrorList {
 // checkSecurity checks the combined settings of the pod and its container at that path.
 func checkSecurity(pod *corev1.Pod, c *corev1.Container, at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	no := func(when bool, path *field.Path, why string) {
-		if when {
-			errs = append(errs, field.Forbidden(path, why))
-		}
-	}
+	no := forbid(&errs)
 	uid, gid := runAs(pod, c)
 	nonRoot := false
 	path := field.NewPath("spec", "securityContext")
@@ -117,11 +113,7 @@ func checkSecurity(pod *corev1.Pod, c *corev1.Container, at *field.Path) field.E
 
 func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	no := func(when bool, path *field.Path, why string) {
-		if when {
-			errs = append(errs, field.Forbidden(path, why))
-		}
-	}
+	no := forbid(&errs)
 	for i, p := range c.Ports {
 		no(p.HostPort != 0, path.Child("ports").Index(i).Child("hostPort"), "a VM has its own IP address; connect to that address, or use a Service")
 	}
@@ -221,6 +213,42 @@ func CheckKeys(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	for _, err := range []error{spec, runtime, eviction, sticky} {
 		errs = append(errs, badKeys(err)...)
+	}
+	return errs
+}
+
+// Static reports whether pod represents an existing machine that no node creates, starts or stops.
+func Static(pod *corev1.Pod) bool {
+	return pod.Annotations[contract.KeyMode] == string(contract.ModeStatic)
+}
+
+// checkStatic returns what prevents the machine of a static pod from being adopted. It ignores most of what the pod says of
+// containers, because nothing of it runs. It refuses only settings that would never take effect although somebody waits for
+// them.
+func checkStatic(pod *corev1.Pod) field.ErrorList {
+	ask, err := contract.ParseVMSpec(pod.Annotations)
+	errs := badKeys(err)
+	runtime, err := contract.ParseVMRuntime(pod.Annotations)
+	errs = append(errs, badKeys(err)...)
+	const why = "mode static adopts an existing machine and needs this annotation"
+	if runtime.ID == "" {
+		errs = append(errs, field.Required(annotationPath(contract.KeyID), why))
+	}
+	if pod.Annotations[contract.KeyIP] == "" {
+		errs = append(errs, field.Required(annotationPath(contract.KeyIP), why))
+	}
+	no := forbid(&errs)
+	no(ask.Managed, annotationPath(contract.KeyManaged), "a node cannot manage a static VM")
+	no(contract.Hibernate(pod.Annotations), annotationPath(contract.KeyHibernate), "a node cannot hibernate a static VM")
+	no(len(pod.Spec.Containers) > 1 || len(pod.Spec.InitContainers) > 0, field.NewPath("spec", "containers"), "a pod of a static VM must have one container and no init containers")
+	no(pod.Spec.ActiveDeadlineSeconds != nil, field.NewPath("spec", "activeDeadlineSeconds"), "a node cannot stop a static VM")
+	for i := range pod.Spec.Containers {
+		c, path := &pod.Spec.Containers[i], field.NewPath("spec", "containers").Index(i)
+		const foreign = "a static VM does not run the containers of the pod; its readiness is checked with ICMP, or on the TCP port of the annotation probe-port"
+		no(c.ReadinessProbe != nil, path.Child("readinessProbe"), foreign)
+		no(c.LivenessProbe != nil, path.Child("livenessProbe"), foreign)
+		no(c.StartupProbe != nil, path.Child("startupProbe"), foreign)
+		no(c.Lifecycle != nil, path.Child("lifecycle"), foreign)
 	}
 	return errs
 }

@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"fmt"
@@ -105,11 +106,7 @@ func (s sources) sshKeys(ctx context.Context, ask contract.Virtlet) ([]string, e
 		if err != nil {
 			return nil, err
 		}
-		key := src.Key
-		if key == "" {
-			key = defaultSSHKey
-		}
-		list, err := value(contract.KeyVirtletSSHKeySource, src, data, key)
+		list, err := value(contract.KeyVirtletSSHKeySource, src, data, cmp.Or(src.Key, defaultSSHKey))
 		if err != nil {
 			return nil, err
 		}

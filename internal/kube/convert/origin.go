@@ -44,21 +44,17 @@ func clones(ask contract.VMSpec) bool {
 // checkOrigin refuses invalid origins.
 func checkOrigin(pod *corev1.Pod, ask contract.VMSpec) field.ErrorList {
 	var errs field.ErrorList
-	no := func(when bool, key, why string) {
-		if when {
-			errs = append(errs, field.Forbidden(annotationPath(key), why))
-		}
-	}
+	no := forbid(&errs)
 	switch {
 	case ask.CloneFromDir != "":
-		no(!ask.Managed, contract.KeyCloneFromDir, "only a managed VM can be cloned from a folder; set "+contract.KeyManaged)
-		no(ask.Mode == contract.ModeRun, contract.KeyCloneFromDir, "conflicts with mode run, which boots from the image; remove one of them")
-		no(ask.ForkFrom != "", contract.KeyCloneFromDir, "conflicts with "+contract.KeyForkFrom+"; remove one of them")
+		no(!ask.Managed, annotationPath(contract.KeyCloneFromDir), "only a managed VM can be cloned from a folder; set "+contract.KeyManaged)
+		no(ask.Mode == contract.ModeRun, annotationPath(contract.KeyCloneFromDir), "conflicts with mode run, which boots from the image; remove one of them")
+		no(ask.ForkFrom != "", annotationPath(contract.KeyCloneFromDir), "conflicts with "+contract.KeyForkFrom+"; remove one of them")
 	case ask.ForkFrom != "":
 		if err := vm.ValidateName(ask.ForkFrom); err != nil {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeyForkFrom), ask.ForkFrom, err.Error()))
 		}
-		no(contract.CanonicalVMName(pod.Namespace, ask.ForkFrom) == contract.CanonicalVMName(pod.Namespace, VMName(pod)), contract.KeyForkFrom, "a VM cannot be forked from itself")
+		no(contract.CanonicalVMName(pod.Namespace, ask.ForkFrom) == contract.CanonicalVMName(pod.Namespace, VMName(pod)), annotationPath(contract.KeyForkFrom), "a VM cannot be forked from itself")
 	case clones(ask):
 		_, err := contract.ParseSnapshotRef(Image(pod))
 		if bad, ok := errors.AsType[contract.KeyError](err); ok {

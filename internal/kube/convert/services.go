@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"cmp"
 	"maps"
 	"net"
 	"slices"
@@ -50,10 +51,7 @@ func variables(s *corev1.Service) []vm.EnvVar {
 		}
 	}
 	for i, p := range ports {
-		protocol := p.Protocol
-		if protocol == "" {
-			protocol = corev1.ProtocolTCP
-		}
+		protocol := cmp.Or(p.Protocol, corev1.ProtocolTCP)
 		port, lower := strconv.Itoa(int(p.Port)), strings.ToLower(string(protocol))
 		url := lower + "://" + net.JoinHostPort(host, port)
 		if i == 0 {

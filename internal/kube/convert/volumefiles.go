@@ -141,7 +141,8 @@ func partsOf(pod *corev1.Pod, name string) []part {
 	return nil
 }
 
-func or(p *int32, otherwise int32) int32 {
+// or returns what p points to, or otherwise if p is nil.
+func or[T any](p *T, otherwise T) T {
 	if p == nil {
 		return otherwise
 	}
@@ -224,11 +225,7 @@ func (f *filler) downward(list []corev1.DownwardAPIVolumeFile, mode int32) ([]vm
 
 // token is readable only for the container's user if that is known, as with the kubelet.
 func (f *filler) token(ctx context.Context, p *corev1.ServiceAccountTokenProjection, mode int32) ([]vm.VolumeFile, error) {
-	seconds := int64(tokenSeconds)
-	if p.ExpirationSeconds != nil {
-		seconds = *p.ExpirationSeconds
-	}
-	token, err := f.from.Token(ctx, f.pod, p.Audience, seconds)
+	token, err := f.from.Token(ctx, f.pod, p.Audience, or(p.ExpirationSeconds, tokenSeconds))
 	if err != nil {
 		return nil, fmt.Errorf("request a token of service account %s: %w", f.pod.Spec.ServiceAccountName, err)
 	}

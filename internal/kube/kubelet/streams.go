@@ -111,21 +111,16 @@ const (
 )
 
 func openWebSocket(w http.ResponseWriter, r *http.Request, want wishes) (*session, error) {
-	reads := func(on bool) wsstream.ChannelType {
+	only := func(on bool, kind wsstream.ChannelType) wsstream.ChannelType {
 		if on {
-			return wsstream.ReadChannel
-		}
-		return wsstream.IgnoreChannel
-	}
-	writes := func(on bool) wsstream.ChannelType {
-		if on {
-			return wsstream.WriteChannel
+			return kind
 		}
 		return wsstream.IgnoreChannel
 	}
 	channels := []wsstream.ChannelType{
-		chanStdin: reads(want.stdin), chanStdout: writes(want.stdout), chanStderr: writes(want.stderr),
-		chanError: wsstream.WriteChannel, chanResize: wsstream.ReadChannel, chanEnd: wsstream.ReadChannel,
+		chanStdin: only(want.stdin, wsstream.ReadChannel), chanStdout: only(want.stdout, wsstream.WriteChannel),
+		chanStderr: only(want.stderr, wsstream.WriteChannel),
+		chanError:  wsstream.WriteChannel, chanResize: wsstream.ReadChannel, chanEnd: wsstream.ReadChannel,
 	}
 	binary := wsstream.ChannelProtocolConfig{Binary: true, Channels: channels}
 	text := wsstream.ChannelProtocolConfig{Binary: false, Channels: channels}
@@ -138,8 +133,7 @@ func openWebSocket(w http.ResponseWriter, r *http.Request, want wishes) (*sessio
 	if err != nil {
 		return nil, err
 	}
-	var once sync.Once
-	end := func() { once.Do(func() { _ = conn.Close() }) }
+	end := sync.OnceFunc(func() { _ = conn.Close() })
 	lost := make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, streams[chanEnd])

@@ -177,12 +177,8 @@ func (d *door) locate(namespace, pod, container string) (*podState, facts, error
 }
 
 func hasContainer(pod *corev1.Pod, name string) bool {
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		if c.Name == name {
-			return true
-		}
-	}
-	return false
+	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	return slices.ContainsFunc(all, func(c corev1.Container) bool { return c.Name == name })
 }
 
 // restartsOf returns how often a container was restarted.

@@ -13,8 +13,6 @@ func vkNotFound(namespace, name string) error {
 	return vkerr.NotFoundf("pod %s/%s is not on this node", namespace, name)
 }
 
-func vkUnavailable(why string) error { return errdefs.Unavailablef("%s", why) }
-
 // The reasons of pods and containers that are not in package podstatus or podhealth, in the kubelet's words where the
 // kubelet has one.
 const (

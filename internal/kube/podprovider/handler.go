@@ -2,8 +2,15 @@ package podprovider
 
 import (
 	"context"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	informers "k8s.io/client-go/informers/core/v1"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -102,3 +109,94 @@ func (p *Provider) ensure(pod *corev1.Pod, rec *vm.Record) error {
 		return s
 	})
 }
+
+// PodClient returns the client for virtual-kubelet. It is the provider's own client, but it leaves the deletion of a pod's
+// object to the pod's worker, which does it when the VM is gone. virtual-kubelet would not wait for that: it deletes a pod
+// that is not running yet at once, and any pod when the grace is over.
+func (p *Provider) PodClient() typed.PodsGetter { return gatedPods{p.Client.CoreV1(), p} }
+
+type gatedPods struct {
+	typed.PodsGetter
+	p *Provider
+}
+
+func (g gatedPods) Pods(namespace string) typed.PodInterface {
+	return gatedPod{g.PodsGetter.Pods(namespace), g.p}
+}
+
+type gatedPod struct {
+	typed.PodInterface
+	p *Provider
+}
+
+func (g gatedPod) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
+	if o.Preconditions != nil && o.Preconditions.UID != nil && g.p.willDelete(*o.Preconditions.UID) {
+		return apierrors.NewNotFound(corev1.Resource("pods"), name) // virtual-kubelet takes this as done
+	}
+	return g.PodInterface.Delete(ctx, name, o)
+}
+
+// willDelete reports whether a worker has deleted the pod or will delete it, and makes sure that it does.
+func (p *Provider) willDelete(uid types.UID) bool {
+	if p.deletions.has(uid) {
+		return true
+	}
+	s := p.index.withUID(uid)
+	if s == nil {
+		return false
+	}
+	p.deletions.add(uid)
+	s.requestRemoval(removal{grace: convert.Grace(s.look().pod), confirmed: true})
+	return true
+}
+
+// PodInformer returns the informer for virtual-kubelet. It hides updates in which only the status changed: most updates of
+// pods are such, and we cause them ourselves. virtual-kubelet would compare the pods field by field only to find that
+// nothing must be done.
+func (p *Provider) PodInformer(of informers.PodInformer) informers.PodInformer {
+	return newsOfPods{of, p}
+}
+
+type newsOfPods struct {
+	informers.PodInformer
+	p *Provider
+}
+
+func (n newsOfPods) Informer() cache.SharedIndexInformer {
+	return newsInformer{n.PodInformer.Informer(), n.p}
+}
+
+type newsInformer struct {
+	cache.SharedIndexInformer
+	p *Provider
+}
+
+func (n newsInformer) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	return n.SharedIndexInformer.AddEventHandler(newsHandler{h, n.p})
+}
+
+type newsHandler struct {
+	cache.ResourceEventHandler
+	p *Provider
+}
+
+func (h newsHandler) OnUpdate(before, now any) {
+	old, _ := before.(*corev1.Pod)
+	pod, ok := now.(*corev1.Pod)
+	if ok {
+		h.p.observe(pod)
+	}
+	if !ok || old == nil || !onlyStatus(old, pod) {
+		h.ResourceEventHandler.OnUpdate(before, now)
+	}
+}
+
+// onlyStatus reports whether two states of a pod differ in nothing else that concerns a node. The server counts the
+// changes of the spec in the generation; if it does not count, onlyStatus returns false.
+func onlyStatus(a, b *corev1.Pod) bool {
+	return a.UID == b.UID && a.Generation == b.Generation && b.Generation != 0 &&
+		a.DeletionTimestamp.Equal(b.DeletionTimestamp) && sameGrace(a.DeletionGracePeriodSeconds, b.DeletionGracePeriodSeconds) &&
+		maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations)
+}
+
+func sameGrace(a, b *int64) bool { return a == b || a != nil && b != nil && *a == *b }

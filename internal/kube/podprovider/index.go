@@ -9,9 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"time"
-
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -55,7 +54,7 @@ func (x *index) ensure(pod *corev1.Pod, create func() *podState) error {
 	defer x.mu.Unlock()
 	switch {
 	case x.begin == nil:
-		return vkUnavailable("the virtual node is not running")
+		return errdefs.Unavailablef("the virtual node is not running")
 	case x.ended:
 		return nil // an error now would be written into the pod's status; the next process adopts the pod
 	}
@@ -181,9 +180,6 @@ func (l *deletionLog) has(uid types.UID) bool {
 func (l *deletionLog) add(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.pods == nil {
-		l.pods = map[types.UID]time.Time{}
-	}
 	for old, at := range l.pods {
 		if !at.IsZero() && time.Since(at) > remember {
 			delete(l.pods, old)

@@ -101,17 +101,13 @@ func (m *Metrics) booted(mode, backend string, d time.Duration) {
 
 func (m *Metrics) saved(d time.Duration) { m.save.Observe(d.Seconds()) }
 
-// pushed and pulled count transfers, and measure the time of those that succeeded.
-func (m *Metrics) pushed(d time.Duration, err error) {
-	m.pushTotal.WithLabelValues(result(err)).Inc()
-	if err == nil {
-		m.push.Observe(d.Seconds())
-	}
-}
+func (m *Metrics) pushed(d time.Duration, err error) { transferred(m.pushTotal, m.push, d, err) }
+func (m *Metrics) pulled(d time.Duration, err error) { transferred(m.pullTotal, m.pull, d, err) }
 
-func (m *Metrics) pulled(d time.Duration, err error) {
-	m.pullTotal.WithLabelValues(result(err)).Inc()
+// transferred counts a transfer in total and, if it succeeded, adds its time to took.
+func transferred(total *prometheus.CounterVec, took prometheus.Histogram, d time.Duration, err error) {
+	total.WithLabelValues(result(err)).Inc()
 	if err == nil {
-		m.pull.Observe(d.Seconds())
+		took.Observe(d.Seconds())
 	}
 }

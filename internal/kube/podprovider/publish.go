@@ -2,7 +2,9 @@ package podprovider
 
 import (
 	"context"
+	"encoding/base64"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/postclone"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -102,4 +105,123 @@ func (r *report) sayDisk(rec *vm.Record) {
 	case rec != nil && rec.State == vm.StateRunning:
 		r.event(corev1.EventTypeNormal, eventDiskWell, "The disk of VM %s works again", r.vmName)
 	}
+}
+
+// slept reports whether the VM is hibernated or on its way there.
+func (l *lifecycle) slept() bool {
+	return l.life.State == contract.LifecycleHibernating || l.life.State == contract.LifecycleHibernated
+}
+
+// setLife sets the VM's lifecycle state, which its annotations will show.
+func (l *lifecycle) setLife(state contract.LifecycleState, message string) {
+	l.life.State, l.life.Message = state, message
+	l.tidy = l.tidy && !l.slept()
+}
+
+// annotations returns the annotations that describe the VM. An empty value removes the key.
+func (r *report) annotations(f facts, ip string) map[string]string {
+	a := map[string]string{}
+	if r.static { // whoever runs the machine wrote them
+		return a
+	}
+	switch {
+	case podstatus.Up(f.rec):
+		a[contract.KeyID] = string(f.rec.ID)
+		if ip != "" {
+			a[contract.KeyIP] = ip
+		}
+	case r.sleeping(f):
+		a[contract.KeyID], a[contract.KeyIP] = "", ""
+	}
+	if hint, known := r.hint(f); known {
+		a[contract.KeyPostCloneHint] = hint
+	}
+	// Somebody may wait for the VM's lifecycle state. An ordinary Kubernetes pod has its conditions for that.
+	if r.life.State != "" || contract.AsksSnapshot(f.pod.Annotations) || contract.Hibernate(f.pod.Annotations) {
+		r.settleLife(f)
+		a[contract.KeyLifecycleState], a[contract.KeyLifecycleObserved], a[contract.KeyLifecycleMessage] = string(r.life.State), r.life.Observed, r.life.Message
+	}
+	return a
+}
+
+// settleLife derives the state from the VM where no transition sets it.
+func (r *report) settleLife(f facts) {
+	sleep := contract.Hibernate(f.pod.Annotations)
+	switch {
+	case r.verdict != nil:
+		r.life.State, r.life.Message = contract.LifecycleFailed, r.verdict.Message
+	case podstatus.Up(f.rec) && itself(f.rec, r.health.Reach().Ready) && r.tidy && !sleep:
+		r.life.State, r.life.Message = contract.LifecycleReady, ""
+	case r.life.State == "":
+		r.life.State = contract.LifecycleCreating
+	}
+	// A state counts for a generation only when it is the state that was asked for.
+	if r.life.State == contract.LifecycleFailed || r.life.State == contract.LifecycleReady && !sleep || r.life.State == contract.LifecycleHibernated && sleep {
+		r.life.Observed = contract.Generation(f.pod.Annotations)
+	}
+}
+
+// sleeping reports whether the VM is hibernated, here or elsewhere.
+func (l *lifecycle) sleeping(f facts) bool {
+	return f.rec != nil && f.rec.State == vm.StateHibernated || f.rec == nil && l.life.State == contract.LifecycleHibernated
+}
+
+// hintDelay is how long a clone may take to set up its identity before a person is asked to help. An agent answers much
+// sooner.
+const hintDelay = 30 * time.Second
+
+// hintAfter returns when to check whether rec needs a hint.
+func hintAfter(rec *vm.Record) turn {
+	if !estranged(rec) {
+		return whenWoken
+	}
+	if left := time.Until(rec.StartedAt.Add(hintDelay)); left > 0 {
+		return after(left)
+	}
+	return whenWoken
+}
+
+// hint returns the commands that a person must run in the guest, in base64; "" when nothing must be run. known is false
+// when there is nothing to say about it.
+func (r *report) hint(f facts) (text string, known bool) {
+	if f.rec == nil || f.rec.Snapshot == "" && f.pod.Annotations[contract.KeyPostCloneHint] == "" {
+		return "", false
+	}
+	if !estranged(f.rec) || r.health.Reach().Ready || time.Since(f.rec.StartedAt) < hintDelay {
+		return "", true
+	}
+	commands := hintCommands(f.rec)
+	if commands == "" {
+		return "", true
+	}
+	return base64.StdEncoding.EncodeToString([]byte(commands)), true
+}
+
+// sayHint reports a hint once.
+func (r *report) sayHint(hint string) {
+	if hint == r.hinted {
+		return
+	}
+	if r.hinted = hint; hint == "" {
+		return
+	}
+	r.event(corev1.EventTypeWarning, eventHint, "VM %s was cloned, but no agent in it answers; open `cocoon vm console %s` and run the commands of the annotation %s (base64); then the VM becomes ready",
+		r.vmName, r.vmName, contract.KeyPostCloneHint)
+	r.log.Warn("identity of cloned guest must be set by hand", "vm", r.vmName)
+}
+
+// hintCommands returns the commands that give rec its own identity.
+func hintCommands(rec *vm.Record) string {
+	facts := postclone.Facts{Hypervisor: rec.Driver, ImageType: rec.ImageType, Image: rec.Spec.Image}
+	for i, nic := range rec.NICs {
+		facts.StaticNIC = facts.StaticNIC || nic.IP != "" && !nic.DHCP
+		facts.FixedMAC = facts.FixedMAC || i < len(rec.Resume.MACs) && !strings.EqualFold(rec.Resume.MACs[i], nic.MAC)
+	}
+	text, err := postclone.Commands(postclone.Classify(facts), postclone.Clone{
+		ID: rec.ID, Hostname: rec.Spec.Hostname, NICs: rec.NICs, MACs: rec.Resume.MACs, MachineID: rec.Resume.MachineID,
+	})
+	if err != nil {
+		return ""
+	}
+	return text
 }

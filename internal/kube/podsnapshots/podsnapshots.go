@@ -9,9 +9,12 @@ package podsnapshots
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -30,9 +33,6 @@ type Registry struct {
 	TrustOld bool
 	Peers    []string // host:port of other nodes' APIs, asked before the registry for a VM that hibernated there
 }
-
-// remote reports whether there is a registry.
-func (r Registry) remote() bool { return r.URL != "" }
 
 // at returns the ref of a repository and tag in the registry.
 func (r Registry) at(repo, tag string) string {
@@ -60,7 +60,7 @@ func New(node string, all Snapshots, r Registry, m Metrics) *Store {
 }
 
 // Remote reports whether the node has a registry.
-func (s *Store) Remote() bool { return s.registry.remote() }
+func (s *Store) Remote() bool { return s.registry.URL != "" }
 
 // Owner is whose VM States are about, and what they need from the one that runs it. Without the functions, States can only
 // SaveAway.
@@ -109,3 +109,93 @@ func (s *States) ref(vmName, tag string) string {
 func hibernateName(vmName string) string { return vmName + ":" + contract.HibernateSnapshotTag }
 func importName(vmName string) string    { return vmName + "-hibernate-import" }
 func forkName(vmName string) string      { return "fork-" + vmName }
+
+// turns lets one caller at a time through for each name. The zero value is ready.
+type turns struct {
+	mu sync.Mutex
+	at map[string]chan struct{} // closed when the turn is over
+}
+
+// take waits for the turn of name and returns the function that gives it back; nil when ctx has ended.
+func (t *turns) take(ctx context.Context, name string) (give func()) {
+	for {
+		t.mu.Lock()
+		busy := t.at[name]
+		if busy == nil {
+			if t.at == nil {
+				t.at = map[string]chan struct{}{}
+			}
+			mine := make(chan struct{})
+			t.at[name] = mine
+			t.mu.Unlock()
+			return func() {
+				t.mu.Lock()
+				delete(t.at, name)
+				t.mu.Unlock()
+				close(mine)
+			}
+		}
+		t.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// maxOffered is how many snapshots the node's object names; a kubelet names as many images.
+const maxOffered = 50
+
+// Offered returns the snapshots of this node that pods can ask for, as NAMESPACE/repo:tag or repo:tag: those that were
+// used last, sorted. Schedulers prefer a node that has what a pod clones from.
+func (s *Store) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
+	if s.all == nil {
+		return nil, nil
+	}
+	all, err := s.all.ListSnapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(all, func(a, b snapshot.Snapshot) int { return lastUse(b).Compare(lastUse(a)) })
+	var offered []corev1.ContainerImage
+	for _, snap := range all {
+		ref, err := contract.LocalSnapshotRef(snap.Name)
+		if err != nil || ref.Tag == contract.HibernateSnapshotTag { // it belongs to one VM, which has a claim on its node
+			continue
+		}
+		for _, name := range whose(snap, ref) {
+			if !slices.ContainsFunc(offered, func(i corev1.ContainerImage) bool { return i.Names[0] == name }) {
+				offered = append(offered, corev1.ContainerImage{Names: []string{name}, SizeBytes: snap.Size})
+			}
+		}
+		if len(offered) >= maxOffered {
+			break
+		}
+	}
+	// The order must not change with each use: each change is a write.
+	slices.SortFunc(offered, func(a, b corev1.ContainerImage) int { return strings.Compare(a.Names[0], b.Names[0]) })
+	return offered, nil
+}
+
+// whose returns the names by which pods find the snapshot: NAMESPACE/repo:tag if it belongs to, or is shared with, a
+// namespace; repo:tag if the operator shares it with all; otherwise none.
+func whose(s snapshot.Snapshot, ref contract.SnapshotRef) (names []string) {
+	if !s.Owner.Operator() {
+		return []string{s.Owner.Qualify(ref.String())}
+	}
+	for _, namespace := range s.Published {
+		if namespace == vm.Everyone {
+			return []string{ref.String()}
+		}
+		names = append(names, vm.Owner{Namespace: namespace}.Qualify(ref.String()))
+	}
+	return names
+}
+
+func lastUse(s snapshot.Snapshot) time.Time {
+	if s.UsedAt.After(s.CreatedAt) {
+		return s.UsedAt
+	}
+	return s.CreatedAt
+}
