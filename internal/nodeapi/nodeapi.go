@@ -42,7 +42,7 @@ type Engine interface {
 	lifecycle
 	reader
 	guests
-	containers
+	guest.Containers
 	states
 	saver
 	resetter
@@ -64,18 +64,9 @@ type reader interface {
 }
 
 type guests interface {
-	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
-	Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
-	Forward(ctx context.Context, ref string, port int, s guest.Streams) error
-	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
+	guest.Access
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
-}
-
-type containers interface {
-	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
-	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
-	ReleaseContainer(ctx context.Context, ref, container string) error
 }
 
 type states interface {

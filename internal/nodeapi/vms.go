@@ -18,7 +18,7 @@ type vms struct {
 	life       lifecycle
 	records    reader
 	guests     guests
-	containers containers
+	containers guest.Containers
 	states     states
 	snapshots  imageCloner // nil: no snapshots
 }

@@ -38,8 +38,8 @@ import (
 type Runtime interface {
 	overview
 	machines
-	guests
-	containers
+	guest.Access
+	guest.Containers
 	puller
 }
 
@@ -61,24 +61,6 @@ type machines interface {
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
-}
-
-type guests interface {
-	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
-	// Attach connects to the standard streams of the guest's process; see guest.Attacher.
-	Attach(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
-	// Forward connects to a TCP port from inside the guest; see guest.Forwarder.
-	Forward(ctx context.Context, ref string, port int, s guest.Streams) error
-	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
-}
-
-type containers interface {
-	// UpdateVolume replaces the content of a file volume, also in the running guest.
-	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
-	// KillContainer ends one run of one container in a guest that has several; see guest.ContainerKeeper.
-	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
-	// ReleaseContainer allows the containers that wait for this one to start.
-	ReleaseContainer(ctx context.Context, ref, container string) error
 }
 
 type puller interface {

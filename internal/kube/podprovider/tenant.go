@@ -28,8 +28,8 @@ type operator struct {
 type tenant struct {
 	owner      vm.Owner
 	vms        machines
-	guests     guests
-	containers containers
+	guests     guest.Access
+	containers guest.Containers
 	puller     puller
 }
 
@@ -85,8 +85,8 @@ type own[R any] struct {
 
 type (
 	ownMachines   own[machines]
-	ownGuests     own[guests]
-	ownContainers own[containers]
+	ownGuests     own[guest.Access]
+	ownContainers own[guest.Containers]
 	ownPuller     own[puller]
 )
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -18,7 +19,7 @@ import (
 type Runtime interface {
 	machines
 	watcher
-	containers
+	guest.Containers
 	puller
 }
 
@@ -33,12 +34,6 @@ type machines interface {
 
 type watcher interface {
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
-}
-
-type containers interface {
-	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
-	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
-	ReleaseContainer(ctx context.Context, ref, container string) error
 }
 
 type puller interface {
@@ -135,7 +130,7 @@ func life(ctx context.Context, t T, r machines, w watcher, img string, running f
 }
 
 // strangers checks the errors for what the VM called one does not have.
-func strangers(ctx context.Context, t T, r containers) {
+func strangers(ctx context.Context, t T, r guest.Containers) {
 	if err := r.UpdateVolume(ctx, "nothing", "conf", nil); !errdefs.IsNotFound(err) {
 		t.Errorf("a volume of what is not: %v", err)
 	}

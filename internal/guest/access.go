@@ -1,0 +1,36 @@
+package guest
+
+import (
+	"context"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Access is the way into the guests of a node, on behalf of the owner in ctx. ref is an ID, a name or a unique prefix of an ID.
+// The engine and the clients of the node API implement it. Errors of all methods: NotFound (VM), Unavailable.
+type Access interface {
+	// Exec runs a command in a guest; see Agent.
+	Exec(ctx context.Context, ref string, e Exec, s Streams) (int, error)
+
+	// Attach connects to the standard streams of the guest's process; see Attacher.
+	Attach(ctx context.Context, ref string, a Attach, s Streams) error
+
+	// Forward connects to a TCP port from inside the guest; see Forwarder.
+	Forward(ctx context.Context, ref string, port int, s Streams) error
+
+	// Logs streams the output of the guest's process.
+	Logs(ctx context.Context, ref string, o LogOptions, fn func(LogEntry) error) error
+}
+
+// Containers is what can be done with the containers in the guests of a node; ref and errors are as for Access.
+type Containers interface {
+	// UpdateVolume replaces the content of a file volume, also in the running guest.
+	UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
+
+	// KillContainer ends one run of one container in a guest that has several; see ContainerKeeper.
+	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
+
+	// ReleaseContainer allows the containers that wait for this one to start.
+	ReleaseContainer(ctx context.Context, ref, container string) error
+}
