@@ -13,11 +13,19 @@ import (
 // engine with its node's catalog is one implementation, the node API client is another. Registry refs are
 // [http[s]://]HOST[:PORT]/REPOSITORY:TAG. Only the wiring and the Store have all of it; see own.
 type Snapshots interface {
+	inventory
+	states
+	transfers
+}
+
+type inventory interface {
 	// ListSnapshots returns all snapshots of the node.
 	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
 	GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, error)
 	RemoveSnapshot(ctx context.Context, ref string) error
+}
 
+type states interface {
 	// SaveSnapshot saves a running VM, which keeps running, or the disks of a stopped one.
 	SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
 	// CloneWithImage creates a VM that resumes from a snapshot. The snapshot's image is fetched by its digest when it is
@@ -27,7 +35,9 @@ type Snapshots interface {
 	Hibernate(ctx context.Context, ref, name string) (vm.Record, error)
 	// Wake resumes the VM where Hibernate stopped it.
 	Wake(ctx context.Context, ref string) (vm.Record, error)
+}
 
+type transfers interface {
 	// PushSnapshot sends a snapshot to a registry and records its digest there.
 	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
 	// PullSnapshot fetches a snapshot from a registry or, with cocoon://HOST:PORT/NAME, from another node.

@@ -34,6 +34,9 @@ type Registry struct {
 	Peers    []string // host:port of other nodes' APIs, asked before the registry for a VM that hibernated there
 }
 
+// remote reports whether there is a registry.
+func (r Registry) remote() bool { return r.URL != "" }
+
 // at returns the ref of a repository and tag in the registry.
 func (r Registry) at(repo, tag string) string {
 	return strings.TrimRight(r.URL, "/") + "/" + repo + ":" + tag
@@ -60,7 +63,7 @@ func New(node string, all Snapshots, r Registry, m Metrics) *Store {
 }
 
 // Remote reports whether the node has a registry.
-func (s *Store) Remote() bool { return s.registry.URL != "" }
+func (s *Store) Remote() bool { return s.registry.remote() }
 
 // Owner is whose VM States are about, and what they need from the one that runs it. Without the functions, States can only
 // SaveAway.
