@@ -79,7 +79,7 @@ step "it runs on the virtual node" kubectl get pod hello -o wide --no-headers
 step "it is a QEMU guest" cocoon vm list
 step "exec: its own kernel" kubectl exec hello -- uname -sr
 ip=$(kubectl get pod hello -o 'jsonpath={.status.podIP}')
-step "HTTP GET http://$ip:8080/" curl -sS --fail --max-time 10 "http://$ip:8080/"
+step "HTTP GET http://$ip:8080/" curl -sS --fail --max-time 10 --retry 10 --retry-delay 1 --retry-connrefused "http://$ip:8080/"
 step "its log" kubectl logs hello --tail=2
 step "delete it" kubectl delete pod hello --timeout=60s
 
