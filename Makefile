@@ -6,8 +6,9 @@ SHELL       := /bin/bash
 BIN      := bin
 # One set of flags for build, vet and lint: with different flags the Kubernetes packages would be compiled twice.
 export CGO_ENABLED ?= 0
-# go.work is for editors. We build what `go install` of the module builds for a user.
+# A go.work of a folder above does not change what we build.
 export GOWORK := off
+export TMPDIR := $(shell hack/tmpdir.sh)
 GOFLAGS_ := -trimpath
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -s -w -X cocoonstack.io/cocoon/internal/version.Version=$(VERSION)
@@ -17,6 +18,14 @@ TOOL     := go tool -modfile=tools/go.mod
 .PHONY: help
 help: ## list these words
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## the Debian packages that building, checking and testing need
+	@hack/setup.sh test
+
+.PHONY: setup-demo
+setup-demo:
+	@hack/setup.sh demo
 
 .PHONY: build
 build: binaries guest demo-image control-plane ## all binaries, the guest kernel, the demo image and kubectl into bin/
@@ -78,11 +87,11 @@ test-arch: ## the house rules: layers and package comments
 
 .PHONY: tidy-check
 tidy-check:
-	@GOWORK=off go mod tidy -diff
-	@GOWORK=off go -C tools mod tidy -diff
-	@GOWORK=off go -C tools/helm mod tidy -diff
-	@GOWORK=off go -C hack/promlint mod tidy -diff
-	@GOWORK=off go -C hack/kwok mod tidy -diff
+	@go mod tidy -diff
+	@go -C tools mod tidy -diff
+	@go -C tools/helm mod tidy -diff
+	@go -C hack/promlint mod tidy -diff
+	@go -C hack/kwok mod tidy -diff
 
 .PHONY: generate
 generate: ## regenerate protobuf code
@@ -93,11 +102,16 @@ generate-check:
 	@hack/generate.sh --check
 
 .PHONY: test
-test: test-unit test-vm test-e2e ## all of the tests
+test: setup test-unit test-variants test-vm test-e2e ## all of the tests; like demo, it installs missing Debian packages, unless SETUP=no
 
+PACKAGES ?= ./...
 .PHONY: test-unit
 test-unit: ## our code alone, with the race detector
-	@GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test $(GOFLAGS_) -race -vet=off -ldflags '-s -w' -p 3 -timeout 20m ./... # vet is in lint
+	@umask 022; GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test $(GOFLAGS_) -race -vet=off -ldflags '-s -w' -p 3 -timeout 20m $(PACKAGES) # vet is in lint
+
+.PHONY: test-variants
+test-variants: ## a few tests with another umask, locale, time zone, CPU and /tmp
+	@hack/variants.sh
 
 .PHONY: test-vm
 test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
@@ -121,7 +135,7 @@ test-host: deb demo-image ## Cocoon on a whole emulated machine with KVM, whose 
 	@hack/test.sh host
 
 .PHONY: demo
-demo: build origin ## a Pod becomes a VM, before your eyes; leaves nothing behind
+demo: setup-demo build origin ## a Pod becomes a VM, before your eyes; leaves nothing behind
 	@hack/demo.sh
 
 .PHONY: up
@@ -141,6 +155,10 @@ bench: build kwok ## speed as ratios, measured side by side in one run
 .PHONY: soak
 soak: build ## pods come and go while cocoond, vk-cocoon and QEMU are killed; minutes
 	@hack/test.sh soak
+
+.PHONY: clocks
+clocks: binaries guest demo-image ## the clocks of 50 guests on a busy host, for a minute; about 5 minutes
+	@CLOCK_GUESTS=50 CLOCK_TIME=60s hack/test.sh vm -run '^TestVMClocks$$'
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (default 2m)

@@ -17,8 +17,7 @@ import (
 	"testing"
 )
 
-// staircases are the packages whose files, too, depend on each other one way only: they are large, and one object would
-// otherwise hold them together.
+// staircases are large packages. Their files must not depend on each other in a circle.
 var staircases = []string{"internal/engine", "internal/kube/podprovider"}
 
 func TestFilesPointOneWay(t *testing.T) {

@@ -24,7 +24,7 @@ agent_key=$({
     echo "$pack_key"
     go version
     cat go.mod
-    find api/guest internal/guest internal/guestagent internal/grpcerr internal/errdefs internal/vm \
+    find api/guest internal/guest internal/guestagent internal/grpcerr internal/errdefs internal/proc internal/vm \
         internal/app/cocoonguest cmd/cocoon-guest -name '*.go' ! -name '*_test.go' | LC_ALL=C sort | xargs cat
 } | sha256sum | cut -c1-16)
 
@@ -32,9 +32,22 @@ agent_key=$({
 # emulated CPU and when code is cold after a resume. No check for other CPUs each second.
 agent_runtime=asyncpreemptoff=1,updatemaxprocs=0
 
-# apt's indexes name the current package; without them the newest cached kernel is used
-policy() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
-stamp=$(stat -c %Y /var/lib/apt/lists 2>/dev/null || echo 0)
+# apt's lists name the current package; without them the newest cached kernel is used. Lists may be missing or older than what the
+# mirror has: then this script runs again with lists of its own.
+lists=()
+if [ -n "${COCOON_APT_LISTS-}" ]; then
+    lists=(-o "Dir::State::lists=$COCOON_APT_LISTS" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=")
+fi
+fresh() {
+    [ -z "${COCOON_APT_LISTS-}" ] || { echo "guest: $*" >&2; exit 1; }
+    say "fetching apt's lists into $cache/apt-lists, because $*"
+    cleanup
+    mkdir -p "$cache/apt-lists/partial"
+    apt-get -q -o "Dir::State::lists=$cache/apt-lists" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=" -o APT::Sandbox::User=root update >/dev/null
+    COCOON_APT_LISTS=$cache/apt-lists exec "$repo/guest/build.sh" "$out"
+}
+policy() { apt-cache "${lists[@]}" policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
+stamp=${COCOON_APT_LISTS-}$(stat -c %Y /var/lib/apt/lists 2>/dev/null || echo 0)
 if [ "$(cat "$cache/apt-stamp" 2>/dev/null)" = "$stamp" ] && [ -s "$cache/apt-kernel" ]; then
     kernel_version=$(cat "$cache/apt-kernel")
 else
@@ -44,7 +57,7 @@ else
         echo "$stamp" >"$cache/apt-stamp"
     else
         kernel_version=$(cat "$cache/apt-kernel" 2>/dev/null || true)
-        [ -n "$kernel_version" ] || { echo "guest: apt knows no linux-image-cloud-amd64; run: apt-get update" >&2; exit 1; }
+        [ -n "$kernel_version" ] || fresh "apt knows no linux-image-cloud-amd64"
         say "apt knows no linux-image-cloud-amd64, trying the cached $kernel_version"
     fi
 fi
@@ -56,16 +69,16 @@ initramfs=$cache/initramfs-$(basename "$kernel" | sha256sum | cut -c1-8)-$agent_
 publish() { mv -T "$1" "$2" 2>/dev/null || [ -d "$2" ]; }
 
 fetch() { # fetch PACKAGE...: into the current folder
-    apt-get -q -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 download "$@" >/dev/null
+    apt-get -q "${lists[@]}" -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 download "$@" >/dev/null
 }
 
 if [ ! -d "$kernel" ]; then
     work=$(mktemp -d "$cache/.kernel-XXXXXX")
-    package=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image-[0-9]/ {print $2; exit}')
-    [ -n "$package" ] || { echo "guest: apt knows no linux-image-cloud-amd64; run: apt-get update" >&2; exit 1; }
+    package=$(apt-cache "${lists[@]}" depends linux-image-cloud-amd64 | awk '/Depends: linux-image-[0-9]/ {print $2; exit}')
+    [ -n "$package" ] || fresh "apt does not know the current kernel"
     say "downloading $package and busybox-static"
     mkdir "$work/deb" "$work/out"
-    (cd "$work/deb" && fetch "$package" busybox-static)
+    (cd "$work/deb" && fetch "$package" busybox-static) || fresh "the mirror lacks the packages of the older lists"
     dpkg-deb -x "$work"/deb/linux-image-*.deb "$work/kernel"
     dpkg-deb -x "$work"/deb/busybox-static_*.deb "$work/busybox"
     say "unpacking the kernel and choosing modules"

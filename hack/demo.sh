@@ -7,14 +7,6 @@ cd "$(dirname "$0")/.."
 PATH=$PWD/bin:$PATH
 if [ "$(id -u)" != 0 ]; then exec sudo --preserve-env=PATH,VK_NODE_NAME "$0" "$@"; fi
 
-while read -r program package; do
-  command -v "$program" >/dev/null || { echo "$program is missing: apt-get install $package" >&2; exit 1; }
-done <<'EOT'
-qemu-system-x86_64 qemu-system-x86
-mkfs.ext4 e2fsprogs
-curl curl
-EOT
-
 # The cloud image is built once, from Debian's packages, if the tools for that are installed.
 cloud=bin/cloudimg.qcow2
 for program in mmdebstrap mcopy grub-mkimage mkfs.vfat sfdisk ssh; do

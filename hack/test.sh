@@ -7,7 +7,10 @@ cd "$(dirname "$0")/.."
 export GOWORK=off CGO_ENABLED=0
 mode=$1
 shift
-[ "$(id -u)" = 0 ] || { echo "make test-$mode needs root: it makes taps, bridges and namespaces" >&2; exit 1; }
+umask 022 # as in cocoond
+TMPDIR=$(hack/tmpdir.sh)
+export TMPDIR
+[ "$(id -u)" = 0 ] || command -v sudo >/dev/null || { echo "make test-$mode needs root or sudo: it makes taps, bridges and namespaces" >&2; exit 1; }
 
 export COCOON_TEST_KERNEL=$PWD/bin/guest/vmlinux COCOON_TEST_INITRD=$PWD/bin/guest/initramfs COCOON_TEST_IMAGE=$PWD/bin/demo.tar
 case $mode in
@@ -27,8 +30,10 @@ case $mode in
 esac
 
 before=$(mktemp -u)
-trap 'rm -f "$before"' EXIT
-leak() { COCOON_LEAK_BEFORE=$before go test -trimpath -count=1 ./test/leak; }
+trap 'rm -f "$before" || sudo rm -f "$before"' EXIT
+asroot=() # who is not root compiles as themselves; only the tests run as root
+[ "$(id -u)" = 0 ] || asroot=(-exec "sudo -E PATH=$PATH")
+leak() { COCOON_LEAK_BEFORE=$before go test -trimpath -count=1 "${asroot[@]}" ./test/leak; }
 leak >/dev/null
 status=0
 # Each package runs in its own namespace, which has no network, so it is compiled outside. Clusters and guests wait a lot, so

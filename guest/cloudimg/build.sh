@@ -45,7 +45,7 @@ link() {
 [ ! -s "$image" ] || { link "$1"; exit; }
 [ "$(id -u)" = 0 ] || die "building the image needs root: its packages are set up in a chroot"
 for tool in mmdebstrap grub-mkimage mkfs.vfat mcopy sfdisk mke2fs qemu-img; do
-    command -v "$tool" >/dev/null || PATH=$PATH:/usr/sbin:/sbin command -v "$tool" >/dev/null || die "$tool is missing; .ci/run lists the packages"
+    command -v "$tool" >/dev/null || PATH=$PATH:/usr/sbin:/sbin command -v "$tool" >/dev/null || die "$tool is missing; run: make setup"
 done
 PATH=$PATH:/usr/sbin:/sbin
 exec 9>"$cache/.cloudimg.lock"

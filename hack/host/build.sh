@@ -50,7 +50,7 @@ link() {
 [ "$(id -u)" = 0 ] || die "building the machine needs root: its packages are set up in a chroot"
 PATH=$PATH:/usr/sbin:/sbin
 for tool in mmdebstrap mke2fs; do
-    command -v "$tool" >/dev/null || die "$tool is missing; .ci/run lists the packages"
+    command -v "$tool" >/dev/null || die "$tool is missing; run: make setup"
 done
 exec 9>"$cache/.host.lock"
 flock 9 # of several builders one builds, the others take what it made

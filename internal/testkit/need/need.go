@@ -79,7 +79,7 @@ func Tool(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		Missing(t, name+" is needed: install it (.ci/run lists the packages)")
+		Missing(t, name+" is needed: install it (make setup does)")
 	}
 	return path
 }

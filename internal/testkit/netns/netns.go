@@ -92,15 +92,34 @@ func again() (int, error) {
 	}
 }
 
-// settle makes the new namespaces usable: mounts are private, loopback is up.
+// settle makes the new namespaces usable.
 func settle() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	return loopbackUp()
+	return presume()
 }
 
-func loopbackUp() error {
+// presumed are settings that a new namespace may inherit from the host, and the values that tests rely on.
+var presumed = map[string]string{
+	"ipv4/ip_forward":                 "0",
+	"ipv6/conf/all/forwarding":        "0",
+	"ipv6/conf/all/disable_ipv6":      "0",
+	"ipv6/conf/default/disable_ipv6":  "0",
+	"ipv6/conf/lo/disable_ipv6":       "0",
+	"bridge/bridge-nf-call-iptables":  "0", // a module's default is 1; without it there is no such setting
+	"ipv4/ip_unprivileged_port_start": "1024",
+	"ipv4/ping_group_range":           "1\t0", // nobody
+}
+
+// presume gives the namespace of this thread what tests rely on, whatever the host has: the presumed settings, and loopback.
+func presume() error {
+	for key, value := range presumed {
+		// A kernel without IPv6 lacks some.
+		if err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("set %s: %w", key, err)
+		}
+	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("find lo: %w", err)
@@ -121,7 +140,7 @@ func New(t testing.TB) string {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		if err := loopbackUp(); err != nil {
+		if err := presume(); err != nil {
 			return err
 		}
 		return unix.Mount(threadNS, path, "", unix.MS_BIND, "")

@@ -50,6 +50,29 @@ func TestNewIsAnotherOne(t *testing.T) {
 	})
 }
 
+// TestNothingIsInherited: on a host that forwards packets, or has no IPv6, tests find what they find on others.
+func TestNothingIsInherited(t *testing.T) {
+	Require(t)
+	Do(t, New(t), func() error {
+		for key, value := range presumed {
+			other := map[string]string{"0": "1", "1024": "80", "1\t0": "0\t7"}[value]
+			if err := os.WriteFile("/proc/sys/net/"+key, []byte(other), 0o644); err != nil {
+				return err
+			}
+		}
+		if err := presume(); err != nil {
+			return err
+		}
+		for key, value := range presumed {
+			got, err := os.ReadFile("/proc/sys/net/" + key)
+			if err != nil || strings.TrimSpace(string(got)) != value {
+				t.Errorf("%s is %q (%v), want %q", key, got, err, value)
+			}
+		}
+		return nil
+	})
+}
+
 func parent(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/stat")
