@@ -1,6 +1,7 @@
-// Package batch lets concurrent callers share rounds of a slow operation: a round serves all callers that wait when it begins.
+// Package batch groups concurrent calls of a slow operation into rounds. One round serves all callers that wait when the
+// round begins.
 //
-// It starts no goroutine: one of the callers runs each round. It knows nothing of what a round does.
+// One of the callers runs the round, so the package starts no goroutine. The package does not know what a round does.
 package batch
 
 import "sync"
@@ -17,8 +18,8 @@ type caller[T any] struct {
 	turn chan bool // receives once: true to lead the next round, false when the item is done
 }
 
-// Do returns when a round that began after the call has served item. run serves the items of one round; rounds never
-// overlap.
+// Do waits until a round has served item, and then returns. The round begins after the call of Do. run serves the items of
+// one round. Rounds never overlap.
 func (q *Queue[T]) Do(item T, run func(items []T)) {
 	c := &caller[T]{item: item}
 	q.mu.Lock()

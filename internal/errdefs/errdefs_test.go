@@ -9,7 +9,7 @@ import (
 )
 
 func TestClassSurvivesWrapping(t *testing.T) {
-	base := NotFoundf("no VM is called %q", "x")
+	base := NotFoundf("vm not found: %q", "x")
 	for _, tc := range []struct {
 		name string
 		err  error
