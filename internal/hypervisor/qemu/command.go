@@ -34,6 +34,7 @@ type facts struct {
 	uuid     string
 	accel    vm.Accel // kvm or tcg
 	tbSize   int      // MiB of TCG code cache
+	tscKHz   int      // frequency of an emulated guest's time stamp counter; 0 if unknown
 	spare    int      // root ports left free for hot-plug
 	qboot    string   // path of the small firmware for direct kernel boot, "" if the host does not have it
 	ovmfCode string   // UEFI guests: path of the firmware
@@ -246,6 +247,9 @@ func (c *command) boot(p hypervisor.Plan, f facts) error {
 		c.add("-initrd", c.plain(file{kind: fileRead, path: p.Boot.Initrd}))
 	}
 	args := kernelArgs
+	if f.accel == vm.AccelTCG && f.tscKHz > 0 {
+		args += fmt.Sprintf(" tsc_early_khz=%d", f.tscKHz)
+	}
 	if p.Boot.Cmdline != "" {
 		args += " " + p.Boot.Cmdline
 	}

@@ -45,7 +45,7 @@ func diskPlan() hypervisor.Plan {
 
 func testFacts(accel vm.Accel) facts {
 	return facts{
-		binary: "/usr/bin/qemu-system-x86_64", machine: "pc-q35-7.2", uuid: uuidOf("abcdefghijklmnopqrstuvwxyz"), accel: accel, tbSize: 128, spare: 4,
+		binary: "/usr/bin/qemu-system-x86_64", machine: "pc-q35-7.2", uuid: uuidOf("abcdefghijklmnopqrstuvwxyz"), accel: accel, tbSize: 128, tscKHz: 2595124, spare: 4,
 		qboot: "/usr/share/qemu/qboot.rom", ovmfCode: "/fw/OVMF_CODE_4M.fd", ovmfVars: "/run/vm/x/efivars.fd",
 	}
 }

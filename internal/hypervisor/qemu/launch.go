@@ -98,6 +98,7 @@ func (l *launch) compose(ctx context.Context) (err error) {
 	}
 	if f.accel == vm.AccelTCG {
 		l.kvm = kvmFacts{mode: 0o666} // no group is needed
+		f.tscKHz = l.d.tscKHz()
 	}
 	if l.plan.Incoming == nil {
 		if err := checkReadable(l.plan.Boot.Kernel, l.plan.Boot.Initrd); err != nil {

@@ -80,6 +80,7 @@ type Driver struct {
 	log    *slog.Logger
 	logs   keeper
 	memory templates
+	tscKHz func() int // see newTSC
 
 	trustEmulator bool // for tests that save a running guest without KVM; see save.tracked
 
@@ -106,7 +107,7 @@ func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	case cfg.Cgroup != filepath.Base(cfg.Cgroup) || cfg.Cgroup == "." || cfg.Cgroup == "..":
 		return nil, errdefs.Invalidf("configuration of the qemu driver: cgroup %q must be a single name", cfg.Cgroup)
 	}
-	d := &Driver{cfg: cfg, log: log.With("component", "qemu"), uids: map[uint32]bool{}}
+	d := &Driver{cfg: cfg, log: log.With("component", "qemu"), tscKHz: newTSC(), uids: map[uint32]bool{}}
 	d.logs.limit = cfg.LogLimit
 	d.memory.budget = cfg.MemoryCache
 	return d, nil
@@ -128,6 +129,9 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	accel, why, err := readKVMFacts().resolve(vm.AccelAuto)
 	if err != nil {
 		return hypervisor.Info{}, err
+	}
+	if accel == vm.AccelTCG {
+		go d.tscKHz() // so that the first launch does not wait for the measurement
 	}
 	info := hypervisor.Info{Version: facts.version, Accel: accel, Why: why, Firmware: []vm.Firmware{vm.FirmwareBIOS}}
 	if code, _ := d.ovmf(); code != "" {
