@@ -65,6 +65,12 @@ type Settler interface {
 	Settle(ctx context.Context) error
 }
 
+// ClockSetter is the ability of an Agent to set the guest's clock.
+type ClockSetter interface {
+	// SetClock sets the guest's clock to now. Errors: Unsupported by older agents.
+	SetClock(ctx context.Context, now time.Time) error
+}
+
 // Resumer is the ability of an Agent to set up a guest that was resumed from saved state.
 type Resumer interface {
 	// Resumed tells the guest that time has passed and, for a clone, its new identity. It first thaws file systems that
@@ -81,6 +87,7 @@ type Resumed struct {
 	Hostname string
 	NICs     []vm.NIC // with the MACs and addresses that they are to have
 	Hosts    []string // lines added to /etc/hosts
+	Resolver []string // lines of resolv.conf that name no server
 
 	Storage int64 // bytes of the writable disk, if it is larger than when the state was saved; its file system grows
 }

@@ -84,12 +84,15 @@ type Setup struct {
 	Hostname string
 	NICs     []vm.NIC // matched to interfaces by MAC; with an IP: configured statically
 	Hosts    []string // lines added to /etc/hosts
+	Resolver []string // lines of resolv.conf that name no server
 	Process  *vm.Process
 	Volumes  []vm.Volume // VolumeKeeper must put their files first; Setup does not read them
 	Mounts   []vm.Mount  // of Volumes; made once per boot before the main process starts
 
 	Containers []Container // instead of Process and Mounts; started once per boot
 	Restart    vm.RestartPolicy
+
+	Sysctls []vm.Sysctl // set before anything starts
 }
 
 // Container is one of several programs of a guest.
@@ -101,6 +104,10 @@ type Container struct {
 	Mounts  []vm.Mount
 	Run     int  // number of its first run, 1 for the very first
 	Hold    bool // later containers wait for ReleaseContainer, or until the first run of an app has ended
+	Root    bool // its root is the guest's own, and it has no layers; the only container
+	// See vm.Container.
+	MessagePath    string
+	MessageFromLog bool
 }
 
 // VolumeKeeper is an agent whose guest can have volumes.

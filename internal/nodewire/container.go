@@ -11,27 +11,28 @@ import (
 func encodeContainer(c vm.Container) *nodev1.Container {
 	return &nodev1.Container{
 		Name: c.Name, Image: c.Image, Kind: string(c.Kind), Process: EncodeProcess(c.Process), Mounts: each(c.Mounts, encodeMount),
-		Hold: c.Hold,
+		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
 	}
 }
 
 func decodeContainer(m *nodev1.Container) vm.Container {
 	return vm.Container{
 		Name: m.GetName(), Image: m.GetImage(), Kind: vm.ContainerKind(m.GetKind()),
-		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount), Hold: m.GetHold(),
+		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount), Hold: m.GetHold(), Root: m.GetRoot(),
+		MessagePath: m.GetMessagePath(), MessageFromLog: m.GetMessageFromLog(),
 	}
 }
 
 func encodeContainerRecord(c vm.ContainerRecord) *nodev1.ContainerRecord {
 	return &nodev1.ContainerRecord{
-		Name: c.Name, ImageDigest: c.ImageDigest, ImageManifest: c.ImageManifest, Process: EncodeProcess(c.Process), Layers: slices.Clone(c.Layers),
+		Name: c.Name, ImageDigest: c.ImageDigest, Root: c.Root, ImageManifest: c.ImageManifest, Process: EncodeProcess(c.Process), Layers: slices.Clone(c.Layers),
 		Status: encodeContainerStatus(c.Status),
 	}
 }
 
 func decodeContainerRecord(m *nodev1.ContainerRecord) vm.ContainerRecord {
 	return vm.ContainerRecord{
-		Name: m.GetName(), ImageDigest: m.GetImageDigest(), ImageManifest: m.GetImageManifest(), Process: DecodeProcess(m.GetProcess()), Layers: cloneSlice(m.GetLayers()),
+		Name: m.GetName(), ImageDigest: m.GetImageDigest(), Root: m.GetRoot(), ImageManifest: m.GetImageManifest(), Process: DecodeProcess(m.GetProcess()), Layers: cloneSlice(m.GetLayers()),
 		Status: decodeContainerStatus(m.GetStatus()),
 	}
 }

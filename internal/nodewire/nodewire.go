@@ -36,6 +36,10 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		Mounts:      each(s.Mounts, encodeMount),
 		Containers:  each(s.Containers, encodeContainer),
 		Restart:     string(s.Restart),
+		Sysctls:     each(s.Sysctls, encodeSysctl),
+		Domain:      s.Domain,
+		Hosts:       each(s.Hosts, encodeHost),
+		Dns:         encodeDNS(s.DNS),
 	}
 }
 
@@ -62,6 +66,10 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 
 		Containers: each(m.GetContainers(), decodeContainer),
 		Restart:    vm.RestartPolicy(m.GetRestart()),
+		Sysctls:    each(m.GetSysctls(), decodeSysctl),
+		Domain:     m.GetDomain(),
+		Hosts:      each(m.GetHosts(), decodeHost),
+		DNS:        decodeDNS(m.GetDns()),
 	}
 }
 
@@ -78,6 +86,8 @@ func EncodeProcess(p vm.Process) *nodev1.Process {
 		StdinOnce:  p.StdinOnce,
 
 		ReadOnlyRoot: p.ReadOnlyRoot,
+		Security:     encodeSecurity(p.Security),
+		StopSignal:   p.StopSignal,
 	}
 }
 
@@ -94,7 +104,57 @@ func DecodeProcess(m *nodev1.Process) vm.Process {
 		StdinOnce:  m.GetStdinOnce(),
 
 		ReadOnlyRoot: m.GetReadOnlyRoot(),
+		Security:     decodeSecurity(m.GetSecurity()),
+		StopSignal:   m.GetStopSignal(),
 	}
+}
+
+func encodeSecurity(s *vm.Security) *nodev1.Security {
+	if s == nil {
+		return nil
+	}
+	return &nodev1.Security{
+		Capabilities: slices.Clone(s.Capabilities), NoNewPrivileges: s.NoNewPrivileges, NonRoot: s.NonRoot,
+		Groups: slices.Clone(s.Groups), StrictGroups: s.StrictGroups,
+	}
+}
+
+func decodeSecurity(m *nodev1.Security) *vm.Security {
+	if m == nil {
+		return nil
+	}
+	return &vm.Security{
+		Capabilities: cloneSlice(m.GetCapabilities()), NoNewPrivileges: m.GetNoNewPrivileges(), NonRoot: m.GetNonRoot(),
+		Groups: cloneSlice(m.GetGroups()), StrictGroups: m.GetStrictGroups(),
+	}
+}
+
+func encodeSysctl(s vm.Sysctl) *nodev1.Sysctl { return &nodev1.Sysctl{Name: s.Name, Value: s.Value} }
+
+func decodeSysctl(m *nodev1.Sysctl) vm.Sysctl {
+	return vm.Sysctl{Name: m.GetName(), Value: m.GetValue()}
+}
+
+func encodeHost(h vm.HostEntry) *nodev1.HostEntry {
+	return &nodev1.HostEntry{Ip: h.IP, Names: slices.Clone(h.Names)}
+}
+
+func decodeHost(m *nodev1.HostEntry) vm.HostEntry {
+	return vm.HostEntry{IP: m.GetIp(), Names: cloneSlice(m.GetNames())}
+}
+
+func encodeDNS(d *vm.DNS) *nodev1.DNS {
+	if d == nil {
+		return nil
+	}
+	return &nodev1.DNS{Servers: slices.Clone(d.Servers), Own: d.Own, Searches: slices.Clone(d.Searches), Options: slices.Clone(d.Options), Offered: d.Offered}
+}
+
+func decodeDNS(m *nodev1.DNS) *vm.DNS {
+	if m == nil {
+		return nil
+	}
+	return &vm.DNS{Servers: cloneSlice(m.GetServers()), Own: m.GetOwn(), Searches: cloneSlice(m.GetSearches()), Options: cloneSlice(m.GetOptions()), Offered: m.GetOffered()}
 }
 
 // EncodeEnv returns the variables as messages.

@@ -152,7 +152,8 @@ func TestSnapshotsGoWithoutTheirInnards(t *testing.T) {
 	var want snapshot.Snapshot
 	n := 0
 	fill(t, reflect.ValueOf(&want).Elem(), &n, 0)
-	want.ImageManifest, want.MemoryBase, want.Disks, want.Boot, want.NIC, want.Record, want.Fresh = "", "", nil, vm.Boot{}, nil, vm.Record{}, false
+	want.ImageManifest, want.MemoryBase, want.Disks, want.Boot, want.NIC, want.Fresh = "", "", nil, vm.Boot{}, nil, false
+	want.Record = vm.Record{Spec: vm.Spec{Driver: want.Record.Spec.Driver}}
 	want.Summed = false
 	b, err := proto.Marshal(EncodeSnapshot(want))
 	if err != nil {

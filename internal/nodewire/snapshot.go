@@ -12,7 +12,7 @@ import (
 )
 
 // EncodeSnapshot returns s as a message with the fields that clients need: disks, boot and the source's record stay on
-// the node.
+// the node, except for the hypervisor that the source asked for.
 func EncodeSnapshot(s snapshot.Snapshot) *nodev1.Snapshot {
 	return &nodev1.Snapshot{
 		Id: s.ID, Name: s.Name, Description: s.Description,
@@ -22,7 +22,7 @@ func EncodeSnapshot(s snapshot.Snapshot) *nodev1.Snapshot {
 		SourceVmId: string(s.Source.VMID), SourceVmName: s.Source.VMName, SourceNode: s.Source.Node,
 		Live: s.Live, Size: s.Size, PauseNs: int64(s.Pause), Method: s.Method, Quiesced: s.Quiesced,
 		CreatedAtNs: EncodeTime(s.CreatedAt), UsedAtNs: EncodeTime(s.UsedAt), Digest: s.Digest, Labels: maps.Clone(s.Labels),
-		Owner: EncodeOwner(s.Owner), Published: slices.Clone(s.Published),
+		Owner: EncodeOwner(s.Owner), Published: slices.Clone(s.Published), Backend: s.Record.Spec.Driver,
 	}
 }
 
@@ -36,7 +36,7 @@ func DecodeSnapshot(m *nodev1.Snapshot) snapshot.Snapshot {
 		Source: snapshot.Source{VMID: vm.ID(m.GetSourceVmId()), VMName: m.GetSourceVmName(), Node: m.GetSourceNode()},
 		Live:   m.GetLive(), Size: m.GetSize(), Pause: time.Duration(m.GetPauseNs()), Method: m.GetMethod(), Quiesced: m.GetQuiesced(),
 		CreatedAt: DecodeTime(m.GetCreatedAtNs()), UsedAt: DecodeTime(m.GetUsedAtNs()), Digest: m.GetDigest(), Labels: cloneMap(m.GetLabels()),
-		Owner: DecodeOwner(m.GetOwner()), Published: cloneSlice(m.GetPublished()),
+		Owner: DecodeOwner(m.GetOwner()), Published: cloneSlice(m.GetPublished()), Record: vm.Record{Spec: vm.Spec{Driver: m.GetBackend()}},
 	}
 }
 
@@ -68,7 +68,7 @@ func EncodeClone(s vm.CloneSpec, pull bool, auth []image.RegistryAuth) *nodev1.C
 	return &nodev1.CloneRequest{
 		Snapshot: s.Snapshot, FromDir: s.FromDir, Name: s.Name, Labels: maps.Clone(s.Labels), Cpus: int64(s.CPUs), Memory: s.Memory, Storage: s.Storage,
 		Nics: each(s.NICs, encodeNICSpec), Hostname: s.Hostname, SshHostKeys: s.SSHHostKeys, Cold: s.Cold, StopGraceNs: int64(s.StopGrace),
-		Pull: pull, Auth: each(auth, encodeRegistryAuth),
+		Dns: encodeDNS(s.DNS), Pull: pull, Auth: each(auth, encodeRegistryAuth),
 	}
 }
 
@@ -78,6 +78,7 @@ func DecodeClone(m *nodev1.CloneRequest) (s vm.CloneSpec, pull bool, auth []imag
 		Snapshot: m.GetSnapshot(), FromDir: m.GetFromDir(), Name: m.GetName(), Labels: cloneMap(m.GetLabels()), CPUs: int(m.GetCpus()),
 		Memory: m.GetMemory(), Storage: m.GetStorage(), NICs: each(m.GetNics(), decodeNICSpec), Hostname: m.GetHostname(),
 		SSHHostKeys: m.GetSshHostKeys(), Cold: m.GetCold(), StopGrace: time.Duration(m.GetStopGraceNs()),
+		DNS: decodeDNS(m.GetDns()),
 	}, m.GetPull(), each(m.GetAuth(), decodeRegistryAuth)
 }
 

@@ -18,6 +18,12 @@ func (s Spec) Clone() Spec {
 		s.Volumes[i] = s.Volumes[i].Clone()
 	}
 	s.Mounts = cloneSlice(s.Mounts)
+	s.Sysctls = cloneSlice(s.Sysctls)
+	s.Hosts = cloneSlice(s.Hosts)
+	for i := range s.Hosts {
+		s.Hosts[i].Names = cloneSlice(s.Hosts[i].Names)
+	}
+	s.DNS = s.DNS.Clone()
 	s.Containers = cloneSlice(s.Containers)
 	for i := range s.Containers {
 		s.Containers[i] = s.Containers[i].Clone()
@@ -40,6 +46,7 @@ func (p Process) Clone() Process {
 	p.Entrypoint = cloneSlice(p.Entrypoint)
 	p.Args = cloneSlice(p.Args)
 	p.Env = cloneSlice(p.Env)
+	p.Security = p.Security.Clone()
 	return p
 }
 

@@ -1,6 +1,8 @@
 package vm
 
 import (
+	"fmt"
+	"path"
 	"regexp"
 	"time"
 
@@ -30,8 +32,8 @@ const (
 	RestartNever     RestartPolicy = "never"
 )
 
-// Container is one of several programs of an OCI guest. It has its own root file system and shares the network, the kernel
-// and the volumes with the other containers.
+// Container is a program of an OCI guest that is started again in the running guest when it ends. It has its own root file
+// system and shares the network, the kernel and the volumes with the other containers.
 type Container struct {
 	Name    string        `json:"name"` // unique in the VM, a DNS label
 	Image   string        `json:"image"`
@@ -40,12 +42,23 @@ type Container struct {
 	Mounts  []Mount       `json:"mounts,omitempty"` // mounts of the VM's volumes, in order
 	// Hold delays the next containers until this one is released, or until the first run of an app is over.
 	Hold bool `json:"hold,omitempty"`
+	// Root makes the VM's own root the root of the container. Such a container is the only one of its VM, and it has no Image. If
+	// the VM's image boots itself, the VM has no containers, and Process and Mounts are the VM's.
+	Root bool `json:"root,omitempty"`
+	// MessagePath is the file in which the container leaves the message of its end, at most MaxMessage bytes; "": none. With
+	// MessageFromLog, a run that fails without such a message has the end of its output as message.
+	MessagePath    string `json:"message_path,omitempty"`
+	MessageFromLog bool   `json:"message_from_log,omitempty"`
 }
+
+// MaxMessage is the maximum length of the message of a container's end in bytes, as with a kubelet.
+const MaxMessage = 4096
 
 // ContainerRecord is what is known about one container of a VM.
 type ContainerRecord struct {
 	Name        string `json:"name"`
 	ImageDigest string `json:"image_digest"`
+	Root        bool   `json:"root,omitempty"` // as in Container
 	// ImageManifest is the manifest at the time of a snapshot. Only records of snapshots have it.
 	ImageManifest string          `json:"image_manifest,omitempty"`
 	Process       Process         `json:"process"`          // resolved: image configuration and spec merged
@@ -91,6 +104,7 @@ const (
 	ContainerCrashLoop  = "CrashLoopBackOff" // it is started again after a back-off
 	ContainerInitGoing  = "PodInitializing"  // other containers must finish first
 	ContainerUnknown    = "ContainerStatusUnknown"
+	ContainerOOMKilled  = "OOMKilled" // the guest's memory ran out
 )
 
 // LostExitCode is the exit code of a run whose end nobody saw: the code of a killed process.
@@ -145,10 +159,23 @@ func (c ContainerRecord) Clone() ContainerRecord {
 	return c
 }
 
-// Container returns the record of the container called name, nil if none exists.
+// RootContainer reports whether r's VM has a single container, whose root is the VM's own.
+func (r Record) RootContainer() bool { return len(r.Containers) == 1 && r.Containers[0].Root }
+
+// Bootable returns s for an image that boots itself: a container whose root would be the VM's own is no container there.
+func (s Spec) Bootable() Spec {
+	if len(s.Containers) == 1 && s.Containers[0].Root {
+		s.Process, s.Mounts = s.Containers[0].Process, s.Containers[0].Mounts
+		s.Containers, s.Restart = nil, ""
+	}
+	return s
+}
+
+// Container returns the record of the container called name, nil if none exists. A container that is the whole VM is found by any
+// name, because the pod of a clone has names of its own.
 func (r Record) Container(name string) *ContainerRecord {
 	for i := range r.Containers {
-		if r.Containers[i].Name == name {
+		if r.Containers[i].Name == name || r.RootContainer() {
 			return &r.Containers[i]
 		}
 	}
@@ -180,16 +207,24 @@ func (s Spec) ValidateContainers() error {
 			return errdefs.Invalidf("container name %q is not a DNS label", c.Name)
 		case known[c.Name]:
 			return errdefs.Invalidf("two containers have the name %q", c.Name)
-		case c.Image == "":
+		case c.Image == "" && !c.Root:
 			return errdefs.Invalidf("container %s: an image is needed", c.Name)
 		case c.Hold && c.Kind == ContainerInit:
 			return errdefs.Invalidf("container %s: an init container cannot hold the containers after it; they already wait for its success", c.Name)
+		case c.Root && (len(s.Containers) > 1 || c.Kind != ContainerApp || c.Image != ""):
+			return errdefs.Invalidf("container %s cannot have the VM's own root; only the single app container of a VM can, without an image of its own", c.Name)
 		case c.Kind == ContainerApp:
 			apps++
 		case c.Kind != ContainerInit && c.Kind != ContainerSidecar:
 			return errdefs.Invalidf("container %s: invalid kind %q; use init, sidecar or app", c.Name, c.Kind)
 		case apps > 0:
 			return errdefs.Invalidf("container %s must be listed before the app containers", c.Name)
+		}
+		if err := c.Process.validate(); err != nil {
+			return fmt.Errorf("container %s: %w", c.Name, err)
+		}
+		if c.MessagePath != "" && (!path.IsAbs(c.MessagePath) || path.Clean(c.MessagePath) != c.MessagePath || c.MessagePath == "/") {
+			return errdefs.Invalidf("container %s: the path of its message, %q, must be absolute and without . and ..", c.Name, c.MessagePath)
 		}
 		known[c.Name] = true
 		for _, e := range c.Process.Env {

@@ -22,11 +22,24 @@ func (n Named) VisibleTo(who Owner) bool {
 	return who.Reaches(n.Owner) || n.Owner.Operator() && who.Invited(n.Shared)
 }
 
+// Is reports whether ref refers to n: by id, by name with or without the namespace, or by the beginning of the id.
+func (n Named) Is(ref string) bool {
+	return string(n.ID) == ref || n.Name == ref || n.Owner.Qualify(n.Name) == ref || len(ref) >= MinPrefixLength && strings.HasPrefix(string(n.ID), ref)
+}
+
 // Kind describes the kind of object that a reference names, for messages.
 type Kind struct {
-	Noun string // e.g. "VM"
-	List string // command that lists the existing objects
+	Noun   string // e.g. "VM"
+	List   string // command that lists the existing objects
+	Remove string // command that removes one
 }
+
+// The kinds that programs refer to. Programs that run the CLI tell failures apart by the words of Missing and Taken, which
+// are public API (docs/compat.md).
+var (
+	VMs       = Kind{Noun: "VM", List: "cocoon vm list", Remove: "cocoon vm rm"}
+	Snapshots = Kind{Noun: "snapshot", List: "cocoon snapshot list", Remove: "cocoon snapshot rm"}
+)
 
 // Match resolves ref on behalf of who. It tries a full id, then a name, then a unique prefix of an id with at least
 // MinPrefixLength characters. Objects of who win over other visible ones of the same name; NAMESPACE/NAME chooses among
@@ -64,13 +77,19 @@ func (k Kind) Match(who Owner, ref string, all iter.Seq[Named]) (ID, error) {
 	case len(prefixes) > 1:
 		return "", errdefs.Invalidf("%q matches %d %ss; use more characters of the id", ref, len(prefixes), k.Noun)
 	}
-	return "", k.missing(who, ref)
+	return "", k.Missing(who, ref)
 }
 
-func (k Kind) missing(who Owner, ref string) error {
+// Missing returns the NotFound error for ref, which who referred to.
+func (k Kind) Missing(who Owner, ref string) error {
 	where := ""
 	if !who.Operator() {
 		where = fmt.Sprintf(" in namespace %s", who.Namespace)
 	}
-	return errdefs.NotFoundf("no %s is called %q%s; `%s` lists those that exist", k.Noun, ref, where, k.List)
+	return errdefs.NotFoundf("%s not found: %q%s; `%s` lists those that exist", strings.ToLower(k.Noun), ref, where, k.List)
+}
+
+// Taken returns the AlreadyExists error for a name, given with its namespace.
+func (k Kind) Taken(name string) error {
+	return errdefs.Existsf("a %s called %q already exists; choose another name, or remove it with `%s %s`", k.Noun, name, k.Remove, name)
 }

@@ -42,6 +42,17 @@ func TestProcessOver(t *testing.T) {
 			image: image, spec: Process{WorkDir: "/tmp", User: "0:0", TTY: true},
 			want: Process{Entrypoint: []string{"/init"}, Args: []string{"serve"}, Env: image.Env, WorkDir: "/tmp", User: "0:0", TTY: true},
 		},
+		"a group alone keeps the user, security is the spec's": {
+			image: Process{Args: []string{"x"}, WorkDir: "/", User: "web:7", StopSignal: "SIGQUIT", Env: []EnvVar{path}},
+			spec:  Process{User: ":5", Security: &Security{Groups: []int64{1}}},
+			want: Process{
+				Args: []string{"x"}, WorkDir: "/", User: "web:5", StopSignal: "SIGQUIT", Env: []EnvVar{path}, Security: &Security{Groups: []int64{1}},
+			},
+		},
+		"stop signal": {
+			image: Process{Args: []string{"x"}, WorkDir: "/", StopSignal: "SIGQUIT", Env: []EnvVar{path}}, spec: Process{StopSignal: "SIGUSR1"},
+			want: Process{Args: []string{"x"}, WorkDir: "/", StopSignal: "SIGUSR1", Env: []EnvVar{path}},
+		},
 		"only args in the image": {
 			image: Process{Args: []string{"bash"}},
 			want:  Process{Args: []string{"bash"}, Env: []EnvVar{path}, WorkDir: "/"},

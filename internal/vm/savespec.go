@@ -21,6 +21,7 @@ type CloneSpec struct {
 	SSHHostKeys bool              // the clone generates new host keys
 	Cold        bool              // boot from the snapshot's disks instead of resuming from its memory
 	StopGrace   time.Duration
+	DNS         *DNS // for a guest that does not boot itself; nil: the snapshot's
 }
 
 // Validate rejects a clone of no snapshot or of two, and a folder whose path depends on where a process was started.

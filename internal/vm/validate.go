@@ -108,8 +108,6 @@ func (s Spec) Validate() error {
 		return errdefs.Invalidf("VM %s: invalid accelerator %q; use auto, kvm or tcg", s.Name, s.Accel)
 	case s.Firmware != "" && s.Firmware != FirmwareBIOS && s.Firmware != FirmwareUEFI:
 		return errdefs.Invalidf("VM %s: invalid firmware %q; use bios or uefi", s.Name, s.Firmware)
-	case len(s.Hostname) > 63 || !hostRE.MatchString(s.Hostname):
-		return errdefs.Invalidf("VM %s: host name %q is not a DNS label", s.Name, s.Hostname)
 	case s.StopGrace < 0:
 		return errdefs.Invalidf("VM %s: the stop grace period is negative", s.Name)
 	}
@@ -126,7 +124,7 @@ func (s Spec) Validate() error {
 			return errdefs.Invalidf("VM %s: %q is not a unicast MAC address", s.Name, n.MAC)
 		}
 	}
-	for _, check := range []func() error{s.ValidateVolumes, s.ValidateContainers} {
+	for _, check := range []func() error{s.validateNames, s.Process.validate, s.ValidateVolumes, s.ValidateContainers, s.ValidateSysctls} {
 		if err := check(); err != nil {
 			return fmt.Errorf("VM %s: %w", s.Name, err)
 		}

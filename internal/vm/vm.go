@@ -68,6 +68,12 @@ type Spec struct {
 	// itself; its default is the image of the first app.
 	Containers []Container   `json:"containers,omitempty"`
 	Restart    RestartPolicy `json:"restart,omitempty"` // of Containers, inside the running guest; default always
+
+	// OCI guests only.
+	Sysctls []Sysctl    `json:"sysctls,omitempty"` // set in the guest before anything starts
+	Domain  string      `json:"domain,omitempty"`  // of Hostname; the guest knows itself with and without it
+	Hosts   []HostEntry `json:"hosts,omitempty"`   // in its /etc/hosts
+	DNS     *DNS        `json:"dns,omitempty"`     // nil: as its networks say
 }
 
 // CloudInit is what a disk guest's cloud-init gets beyond host name, instance id and addresses, which are generated.
@@ -122,12 +128,16 @@ type Process struct {
 	Args       []string `json:"args,omitempty"`
 	Env        []EnvVar `json:"env,omitempty"` // added to the image's; same names are replaced
 	WorkDir    string   `json:"workdir,omitempty"`
-	User       string   `json:"user,omitempty"` // name, uid, user:group or uid:gid
+	User       string   `json:"user,omitempty"` // name, uid, user:group, uid:gid or, for the image's user in that group, :group
 	TTY        bool     `json:"tty,omitempty"`
 	Stdin      bool     `json:"stdin,omitempty"`      // it has a standard input, and attached clients write to it
 	StdinOnce  bool     `json:"stdin_once,omitempty"` // the input closes after its first writer, unless it is a terminal
 
 	ReadOnlyRoot bool `json:"read_only_root,omitempty"` // it, and processes run beside it, can write only to mounts
+
+	// Security is nil for a process with all rights of the guest's root. Records of earlier releases have no other.
+	Security   *Security `json:"security,omitempty"`
+	StopSignal string    `json:"stop_signal,omitempty"` // name or number of the signal that asks it to end; "" is SIGTERM
 }
 
 // EnvVar is one environment variable. Values may be secret: they are never logged.
@@ -266,6 +276,9 @@ type Resume struct {
 // OfDisk reports whether the reason of a running VM is a fault of its disks.
 func OfDisk(reason string) bool { return reason == ReasonDiskFull || reason == ReasonDiskError }
 
+// Passing reports whether the reason of a running VM is a fault that may pass while it runs.
+func Passing(reason string) bool { return OfDisk(reason) || reason == ReasonClockWrong }
+
 // Itself reports whether r's guest uses its own interfaces. False means that the guest still uses those of the VM whose
 // state it resumed from, so an answer from its address does not come from this VM.
 func (r Record) Itself() bool {
@@ -297,6 +310,8 @@ const (
 	// Reasons of a VM that runs, or whose process runs:
 	ReasonDiskFull  = "DiskFull"  // its guest is paused until the host's disk has room for its writes
 	ReasonDiskError = "DiskError" // the host's disk failed to read or write for its guest
+
+	ReasonClockWrong = "ClockWrong" // its guest's clock runs too fast or too slow, and is set from time to time
 )
 
 // EventType says what happened to a record. The strings are public API.

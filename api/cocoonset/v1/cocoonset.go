@@ -51,7 +51,7 @@ const (
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.hibernatePolicy) || self.hibernatePolicy != 'release' || (self.agent.replicas == 0 && (!has(self.toolboxes) || size(self.toolboxes) == 0))",message="release needs agent.replicas 0 and no toolboxes: sub-agents are forked from a main VM that runs",fieldPath=".hibernatePolicy",reason=FieldValueInvalid
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.snapshotCompatibilityClass) || size(oldSelf.snapshotCompatibilityClass) == 0 || (has(self.snapshotCompatibilityClass) && self.snapshotCompatibilityClass == oldSelf.snapshotCompatibilityClass)",message="cannot be changed once it is set: the snapshots of the set are of that class",fieldPath=".snapshotCompatibilityClass",reason=FieldValueForbidden
-// +kubebuilder:validation:XValidation:rule="!has(self.toolboxes) || self.toolboxes.all(t, t.mode == 'static' || (has(t.backend) ? t.backend : 'cloud-hypervisor') == (has(self.agent.backend) ? self.agent.backend : 'cloud-hypervisor'))",message="a toolbox must have the backend of the agent, unless it is static",fieldPath=".toolboxes",reason=FieldValueInvalid
+// +kubebuilder:validation:XValidation:rule="!has(self.toolboxes) || !has(self.agent.backend) || self.toolboxes.all(t, t.mode == 'static' || !has(t.backend) || t.backend == self.agent.backend)",message="a toolbox must have the backend of the agent, unless it is static",fieldPath=".toolboxes",reason=FieldValueInvalid
 type CocoonSetSpec struct {
 	// Suspend hibernates every VM of the set; false wakes them.
 	// +optional
@@ -266,12 +266,16 @@ type CocoonSetStatus struct {
 	// +optional
 	Phase SetPhase `json:"phase,omitempty"`
 	// ReadyAgents counts agents that are ready, the main VM included.
+	// +optional
 	ReadyAgents int32 `json:"readyAgents"`
 	// DesiredAgents is one more than agent.replicas.
+	// +optional
 	DesiredAgents int32 `json:"desiredAgents"`
 	// ReadyToolboxes counts toolboxes that are ready.
+	// +optional
 	ReadyToolboxes int32 `json:"readyToolboxes"`
 	// DesiredToolboxes counts the toolboxes of the spec.
+	// +optional
 	DesiredToolboxes int32 `json:"desiredToolboxes"`
 	// Agents by slot; 0 is the main VM.
 	// +listType=map
@@ -296,6 +300,8 @@ type CocoonSetStatus struct {
 // AgentStatus is one agent.
 type AgentStatus struct {
 	// Slot of the agent; 0 is the main VM.
+	// +kubebuilder:default=0
+	// +optional
 	Slot int32 `json:"slot"`
 	// Role is main or sub-agent.
 	// +optional

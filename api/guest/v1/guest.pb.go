@@ -145,6 +145,8 @@ type SetupRequest struct {
 	Mounts        []*Mount               `protobuf:"bytes,6,rep,name=mounts,proto3" json:"mounts,omitempty"`         // made once, in order, before the process starts
 	Containers    []*Container           `protobuf:"bytes,7,rep,name=containers,proto3" json:"containers,omitempty"` // started once, instead of process
 	Restart       string                 `protobuf:"bytes,8,opt,name=restart,proto3" json:"restart,omitempty"`       // of containers: always, on-failure, never
+	Sysctls       []*Sysctl              `protobuf:"bytes,9,rep,name=sysctls,proto3" json:"sysctls,omitempty"`       // set before anything starts
+	Resolver      []string               `protobuf:"bytes,10,rep,name=resolver,proto3" json:"resolver,omitempty"`    // lines of resolv.conf that name no server
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -235,18 +237,35 @@ func (x *SetupRequest) GetRestart() string {
 	return ""
 }
 
+func (x *SetupRequest) GetSysctls() []*Sysctl {
+	if x != nil {
+		return x.Sysctls
+	}
+	return nil
+}
+
+func (x *SetupRequest) GetResolver() []string {
+	if x != nil {
+		return x.Resolver
+	}
+	return nil
+}
+
 // Container is one of several programs, with a root file system of its own.
 type Container struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // init, sidecar, app
-	Process       *Process               `protobuf:"bytes,3,opt,name=process,proto3" json:"process,omitempty"`
-	Layers        []string               `protobuf:"bytes,4,rep,name=layers,proto3" json:"layers,omitempty"` // serials of the disks with its image, the lowest first
-	Mounts        []*Mount               `protobuf:"bytes,5,rep,name=mounts,proto3" json:"mounts,omitempty"`
-	Run           int32                  `protobuf:"varint,6,opt,name=run,proto3" json:"run,omitempty"`   // number of its first run, 1 for the very first
-	Hold          bool                   `protobuf:"varint,7,opt,name=hold,proto3" json:"hold,omitempty"` // of sidecars and apps: those after it wait for ReleaseContainer, or until the first run of an app is over
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind           string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // init, sidecar, app
+	Process        *Process               `protobuf:"bytes,3,opt,name=process,proto3" json:"process,omitempty"`
+	Layers         []string               `protobuf:"bytes,4,rep,name=layers,proto3" json:"layers,omitempty"` // serials of the disks with its image, the lowest first
+	Mounts         []*Mount               `protobuf:"bytes,5,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	Run            int32                  `protobuf:"varint,6,opt,name=run,proto3" json:"run,omitempty"`                                                // number of its first run, 1 for the very first
+	Hold           bool                   `protobuf:"varint,7,opt,name=hold,proto3" json:"hold,omitempty"`                                              // of sidecars and apps: those after it wait for ReleaseContainer, or until the first run of an app is over
+	MessagePath    string                 `protobuf:"bytes,9,opt,name=message_path,json=messagePath,proto3" json:"message_path,omitempty"`              // of the file whose content is the message of a run's end; "": none
+	MessageFromLog bool                   `protobuf:"varint,10,opt,name=message_from_log,json=messageFromLog,proto3" json:"message_from_log,omitempty"` // a run that fails without such a message has the end of its output as message
+	Root           bool                   `protobuf:"varint,8,opt,name=root,proto3" json:"root,omitempty"`                                              // its root is the guest's own, and it has no layers; the only container of the guest
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Container) Reset() {
@@ -324,6 +343,27 @@ func (x *Container) GetRun() int32 {
 func (x *Container) GetHold() bool {
 	if x != nil {
 		return x.Hold
+	}
+	return false
+}
+
+func (x *Container) GetMessagePath() string {
+	if x != nil {
+		return x.MessagePath
+	}
+	return ""
+}
+
+func (x *Container) GetMessageFromLog() bool {
+	if x != nil {
+		return x.MessageFromLog
+	}
+	return false
+}
+
+func (x *Container) GetRoot() bool {
+	if x != nil {
+		return x.Root
 	}
 	return false
 }
@@ -1258,6 +1298,8 @@ type Process struct {
 	Stdin         bool                   `protobuf:"varint,6,opt,name=stdin,proto3" json:"stdin,omitempty"`                                     // it has a standard input, which Attach writes to; otherwise an empty one
 	StdinOnce     bool                   `protobuf:"varint,7,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"`            // which is closed when the first Attach that writes to it ends
 	ReadOnlyRoot  bool                   `protobuf:"varint,8,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"` // it sees a root that cannot be written; what is mounted in it is as it is mounted
+	Security      *Security              `protobuf:"bytes,9,opt,name=security,proto3" json:"security,omitempty"`                                // of it and of commands beside it; absent: all rights of the guest's root
+	StopSignal    string                 `protobuf:"bytes,10,opt,name=stop_signal,json=stopSignal,proto3" json:"stop_signal,omitempty"`         // asks it to end; empty: SIGTERM
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1348,6 +1390,141 @@ func (x *Process) GetReadOnlyRoot() bool {
 	return false
 }
 
+func (x *Process) GetSecurity() *Security {
+	if x != nil {
+		return x.Security
+	}
+	return nil
+}
+
+func (x *Process) GetStopSignal() string {
+	if x != nil {
+		return x.StopSignal
+	}
+	return ""
+}
+
+// Security limits what a process may do in its guest.
+type Security struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Capabilities    []string               `protobuf:"bytes,1,rep,name=capabilities,proto3" json:"capabilities,omitempty"` // the most that it and its children can have: names without CAP_
+	NoNewPrivileges bool                   `protobuf:"varint,2,opt,name=no_new_privileges,json=noNewPrivileges,proto3" json:"no_new_privileges,omitempty"`
+	Groups          []int64                `protobuf:"varint,3,rep,packed,name=groups,proto3" json:"groups,omitempty"`                          // additional groups
+	StrictGroups    bool                   `protobuf:"varint,4,opt,name=strict_groups,json=strictGroups,proto3" json:"strict_groups,omitempty"` // it has only these, and none of the image's
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Security) Reset() {
+	*x = Security{}
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Security) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Security) ProtoMessage() {}
+
+func (x *Security) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Security.ProtoReflect.Descriptor instead.
+func (*Security) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Security) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *Security) GetNoNewPrivileges() bool {
+	if x != nil {
+		return x.NoNewPrivileges
+	}
+	return false
+}
+
+func (x *Security) GetGroups() []int64 {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *Security) GetStrictGroups() bool {
+	if x != nil {
+		return x.StrictGroups
+	}
+	return false
+}
+
+type Sysctl struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // with dots
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sysctl) Reset() {
+	*x = Sysctl{}
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sysctl) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sysctl) ProtoMessage() {}
+
+func (x *Sysctl) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
+func (*Sysctl) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Sysctl) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Sysctl) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 type EnvVar struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1358,7 +1535,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1370,7 +1547,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1383,7 +1560,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EnvVar) GetName() string {
@@ -1410,7 +1587,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +1599,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1435,7 +1612,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -1469,7 +1646,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +1658,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +1671,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecStart) GetCommand() []string {
@@ -1576,7 +1753,7 @@ type ExecInput struct {
 
 func (x *ExecInput) Reset() {
 	*x = ExecInput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1765,7 @@ func (x *ExecInput) String() string {
 func (*ExecInput) ProtoMessage() {}
 
 func (x *ExecInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1778,7 @@ func (x *ExecInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInput.ProtoReflect.Descriptor instead.
 func (*ExecInput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecInput) GetInput() isExecInput_Input {
@@ -1705,7 +1882,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1717,7 +1894,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1730,7 +1907,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecOutput) GetOutput() isExecOutput_Output {
@@ -1817,7 +1994,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1829,7 +2006,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1842,7 +2019,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LogsRequest) GetAfter() uint64 {
@@ -1879,7 +2056,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +2068,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +2081,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -1950,7 +2127,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1962,7 +2139,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1975,7 +2152,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
 }
 
 type WaitReply struct {
@@ -1989,7 +2166,7 @@ type WaitReply struct {
 
 func (x *WaitReply) Reset() {
 	*x = WaitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2178,7 @@ func (x *WaitReply) String() string {
 func (*WaitReply) ProtoMessage() {}
 
 func (x *WaitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2191,7 @@ func (x *WaitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitReply.ProtoReflect.Descriptor instead.
 func (*WaitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WaitReply) GetCode() int32 {
@@ -2046,7 +2223,7 @@ type AckExitRequest struct {
 
 func (x *AckExitRequest) Reset() {
 	*x = AckExitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2235,7 @@ func (x *AckExitRequest) String() string {
 func (*AckExitRequest) ProtoMessage() {}
 
 func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2248,7 @@ func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitRequest.ProtoReflect.Descriptor instead.
 func (*AckExitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
 }
 
 type AckExitReply struct {
@@ -2082,7 +2259,7 @@ type AckExitReply struct {
 
 func (x *AckExitReply) Reset() {
 	*x = AckExitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2271,7 @@ func (x *AckExitReply) String() string {
 func (*AckExitReply) ProtoMessage() {}
 
 func (x *AckExitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2284,7 @@ func (x *AckExitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitReply.ProtoReflect.Descriptor instead.
 func (*AckExitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
 }
 
 type PoweroffRequest struct {
@@ -2119,7 +2296,7 @@ type PoweroffRequest struct {
 
 func (x *PoweroffRequest) Reset() {
 	*x = PoweroffRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2308,7 @@ func (x *PoweroffRequest) String() string {
 func (*PoweroffRequest) ProtoMessage() {}
 
 func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2321,7 @@ func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffRequest.ProtoReflect.Descriptor instead.
 func (*PoweroffRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PoweroffRequest) GetGraceMs() int64 {
@@ -2162,7 +2339,7 @@ type PoweroffReply struct {
 
 func (x *PoweroffReply) Reset() {
 	*x = PoweroffReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2174,7 +2351,7 @@ func (x *PoweroffReply) String() string {
 func (*PoweroffReply) ProtoMessage() {}
 
 func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2187,7 +2364,7 @@ func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffReply.ProtoReflect.Descriptor instead.
 func (*PoweroffReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
 }
 
 type StatsRequest struct {
@@ -2198,7 +2375,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2210,7 +2387,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2223,7 +2400,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
 }
 
 type StatsReply struct {
@@ -2244,7 +2421,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2433,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2446,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StatsReply) GetCpuSeconds() float64 {
@@ -2354,7 +2531,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2543,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2556,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -2410,15 +2587,16 @@ type ResumedRequest struct {
 	Hostname      string                 `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	Nics          []*NIC                 `protobuf:"bytes,4,rep,name=nics,proto3" json:"nics,omitempty"`
 	Hosts         []string               `protobuf:"bytes,5,rep,name=hosts,proto3" json:"hosts,omitempty"`
-	Clone         *CloneIdentity         `protobuf:"bytes,6,opt,name=clone,proto3" json:"clone,omitempty"`      // absent: the guest is who it was
-	Storage       int64                  `protobuf:"varint,7,opt,name=storage,proto3" json:"storage,omitempty"` // bytes of the writable disk, when it is larger than when the state was saved
+	Clone         *CloneIdentity         `protobuf:"bytes,6,opt,name=clone,proto3" json:"clone,omitempty"`       // absent: the guest is who it was
+	Storage       int64                  `protobuf:"varint,7,opt,name=storage,proto3" json:"storage,omitempty"`  // bytes of the writable disk, when it is larger than when the state was saved
+	Resolver      []string               `protobuf:"bytes,8,rep,name=resolver,proto3" json:"resolver,omitempty"` // lines of resolv.conf that name no server
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2608,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2621,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -2495,6 +2673,13 @@ func (x *ResumedRequest) GetStorage() int64 {
 	return 0
 }
 
+func (x *ResumedRequest) GetResolver() []string {
+	if x != nil {
+		return x.Resolver
+	}
+	return nil
+}
+
 type CloneIdentity struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Macs          []string               `protobuf:"bytes,1,rep,name=macs,proto3" json:"macs,omitempty"` // that the interfaces have, in the order of nics
@@ -2506,7 +2691,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2703,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2716,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -2565,7 +2750,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2762,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2775,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -2618,7 +2803,7 @@ type LogPlace struct {
 
 func (x *LogPlace) Reset() {
 	*x = LogPlace{}
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2630,7 +2815,7 @@ func (x *LogPlace) String() string {
 func (*LogPlace) ProtoMessage() {}
 
 func (x *LogPlace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2643,7 +2828,7 @@ func (x *LogPlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
 func (*LogPlace) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LogPlace) GetRun() int32 {
@@ -2668,7 +2853,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2865,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2878,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
 }
 
 type SettleReply struct {
@@ -2704,7 +2889,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2716,7 +2901,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2729,7 +2914,87 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
+}
+
+type SetClockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NowUnixNano   int64                  `protobuf:"varint,1,opt,name=now_unix_nano,json=nowUnixNano,proto3" json:"now_unix_nano,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetClockRequest) Reset() {
+	*x = SetClockRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetClockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetClockRequest) ProtoMessage() {}
+
+func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
+func (*SetClockRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *SetClockRequest) GetNowUnixNano() int64 {
+	if x != nil {
+		return x.NowUnixNano
+	}
+	return 0
+}
+
+type SetClockReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetClockReply) Reset() {
+	*x = SetClockReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetClockReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetClockReply) ProtoMessage() {}
+
+func (x *SetClockReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetClockReply.ProtoReflect.Descriptor instead.
+func (*SetClockReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
 }
 
 type FreezeRequest struct {
@@ -2740,7 +3005,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2752,7 +3017,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2765,7 +3030,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
 }
 
 type FreezeReply struct {
@@ -2777,7 +3042,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +3054,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +3067,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -2820,7 +3085,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +3097,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +3110,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
 }
 
 type ThawReply struct {
@@ -2857,7 +3122,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +3134,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +3147,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -2903,7 +3168,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x15\n" +
 	"\x06set_up\x18\x03 \x01(\bR\x05setUp\x12\x18\n" +
 	"\aprocess\x18\x04 \x01(\bR\aprocess\x12\x1b\n" +
-	"\tuptime_ms\x18\x05 \x01(\x03R\buptimeMs\"\xd7\x02\n" +
+	"\tuptime_ms\x18\x05 \x01(\x03R\buptimeMs\"\xa6\x03\n" +
 	"\fSetupRequest\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12(\n" +
 	"\x04nics\x18\x02 \x03(\v2\x14.cocoon.guest.v1.NICR\x04nics\x12\x14\n" +
@@ -2914,7 +3179,10 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\n" +
 	"containers\x18\a \x03(\v2\x1a.cocoon.guest.v1.ContainerR\n" +
 	"containers\x12\x18\n" +
-	"\arestart\x18\b \x01(\tR\arestart\"\xd5\x01\n" +
+	"\arestart\x18\b \x01(\tR\arestart\x121\n" +
+	"\asysctls\x18\t \x03(\v2\x17.cocoon.guest.v1.SysctlR\asysctls\x12\x1a\n" +
+	"\bresolver\x18\n" +
+	" \x03(\tR\bresolver\"\xb6\x02\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x122\n" +
@@ -2922,7 +3190,11 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06layers\x18\x04 \x03(\tR\x06layers\x12.\n" +
 	"\x06mounts\x18\x05 \x03(\v2\x16.cocoon.guest.v1.MountR\x06mounts\x12\x10\n" +
 	"\x03run\x18\x06 \x01(\x05R\x03run\x12\x12\n" +
-	"\x04hold\x18\a \x01(\bR\x04hold\"\x13\n" +
+	"\x04hold\x18\a \x01(\bR\x04hold\x12!\n" +
+	"\fmessage_path\x18\t \x01(\tR\vmessagePath\x12(\n" +
+	"\x10message_from_log\x18\n" +
+	" \x01(\bR\x0emessageFromLog\x12\x12\n" +
+	"\x04root\x18\b \x01(\bR\x04root\"\x13\n" +
 	"\x11ContainersRequest\"S\n" +
 	"\x0fContainersReply\x12@\n" +
 	"\n" +
@@ -2988,7 +3260,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06routes\x18\b \x03(\v2\x16.cocoon.guest.v1.RouteR\x06routes\")\n" +
 	"\x05Route\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12\x10\n" +
-	"\x03via\x18\x02 \x01(\tR\x03via\"\xe3\x01\n" +
+	"\x03via\x18\x02 \x01(\tR\x03via\"\xbb\x02\n" +
 	"\aProcess\x12\x12\n" +
 	"\x04args\x18\x01 \x03(\tR\x04args\x12)\n" +
 	"\x03env\x18\x02 \x03(\v2\x17.cocoon.guest.v1.EnvVarR\x03env\x12\x18\n" +
@@ -2998,7 +3270,19 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x05stdin\x18\x06 \x01(\bR\x05stdin\x12\x1d\n" +
 	"\n" +
 	"stdin_once\x18\a \x01(\bR\tstdinOnce\x12$\n" +
-	"\x0eread_only_root\x18\b \x01(\bR\freadOnlyRoot\"2\n" +
+	"\x0eread_only_root\x18\b \x01(\bR\freadOnlyRoot\x125\n" +
+	"\bsecurity\x18\t \x01(\v2\x19.cocoon.guest.v1.SecurityR\bsecurity\x12\x1f\n" +
+	"\vstop_signal\x18\n" +
+	" \x01(\tR\n" +
+	"stopSignal\"\x97\x01\n" +
+	"\bSecurity\x12\"\n" +
+	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12*\n" +
+	"\x11no_new_privileges\x18\x02 \x01(\bR\x0fnoNewPrivileges\x12\x16\n" +
+	"\x06groups\x18\x03 \x03(\x03R\x06groups\x12#\n" +
+	"\rstrict_groups\x18\x04 \x01(\bR\fstrictGroups\"2\n" +
+	"\x06Sysctl\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"4\n" +
@@ -3073,7 +3357,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vcpu_seconds\x18\x02 \x01(\x01R\n" +
 	"cpuSeconds\x12\x16\n" +
-	"\x06memory\x18\x03 \x01(\x03R\x06memory\"\xfa\x01\n" +
+	"\x06memory\x18\x03 \x01(\x03R\x06memory\"\x96\x02\n" +
 	"\x0eResumedRequest\x12\"\n" +
 	"\rnow_unix_nano\x18\x01 \x01(\x03R\vnowUnixNano\x12\x18\n" +
 	"\aentropy\x18\x02 \x01(\fR\aentropy\x12\x1a\n" +
@@ -3081,7 +3365,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x04nics\x18\x04 \x03(\v2\x14.cocoon.guest.v1.NICR\x04nics\x12\x14\n" +
 	"\x05hosts\x18\x05 \x03(\tR\x05hosts\x124\n" +
 	"\x05clone\x18\x06 \x01(\v2\x1e.cocoon.guest.v1.CloneIdentityR\x05clone\x12\x18\n" +
-	"\astorage\x18\a \x01(\x03R\astorage\"f\n" +
+	"\astorage\x18\a \x01(\x03R\astorage\x12\x1a\n" +
+	"\bresolver\x18\b \x03(\tR\bresolver\"f\n" +
 	"\rCloneIdentity\x12\x12\n" +
 	"\x04macs\x18\x01 \x03(\tR\x04macs\x12\x1d\n" +
 	"\n" +
@@ -3096,14 +3381,16 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x03run\x18\x01 \x01(\x05R\x03run\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\"\x0f\n" +
 	"\rSettleRequest\"\r\n" +
-	"\vSettleReply\"\x0f\n" +
+	"\vSettleReply\"5\n" +
+	"\x0fSetClockRequest\x12\"\n" +
+	"\rnow_unix_nano\x18\x01 \x01(\x03R\vnowUnixNano\"\x0f\n" +
+	"\rSetClockReply\"\x0f\n" +
 	"\rFreezeRequest\"#\n" +
 	"\vFreezeReply\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x05R\x05count\"\r\n" +
 	"\vThawRequest\"!\n" +
 	"\tThawReply\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\x05R\x05count2\xcc\n" +
-	"\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count2\x9a\v\n" +
 	"\x05Guest\x12@\n" +
 	"\x04Info\x12\x1c.cocoon.guest.v1.InfoRequest\x1a\x1a.cocoon.guest.v1.InfoReply\x12O\n" +
 	"\tPutVolume\x12!.cocoon.guest.v1.PutVolumeRequest\x1a\x1f.cocoon.guest.v1.PutVolumeReply\x12C\n" +
@@ -3117,7 +3404,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\bPoweroff\x12 .cocoon.guest.v1.PoweroffRequest\x1a\x1e.cocoon.guest.v1.PoweroffReply\x12C\n" +
 	"\x05Stats\x12\x1d.cocoon.guest.v1.StatsRequest\x1a\x1b.cocoon.guest.v1.StatsReply\x12F\n" +
 	"\x06Settle\x12\x1e.cocoon.guest.v1.SettleRequest\x1a\x1c.cocoon.guest.v1.SettleReply\x12I\n" +
-	"\aResumed\x12\x1f.cocoon.guest.v1.ResumedRequest\x1a\x1d.cocoon.guest.v1.ResumedReply\x12F\n" +
+	"\aResumed\x12\x1f.cocoon.guest.v1.ResumedRequest\x1a\x1d.cocoon.guest.v1.ResumedReply\x12L\n" +
+	"\bSetClock\x12 .cocoon.guest.v1.SetClockRequest\x1a\x1e.cocoon.guest.v1.SetClockReply\x12F\n" +
 	"\x06Freeze\x12\x1e.cocoon.guest.v1.FreezeRequest\x1a\x1c.cocoon.guest.v1.FreezeReply\x12@\n" +
 	"\x04Thaw\x12\x1c.cocoon.guest.v1.ThawRequest\x1a\x1a.cocoon.guest.v1.ThawReply\x12T\n" +
 	"\n" +
@@ -3137,7 +3425,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),               // 1: cocoon.guest.v1.InfoReply
@@ -3160,32 +3448,36 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*NIC)(nil),                     // 18: cocoon.guest.v1.NIC
 	(*Route)(nil),                   // 19: cocoon.guest.v1.Route
 	(*Process)(nil),                 // 20: cocoon.guest.v1.Process
-	(*EnvVar)(nil),                  // 21: cocoon.guest.v1.EnvVar
-	(*WindowSize)(nil),              // 22: cocoon.guest.v1.WindowSize
-	(*ExecStart)(nil),               // 23: cocoon.guest.v1.ExecStart
-	(*ExecInput)(nil),               // 24: cocoon.guest.v1.ExecInput
-	(*ExecOutput)(nil),              // 25: cocoon.guest.v1.ExecOutput
-	(*LogsRequest)(nil),             // 26: cocoon.guest.v1.LogsRequest
-	(*LogEntry)(nil),                // 27: cocoon.guest.v1.LogEntry
-	(*WaitRequest)(nil),             // 28: cocoon.guest.v1.WaitRequest
-	(*WaitReply)(nil),               // 29: cocoon.guest.v1.WaitReply
-	(*AckExitRequest)(nil),          // 30: cocoon.guest.v1.AckExitRequest
-	(*AckExitReply)(nil),            // 31: cocoon.guest.v1.AckExitReply
-	(*PoweroffRequest)(nil),         // 32: cocoon.guest.v1.PoweroffRequest
-	(*PoweroffReply)(nil),           // 33: cocoon.guest.v1.PoweroffReply
-	(*StatsRequest)(nil),            // 34: cocoon.guest.v1.StatsRequest
-	(*StatsReply)(nil),              // 35: cocoon.guest.v1.StatsReply
-	(*ContainerStats)(nil),          // 36: cocoon.guest.v1.ContainerStats
-	(*ResumedRequest)(nil),          // 37: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),           // 38: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),            // 39: cocoon.guest.v1.ResumedReply
-	(*LogPlace)(nil),                // 40: cocoon.guest.v1.LogPlace
-	(*SettleRequest)(nil),           // 41: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),             // 42: cocoon.guest.v1.SettleReply
-	(*FreezeRequest)(nil),           // 43: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),             // 44: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),             // 45: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),               // 46: cocoon.guest.v1.ThawReply
+	(*Security)(nil),                // 21: cocoon.guest.v1.Security
+	(*Sysctl)(nil),                  // 22: cocoon.guest.v1.Sysctl
+	(*EnvVar)(nil),                  // 23: cocoon.guest.v1.EnvVar
+	(*WindowSize)(nil),              // 24: cocoon.guest.v1.WindowSize
+	(*ExecStart)(nil),               // 25: cocoon.guest.v1.ExecStart
+	(*ExecInput)(nil),               // 26: cocoon.guest.v1.ExecInput
+	(*ExecOutput)(nil),              // 27: cocoon.guest.v1.ExecOutput
+	(*LogsRequest)(nil),             // 28: cocoon.guest.v1.LogsRequest
+	(*LogEntry)(nil),                // 29: cocoon.guest.v1.LogEntry
+	(*WaitRequest)(nil),             // 30: cocoon.guest.v1.WaitRequest
+	(*WaitReply)(nil),               // 31: cocoon.guest.v1.WaitReply
+	(*AckExitRequest)(nil),          // 32: cocoon.guest.v1.AckExitRequest
+	(*AckExitReply)(nil),            // 33: cocoon.guest.v1.AckExitReply
+	(*PoweroffRequest)(nil),         // 34: cocoon.guest.v1.PoweroffRequest
+	(*PoweroffReply)(nil),           // 35: cocoon.guest.v1.PoweroffReply
+	(*StatsRequest)(nil),            // 36: cocoon.guest.v1.StatsRequest
+	(*StatsReply)(nil),              // 37: cocoon.guest.v1.StatsReply
+	(*ContainerStats)(nil),          // 38: cocoon.guest.v1.ContainerStats
+	(*ResumedRequest)(nil),          // 39: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),           // 40: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),            // 41: cocoon.guest.v1.ResumedReply
+	(*LogPlace)(nil),                // 42: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),           // 43: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),             // 44: cocoon.guest.v1.SettleReply
+	(*SetClockRequest)(nil),         // 45: cocoon.guest.v1.SetClockRequest
+	(*SetClockReply)(nil),           // 46: cocoon.guest.v1.SetClockReply
+	(*FreezeRequest)(nil),           // 47: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),             // 48: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),             // 49: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),               // 50: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
 	18, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
@@ -3193,64 +3485,68 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	13, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
 	15, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
 	3,  // 4: cocoon.guest.v1.SetupRequest.containers:type_name -> cocoon.guest.v1.Container
-	20, // 5: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
-	15, // 6: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
-	6,  // 7: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
-	11, // 8: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
-	11, // 9: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
-	13, // 10: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
-	14, // 11: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
-	19, // 12: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
-	21, // 13: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
-	21, // 14: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
-	22, // 15: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
-	23, // 16: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
-	22, // 17: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	36, // 18: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
-	18, // 19: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	38, // 20: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	40, // 21: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
-	0,  // 22: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	16, // 23: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 24: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	24, // 25: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	24, // 26: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	24, // 27: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	26, // 28: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	28, // 29: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	30, // 30: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	32, // 31: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	34, // 32: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	41, // 33: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	37, // 34: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	43, // 35: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	45, // 36: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	4,  // 37: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	7,  // 38: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
-	9,  // 39: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
-	1,  // 40: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	17, // 41: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	12, // 42: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	25, // 43: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	25, // 44: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	25, // 45: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	27, // 46: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	29, // 47: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	31, // 48: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	33, // 49: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	35, // 50: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	42, // 51: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	39, // 52: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	44, // 53: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	46, // 54: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	5,  // 55: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	8,  // 56: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
-	10, // 57: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
-	40, // [40:58] is the sub-list for method output_type
-	22, // [22:40] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	22, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
+	20, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
+	15, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
+	6,  // 8: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
+	11, // 9: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
+	11, // 10: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
+	13, // 11: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
+	14, // 12: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
+	19, // 13: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
+	23, // 14: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
+	21, // 15: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
+	23, // 16: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
+	24, // 17: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
+	25, // 18: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
+	24, // 19: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
+	38, // 20: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	18, // 21: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	40, // 22: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	42, // 23: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	0,  // 24: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	16, // 25: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 26: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	26, // 27: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	26, // 28: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	26, // 29: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	28, // 30: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	30, // 31: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	32, // 32: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	34, // 33: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	36, // 34: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	43, // 35: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	39, // 36: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	45, // 37: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
+	47, // 38: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	49, // 39: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	4,  // 40: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	7,  // 41: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
+	9,  // 42: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
+	1,  // 43: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	17, // 44: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	12, // 45: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	27, // 46: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	27, // 47: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	27, // 48: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	29, // 49: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	31, // 50: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	33, // 51: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	35, // 52: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	37, // 53: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	44, // 54: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	41, // 55: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	46, // 56: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
+	48, // 57: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	50, // 58: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	5,  // 59: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	8,  // 60: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
+	10, // 61: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
+	43, // [43:62] is the sub-list for method output_type
+	24, // [24:43] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -3260,14 +3556,14 @@ func file_guest_v1_guest_proto_init() {
 	}
 	file_guest_v1_guest_proto_msgTypes[13].OneofWrappers = []any{}
 	file_guest_v1_guest_proto_msgTypes[14].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[24].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[26].OneofWrappers = []any{
 		(*ExecInput_Start)(nil),
 		(*ExecInput_Stdin)(nil),
 		(*ExecInput_StdinClosed)(nil),
 		(*ExecInput_Resize)(nil),
 		(*ExecInput_Signal)(nil),
 	}
-	file_guest_v1_guest_proto_msgTypes[25].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[27].OneofWrappers = []any{
 		(*ExecOutput_Stdout)(nil),
 		(*ExecOutput_Stderr)(nil),
 		(*ExecOutput_ExitCode)(nil),
@@ -3279,7 +3575,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

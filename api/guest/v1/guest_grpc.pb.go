@@ -34,6 +34,7 @@ const (
 	Guest_Stats_FullMethodName            = "/cocoon.guest.v1.Guest/Stats"
 	Guest_Settle_FullMethodName           = "/cocoon.guest.v1.Guest/Settle"
 	Guest_Resumed_FullMethodName          = "/cocoon.guest.v1.Guest/Resumed"
+	Guest_SetClock_FullMethodName         = "/cocoon.guest.v1.Guest/SetClock"
 	Guest_Freeze_FullMethodName           = "/cocoon.guest.v1.Guest/Freeze"
 	Guest_Thaw_FullMethodName             = "/cocoon.guest.v1.Guest/Thaw"
 	Guest_Containers_FullMethodName       = "/cocoon.guest.v1.Guest/Containers"
@@ -76,6 +77,8 @@ type GuestClient interface {
 	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleReply, error)
 	// Resumed tells a guest that was resumed from saved state what time it is and, if it is a clone, who it is. Idempotent.
 	Resumed(ctx context.Context, in *ResumedRequest, opts ...grpc.CallOption) (*ResumedReply, error)
+	// SetClock sets the guest's clock.
+	SetClock(ctx context.Context, in *SetClockRequest, opts ...grpc.CallOption) (*SetClockReply, error)
 	// Freeze flushes the guest's file systems and holds every writer still. Resumed, Thaw and the end of the session end it.
 	Freeze(ctx context.Context, in *FreezeRequest, opts ...grpc.CallOption) (*FreezeReply, error)
 	Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.CallOption) (*ThawReply, error)
@@ -244,6 +247,16 @@ func (c *guestClient) Resumed(ctx context.Context, in *ResumedRequest, opts ...g
 	return out, nil
 }
 
+func (c *guestClient) SetClock(ctx context.Context, in *SetClockRequest, opts ...grpc.CallOption) (*SetClockReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetClockReply)
+	err := c.cc.Invoke(ctx, Guest_SetClock_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *guestClient) Freeze(ctx context.Context, in *FreezeRequest, opts ...grpc.CallOption) (*FreezeReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FreezeReply)
@@ -338,6 +351,8 @@ type GuestServer interface {
 	Settle(context.Context, *SettleRequest) (*SettleReply, error)
 	// Resumed tells a guest that was resumed from saved state what time it is and, if it is a clone, who it is. Idempotent.
 	Resumed(context.Context, *ResumedRequest) (*ResumedReply, error)
+	// SetClock sets the guest's clock.
+	SetClock(context.Context, *SetClockRequest) (*SetClockReply, error)
 	// Freeze flushes the guest's file systems and holds every writer still. Resumed, Thaw and the end of the session end it.
 	Freeze(context.Context, *FreezeRequest) (*FreezeReply, error)
 	Thaw(context.Context, *ThawRequest) (*ThawReply, error)
@@ -396,6 +411,9 @@ func (UnimplementedGuestServer) Settle(context.Context, *SettleRequest) (*Settle
 }
 func (UnimplementedGuestServer) Resumed(context.Context, *ResumedRequest) (*ResumedReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Resumed not implemented")
+}
+func (UnimplementedGuestServer) SetClock(context.Context, *SetClockRequest) (*SetClockReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetClock not implemented")
 }
 func (UnimplementedGuestServer) Freeze(context.Context, *FreezeRequest) (*FreezeReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Freeze not implemented")
@@ -627,6 +645,24 @@ func _Guest_Resumed_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_SetClock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetClockRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).SetClock(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_SetClock_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).SetClock(ctx, req.(*SetClockRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Guest_Freeze_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FreezeRequest)
 	if err := dec(in); err != nil {
@@ -752,6 +788,10 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Resumed",
 			Handler:    _Guest_Resumed_Handler,
+		},
+		{
+			MethodName: "SetClock",
+			Handler:    _Guest_SetClock_Handler,
 		},
 		{
 			MethodName: "Freeze",

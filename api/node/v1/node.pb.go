@@ -547,6 +547,10 @@ type Spec struct {
 	Containers    []*Container           `protobuf:"bytes,17,rep,name=containers,proto3" json:"containers,omitempty"` // OCI guests: instead of process and mounts
 	Restart       string                 `protobuf:"bytes,18,opt,name=restart,proto3" json:"restart,omitempty"`       // of containers: always, on-failure, never
 	Offered       []string               `protobuf:"bytes,19,rep,name=offered,proto3" json:"offered,omitempty"`       // namespaces that may take the VM over, which is the operator's
+	Sysctls       []*Sysctl              `protobuf:"bytes,20,rep,name=sysctls,proto3" json:"sysctls,omitempty"`       // OCI guests: set in the guest before anything starts
+	Domain        string                 `protobuf:"bytes,21,opt,name=domain,proto3" json:"domain,omitempty"`         // OCI guests: of hostname
+	Hosts         []*HostEntry           `protobuf:"bytes,22,rep,name=hosts,proto3" json:"hosts,omitempty"`           // OCI guests: in /etc/hosts
+	Dns           *DNS                   `protobuf:"bytes,23,opt,name=dns,proto3" json:"dns,omitempty"`               // OCI guests; absent: as their networks say
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -714,22 +718,181 @@ func (x *Spec) GetOffered() []string {
 	return nil
 }
 
-// Container is one of several programs of an OCI guest, with a root file system of its own.
-type Container struct {
+func (x *Spec) GetSysctls() []*Sysctl {
+	if x != nil {
+		return x.Sysctls
+	}
+	return nil
+}
+
+func (x *Spec) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *Spec) GetHosts() []*HostEntry {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *Spec) GetDns() *DNS {
+	if x != nil {
+		return x.Dns
+	}
+	return nil
+}
+
+type HostEntry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Image         string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
-	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // init, sidecar, app
-	Process       *Process               `protobuf:"bytes,4,opt,name=process,proto3" json:"process,omitempty"`
-	Mounts        []*Mount               `protobuf:"bytes,5,rep,name=mounts,proto3" json:"mounts,omitempty"`
-	Hold          bool                   `protobuf:"varint,6,opt,name=hold,proto3" json:"hold,omitempty"` // of sidecars and apps: those after it wait for ReleaseContainer
+	Ip            string                 `protobuf:"bytes,1,opt,name=ip,proto3" json:"ip,omitempty"`
+	Names         []string               `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
+func (x *HostEntry) Reset() {
+	*x = HostEntry{}
+	mi := &file_node_v1_node_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostEntry) ProtoMessage() {}
+
+func (x *HostEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostEntry.ProtoReflect.Descriptor instead.
+func (*HostEntry) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *HostEntry) GetIp() string {
+	if x != nil {
+		return x.Ip
+	}
+	return ""
+}
+
+func (x *HostEntry) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+type DNS struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Servers       []string               `protobuf:"bytes,1,rep,name=servers,proto3" json:"servers,omitempty"` // after those of the networks
+	Own           bool                   `protobuf:"varint,2,opt,name=own,proto3" json:"own,omitempty"`        // those of the networks are not used
+	Searches      []string               `protobuf:"bytes,3,rep,name=searches,proto3" json:"searches,omitempty"`
+	Options       []string               `protobuf:"bytes,4,rep,name=options,proto3" json:"options,omitempty"`
+	Offered       bool                   `protobuf:"varint,5,opt,name=offered,proto3" json:"offered,omitempty"` // of the node, not of the request: a VM that boots itself does without
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DNS) Reset() {
+	*x = DNS{}
+	mi := &file_node_v1_node_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DNS) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DNS) ProtoMessage() {}
+
+func (x *DNS) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DNS.ProtoReflect.Descriptor instead.
+func (*DNS) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *DNS) GetServers() []string {
+	if x != nil {
+		return x.Servers
+	}
+	return nil
+}
+
+func (x *DNS) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
+func (x *DNS) GetSearches() []string {
+	if x != nil {
+		return x.Searches
+	}
+	return nil
+}
+
+func (x *DNS) GetOptions() []string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *DNS) GetOffered() bool {
+	if x != nil {
+		return x.Offered
+	}
+	return false
+}
+
+// Container is one of several programs of an OCI guest, with a root file system of its own.
+type Container struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Image          string                 `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	Kind           string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"` // init, sidecar, app
+	Process        *Process               `protobuf:"bytes,4,opt,name=process,proto3" json:"process,omitempty"`
+	Mounts         []*Mount               `protobuf:"bytes,5,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	Hold           bool                   `protobuf:"varint,6,opt,name=hold,proto3" json:"hold,omitempty"` // of sidecars and apps: those after it wait for ReleaseContainer
+	Root           bool                   `protobuf:"varint,7,opt,name=root,proto3" json:"root,omitempty"` // its root is the VM's own; the only container of the VM
+	MessagePath    string                 `protobuf:"bytes,8,opt,name=message_path,json=messagePath,proto3" json:"message_path,omitempty"`
+	MessageFromLog bool                   `protobuf:"varint,9,opt,name=message_from_log,json=messageFromLog,proto3" json:"message_from_log,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_node_v1_node_proto_msgTypes[12]
+	mi := &file_node_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +904,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[12]
+	mi := &file_node_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +917,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Container) GetName() string {
@@ -799,6 +962,27 @@ func (x *Container) GetHold() bool {
 	return false
 }
 
+func (x *Container) GetRoot() bool {
+	if x != nil {
+		return x.Root
+	}
+	return false
+}
+
+func (x *Container) GetMessagePath() string {
+	if x != nil {
+		return x.MessagePath
+	}
+	return ""
+}
+
+func (x *Container) GetMessageFromLog() bool {
+	if x != nil {
+		return x.MessageFromLog
+	}
+	return false
+}
+
 type ContainerRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -807,13 +991,14 @@ type ContainerRecord struct {
 	Layers        []string               `protobuf:"bytes,4,rep,name=layers,proto3" json:"layers,omitempty"` // serials of disks
 	Status        *ContainerStatus       `protobuf:"bytes,5,opt,name=status,proto3" json:"status,omitempty"`
 	ImageManifest string                 `protobuf:"bytes,6,opt,name=image_manifest,json=imageManifest,proto3" json:"image_manifest,omitempty"` // digest at the image's origin; of saved records only
+	Root          bool                   `protobuf:"varint,7,opt,name=root,proto3" json:"root,omitempty"`                                       // as in Container
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ContainerRecord) Reset() {
 	*x = ContainerRecord{}
-	mi := &file_node_v1_node_proto_msgTypes[13]
+	mi := &file_node_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +1010,7 @@ func (x *ContainerRecord) String() string {
 func (*ContainerRecord) ProtoMessage() {}
 
 func (x *ContainerRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[13]
+	mi := &file_node_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +1023,7 @@ func (x *ContainerRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerRecord.ProtoReflect.Descriptor instead.
 func (*ContainerRecord) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ContainerRecord) GetName() string {
@@ -883,6 +1068,13 @@ func (x *ContainerRecord) GetImageManifest() string {
 	return ""
 }
 
+func (x *ContainerRecord) GetRoot() bool {
+	if x != nil {
+		return x.Root
+	}
+	return false
+}
+
 type ContainerStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	State         string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"` // waiting, running, terminated; empty before the guest has told
@@ -898,7 +1090,7 @@ type ContainerStatus struct {
 
 func (x *ContainerStatus) Reset() {
 	*x = ContainerStatus{}
-	mi := &file_node_v1_node_proto_msgTypes[14]
+	mi := &file_node_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1102,7 @@ func (x *ContainerStatus) String() string {
 func (*ContainerStatus) ProtoMessage() {}
 
 func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[14]
+	mi := &file_node_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1115,7 @@ func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStatus.ProtoReflect.Descriptor instead.
 func (*ContainerStatus) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ContainerStatus) GetState() string {
@@ -988,7 +1180,7 @@ type ContainerExit struct {
 
 func (x *ContainerExit) Reset() {
 	*x = ContainerExit{}
-	mi := &file_node_v1_node_proto_msgTypes[15]
+	mi := &file_node_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1192,7 @@ func (x *ContainerExit) String() string {
 func (*ContainerExit) ProtoMessage() {}
 
 func (x *ContainerExit) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[15]
+	mi := &file_node_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1205,7 @@ func (x *ContainerExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerExit.ProtoReflect.Descriptor instead.
 func (*ContainerExit) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ContainerExit) GetCode() int64 {
@@ -1066,7 +1258,7 @@ type CloudInit struct {
 
 func (x *CloudInit) Reset() {
 	*x = CloudInit{}
-	mi := &file_node_v1_node_proto_msgTypes[16]
+	mi := &file_node_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1270,7 @@ func (x *CloudInit) String() string {
 func (*CloudInit) ProtoMessage() {}
 
 func (x *CloudInit) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[16]
+	mi := &file_node_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1283,7 @@ func (x *CloudInit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInit.ProtoReflect.Descriptor instead.
 func (*CloudInit) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CloudInit) GetDatasource() string {
@@ -1151,7 +1343,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_node_v1_node_proto_msgTypes[17]
+	mi := &file_node_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1355,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[17]
+	mi := &file_node_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1368,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Volume) GetName() string {
@@ -1233,7 +1425,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_node_v1_node_proto_msgTypes[18]
+	mi := &file_node_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1437,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[18]
+	mi := &file_node_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1450,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -1301,7 +1493,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_node_v1_node_proto_msgTypes[19]
+	mi := &file_node_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1505,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[19]
+	mi := &file_node_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1518,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Mount) GetVolume() string {
@@ -1368,7 +1560,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[20]
+	mi := &file_node_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1572,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[20]
+	mi := &file_node_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1585,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UpdateVolumeRequest) GetRef() string {
@@ -1425,7 +1617,7 @@ type UpdateVolumeResponse struct {
 
 func (x *UpdateVolumeResponse) Reset() {
 	*x = UpdateVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[21]
+	mi := &file_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1437,7 +1629,7 @@ func (x *UpdateVolumeResponse) String() string {
 func (*UpdateVolumeResponse) ProtoMessage() {}
 
 func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[21]
+	mi := &file_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1450,7 +1642,7 @@ func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 type KillContainerRequest struct {
@@ -1465,7 +1657,7 @@ type KillContainerRequest struct {
 
 func (x *KillContainerRequest) Reset() {
 	*x = KillContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[22]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1669,7 @@ func (x *KillContainerRequest) String() string {
 func (*KillContainerRequest) ProtoMessage() {}
 
 func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[22]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1682,7 @@ func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerRequest.ProtoReflect.Descriptor instead.
 func (*KillContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *KillContainerRequest) GetRef() string {
@@ -1529,7 +1721,7 @@ type KillContainerResponse struct {
 
 func (x *KillContainerResponse) Reset() {
 	*x = KillContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1733,7 @@ func (x *KillContainerResponse) String() string {
 func (*KillContainerResponse) ProtoMessage() {}
 
 func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1746,7 @@ func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerResponse.ProtoReflect.Descriptor instead.
 func (*KillContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 type ReleaseContainerRequest struct {
@@ -1567,7 +1759,7 @@ type ReleaseContainerRequest struct {
 
 func (x *ReleaseContainerRequest) Reset() {
 	*x = ReleaseContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1579,7 +1771,7 @@ func (x *ReleaseContainerRequest) String() string {
 func (*ReleaseContainerRequest) ProtoMessage() {}
 
 func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1592,7 +1784,7 @@ func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReleaseContainerRequest) GetRef() string {
@@ -1617,7 +1809,7 @@ type ReleaseContainerResponse struct {
 
 func (x *ReleaseContainerResponse) Reset() {
 	*x = ReleaseContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1821,7 @@ func (x *ReleaseContainerResponse) String() string {
 func (*ReleaseContainerResponse) ProtoMessage() {}
 
 func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1834,7 @@ func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 // Process is the main process of an OCI guest.
@@ -1657,13 +1849,15 @@ type Process struct {
 	Stdin         bool                   `protobuf:"varint,7,opt,name=stdin,proto3" json:"stdin,omitempty"`                                     // keep a standard input open for Attach
 	StdinOnce     bool                   `protobuf:"varint,8,opt,name=stdin_once,json=stdinOnce,proto3" json:"stdin_once,omitempty"`            // until the first Attach that writes to it ends
 	ReadOnlyRoot  bool                   `protobuf:"varint,9,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"` // it can write to what is mounted alone
+	Security      *Security              `protobuf:"bytes,10,opt,name=security,proto3" json:"security,omitempty"`                               // absent: all rights of the guest's root
+	StopSignal    string                 `protobuf:"bytes,11,opt,name=stop_signal,json=stopSignal,proto3" json:"stop_signal,omitempty"`         // name or number; empty: that of the image, or SIGTERM
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1869,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +1882,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Process) GetEntrypoint() []string {
@@ -1754,6 +1948,149 @@ func (x *Process) GetReadOnlyRoot() bool {
 	return false
 }
 
+func (x *Process) GetSecurity() *Security {
+	if x != nil {
+		return x.Security
+	}
+	return nil
+}
+
+func (x *Process) GetStopSignal() string {
+	if x != nil {
+		return x.StopSignal
+	}
+	return ""
+}
+
+// Security limits what a process may do in its guest.
+type Security struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Capabilities    []string               `protobuf:"bytes,1,rep,name=capabilities,proto3" json:"capabilities,omitempty"` // the most that it and its children can have: names without CAP_
+	NoNewPrivileges bool                   `protobuf:"varint,2,opt,name=no_new_privileges,json=noNewPrivileges,proto3" json:"no_new_privileges,omitempty"`
+	NonRoot         bool                   `protobuf:"varint,3,opt,name=non_root,json=nonRoot,proto3" json:"non_root,omitempty"` // it is refused for user 0
+	Groups          []int64                `protobuf:"varint,4,rep,packed,name=groups,proto3" json:"groups,omitempty"`
+	StrictGroups    bool                   `protobuf:"varint,5,opt,name=strict_groups,json=strictGroups,proto3" json:"strict_groups,omitempty"` // it has only these groups, and none of the image's
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Security) Reset() {
+	*x = Security{}
+	mi := &file_node_v1_node_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Security) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Security) ProtoMessage() {}
+
+func (x *Security) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Security.ProtoReflect.Descriptor instead.
+func (*Security) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Security) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *Security) GetNoNewPrivileges() bool {
+	if x != nil {
+		return x.NoNewPrivileges
+	}
+	return false
+}
+
+func (x *Security) GetNonRoot() bool {
+	if x != nil {
+		return x.NonRoot
+	}
+	return false
+}
+
+func (x *Security) GetGroups() []int64 {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *Security) GetStrictGroups() bool {
+	if x != nil {
+		return x.StrictGroups
+	}
+	return false
+}
+
+type Sysctl struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sysctl) Reset() {
+	*x = Sysctl{}
+	mi := &file_node_v1_node_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sysctl) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sysctl) ProtoMessage() {}
+
+func (x *Sysctl) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
+func (*Sysctl) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Sysctl) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Sysctl) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 type EnvVar struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1764,7 +2101,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +2113,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +2126,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EnvVar) GetName() string {
@@ -1816,7 +2153,7 @@ type NICSpec struct {
 
 func (x *NICSpec) Reset() {
 	*x = NICSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +2165,7 @@ func (x *NICSpec) String() string {
 func (*NICSpec) ProtoMessage() {}
 
 func (x *NICSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +2178,7 @@ func (x *NICSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICSpec.ProtoReflect.Descriptor instead.
 func (*NICSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NICSpec) GetNetwork() string {
@@ -1896,7 +2233,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2245,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2258,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Record) GetId() string {
@@ -2140,7 +2477,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2489,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2502,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Owner) GetNamespace() string {
@@ -2204,7 +2541,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2216,7 +2553,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2229,7 +2566,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Resume) GetClone() bool {
@@ -2286,7 +2623,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2635,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2648,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Boot) GetKernel() string {
@@ -2356,7 +2693,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2705,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2718,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Disk) GetPath() string {
@@ -2447,7 +2784,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2796,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2809,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -2576,7 +2913,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2588,7 +2925,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2601,7 +2938,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Route) GetTo() string {
@@ -2629,7 +2966,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2641,7 +2978,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2654,7 +2991,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Event) GetType() string {
@@ -2694,7 +3031,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2706,7 +3043,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2719,7 +3056,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -2826,7 +3163,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2838,7 +3175,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2851,7 +3188,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -2934,7 +3271,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3283,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3296,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -2994,7 +3331,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3343,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3356,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -3117,7 +3454,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3466,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3479,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -3167,7 +3504,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3179,7 +3516,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3192,7 +3529,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -3257,7 +3594,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3269,7 +3606,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3282,7 +3619,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -3333,7 +3670,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3345,7 +3682,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3358,7 +3695,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -3415,7 +3752,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3427,7 +3764,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3440,7 +3777,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -3502,7 +3839,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3514,7 +3851,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3527,7 +3864,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -3612,7 +3949,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3624,7 +3961,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3637,7 +3974,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -3674,7 +4011,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3686,7 +4023,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3699,7 +4036,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -3752,7 +4089,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3764,7 +4101,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3777,7 +4114,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ImportStart) GetName() string {
@@ -3800,7 +4137,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +4149,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +4162,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -3877,7 +4214,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3889,7 +4226,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3902,7 +4239,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 type GetImageRequest struct {
@@ -3914,7 +4251,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4263,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4276,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -3958,7 +4295,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3970,7 +4307,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3983,7 +4320,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -4001,7 +4338,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4013,7 +4350,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4026,7 +4363,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 type Image struct {
@@ -4047,7 +4384,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4059,7 +4396,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4072,7 +4409,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Image) GetId() string {
@@ -4157,7 +4494,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4169,7 +4506,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4182,7 +4519,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PullRequest) GetName() string {
@@ -4226,7 +4563,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4238,7 +4575,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4251,7 +4588,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -4295,7 +4632,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4307,7 +4644,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4320,7 +4657,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -4375,7 +4712,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4387,7 +4724,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4400,7 +4737,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Progress) GetPhase() string {
@@ -4433,7 +4770,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4445,7 +4782,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4458,7 +4795,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -4485,7 +4822,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4497,7 +4834,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4510,7 +4847,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -4591,7 +4928,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4603,7 +4940,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4616,7 +4953,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -4671,7 +5008,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4683,7 +5020,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4696,7 +5033,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -4722,7 +5059,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4734,7 +5071,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4747,7 +5084,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -4766,7 +5103,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4778,7 +5115,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4791,7 +5128,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -4811,7 +5148,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4823,7 +5160,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4836,7 +5173,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -4863,7 +5200,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4875,7 +5212,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4888,7 +5225,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Mapping) GetName() string {
@@ -4913,7 +5250,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4925,7 +5262,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4938,7 +5275,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 type MappingProblems struct {
@@ -4950,7 +5287,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4962,7 +5299,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4975,7 +5312,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -4997,7 +5334,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5009,7 +5346,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5022,7 +5359,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -5061,7 +5398,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5073,7 +5410,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5086,7 +5423,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 type NodeInfo struct {
@@ -5110,7 +5447,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5122,7 +5459,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5135,7 +5472,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -5248,7 +5585,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5260,7 +5597,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5273,7 +5610,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Network) GetName() string {
@@ -5370,7 +5707,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5382,7 +5719,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5395,7 +5732,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Driver) GetName() string {
@@ -5469,7 +5806,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5481,7 +5818,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5494,7 +5831,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 type DoctorResponse struct {
@@ -5506,7 +5843,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5518,7 +5855,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5531,7 +5868,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -5556,7 +5893,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5568,7 +5905,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5581,7 +5918,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Check) GetName() string {
@@ -5641,7 +5978,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5653,7 +5990,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5666,7 +6003,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 type ResetResponse struct {
@@ -5677,7 +6014,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5689,7 +6026,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5702,7 +6039,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 type TeardownNetworksRequest struct {
@@ -5713,7 +6050,7 @@ type TeardownNetworksRequest struct {
 
 func (x *TeardownNetworksRequest) Reset() {
 	*x = TeardownNetworksRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5725,7 +6062,7 @@ func (x *TeardownNetworksRequest) String() string {
 func (*TeardownNetworksRequest) ProtoMessage() {}
 
 func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5738,7 +6075,7 @@ func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 type TeardownNetworksResponse struct {
@@ -5749,7 +6086,7 @@ type TeardownNetworksResponse struct {
 
 func (x *TeardownNetworksResponse) Reset() {
 	*x = TeardownNetworksResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5761,7 +6098,7 @@ func (x *TeardownNetworksResponse) String() string {
 func (*TeardownNetworksResponse) ProtoMessage() {}
 
 func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5774,7 +6111,7 @@ func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 type StraysRequest struct {
@@ -5785,7 +6122,7 @@ type StraysRequest struct {
 
 func (x *StraysRequest) Reset() {
 	*x = StraysRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5797,7 +6134,7 @@ func (x *StraysRequest) String() string {
 func (*StraysRequest) ProtoMessage() {}
 
 func (x *StraysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5810,7 +6147,7 @@ func (x *StraysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
 func (*StraysRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 type StraysResponse struct {
@@ -5822,7 +6159,7 @@ type StraysResponse struct {
 
 func (x *StraysResponse) Reset() {
 	*x = StraysResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5834,7 +6171,7 @@ func (x *StraysResponse) String() string {
 func (*StraysResponse) ProtoMessage() {}
 
 func (x *StraysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5847,7 +6184,7 @@ func (x *StraysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
 func (*StraysResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StraysResponse) GetStrays() []*Stray {
@@ -5873,7 +6210,7 @@ type Stray struct {
 
 func (x *Stray) Reset() {
 	*x = Stray{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5885,7 +6222,7 @@ func (x *Stray) String() string {
 func (*Stray) ProtoMessage() {}
 
 func (x *Stray) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5898,7 +6235,7 @@ func (x *Stray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stray.ProtoReflect.Descriptor instead.
 func (*Stray) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Stray) GetId() string {
@@ -5960,7 +6297,7 @@ type AdoptStrayRequest struct {
 
 func (x *AdoptStrayRequest) Reset() {
 	*x = AdoptStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5972,7 +6309,7 @@ func (x *AdoptStrayRequest) String() string {
 func (*AdoptStrayRequest) ProtoMessage() {}
 
 func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5985,7 +6322,7 @@ func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
 func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *AdoptStrayRequest) GetId() string {
@@ -6011,7 +6348,7 @@ type RemoveStrayRequest struct {
 
 func (x *RemoveStrayRequest) Reset() {
 	*x = RemoveStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6023,7 +6360,7 @@ func (x *RemoveStrayRequest) String() string {
 func (*RemoveStrayRequest) ProtoMessage() {}
 
 func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6036,7 +6373,7 @@ func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RemoveStrayRequest) GetId() string {
@@ -6054,7 +6391,7 @@ type RemoveStrayResponse struct {
 
 func (x *RemoveStrayResponse) Reset() {
 	*x = RemoveStrayResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6066,7 +6403,7 @@ func (x *RemoveStrayResponse) String() string {
 func (*RemoveStrayResponse) ProtoMessage() {}
 
 func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6079,7 +6416,7 @@ func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 type CloneRequest struct {
@@ -6098,13 +6435,14 @@ type CloneRequest struct {
 	Auth          []*RegistryAuth        `protobuf:"bytes,12,rep,name=auth,proto3" json:"auth,omitempty"`                                     // for that
 	Cold          bool                   `protobuf:"varint,13,opt,name=cold,proto3" json:"cold,omitempty"`                                    // boot from the snapshot's disks instead of going on from its memory
 	StopGraceNs   int64                  `protobuf:"varint,14,opt,name=stop_grace_ns,json=stopGraceNs,proto3" json:"stop_grace_ns,omitempty"` // 0: the snapshot's
+	Dns           *DNS                   `protobuf:"bytes,15,opt,name=dns,proto3" json:"dns,omitempty"`                                       // absent: the snapshot's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6116,7 +6454,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6129,7 +6467,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -6230,6 +6568,13 @@ func (x *CloneRequest) GetStopGraceNs() int64 {
 	return 0
 }
 
+func (x *CloneRequest) GetDns() *DNS {
+	if x != nil {
+		return x.Dns
+	}
+	return nil
+}
+
 type RestoreRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
@@ -6240,7 +6585,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6252,7 +6597,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6265,7 +6610,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -6292,7 +6637,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6304,7 +6649,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6317,7 +6662,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -6343,7 +6688,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6355,7 +6700,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6368,7 +6713,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -6391,7 +6736,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6403,7 +6748,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6416,7 +6761,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -6463,7 +6808,7 @@ type Snapshot struct {
 	ImageDigest   string                 `protobuf:"bytes,5,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
 	ImageType     string                 `protobuf:"bytes,6,opt,name=image_type,json=imageType,proto3" json:"image_type,omitempty"`
 	ImageBlobIds  []string               `protobuf:"bytes,7,rep,name=image_blob_ids,json=imageBlobIds,proto3" json:"image_blob_ids,omitempty"`
-	Hypervisor    string                 `protobuf:"bytes,8,opt,name=hypervisor,proto3" json:"hypervisor,omitempty"`
+	Hypervisor    string                 `protobuf:"bytes,8,opt,name=hypervisor,proto3" json:"hypervisor,omitempty"` // the driver that took it
 	Machine       *Machine               `protobuf:"bytes,9,opt,name=machine,proto3" json:"machine,omitempty"`
 	Cpus          int64                  `protobuf:"varint,10,opt,name=cpus,proto3" json:"cpus,omitempty"`
 	Memory        int64                  `protobuf:"varint,11,opt,name=memory,proto3" json:"memory,omitempty"`   // bytes
@@ -6485,13 +6830,14 @@ type Snapshot struct {
 	Labels        map[string]string      `protobuf:"bytes,27,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Owner         *Owner                 `protobuf:"bytes,28,opt,name=owner,proto3" json:"owner,omitempty"`         // absent: the operator of the node
 	Published     []string               `protobuf:"bytes,29,rep,name=published,proto3" json:"published,omitempty"` // namespaces that may clone from it, "*" for all
+	Backend       string                 `protobuf:"bytes,30,opt,name=backend,proto3" json:"backend,omitempty"`     // the hypervisor that the VM asked for; empty: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6503,7 +6849,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6516,7 +6862,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Snapshot) GetId() string {
@@ -6722,6 +7068,13 @@ func (x *Snapshot) GetPublished() []string {
 	return nil
 }
 
+func (x *Snapshot) GetBackend() string {
+	if x != nil {
+		return x.Backend
+	}
+	return ""
+}
+
 type Machine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Driver        string                 `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
@@ -6737,7 +7090,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6749,7 +7102,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6762,7 +7115,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Machine) GetDriver() string {
@@ -6822,7 +7175,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6834,7 +7187,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6847,7 +7200,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 type InspectSnapshotRequest struct {
@@ -6859,7 +7212,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6871,7 +7224,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6884,7 +7237,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -6903,7 +7256,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6915,7 +7268,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6928,7 +7281,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -6946,7 +7299,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6958,7 +7311,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6971,7 +7324,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 type PublishSnapshotRequest struct {
@@ -6984,7 +7337,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6996,7 +7349,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7009,7 +7362,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -7036,7 +7389,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7048,7 +7401,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7061,7 +7414,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -7091,7 +7444,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7103,7 +7456,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7116,7 +7469,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -7171,7 +7524,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7183,7 +7536,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7196,7 +7549,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -7234,7 +7587,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7246,7 +7599,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7259,7 +7612,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -7315,7 +7668,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7327,7 +7680,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7340,7 +7693,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -7384,7 +7737,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7396,7 +7749,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7409,7 +7762,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -7451,7 +7804,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7463,7 +7816,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7476,7 +7829,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -7511,7 +7864,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7523,7 +7876,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7536,7 +7889,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -7572,7 +7925,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7584,7 +7937,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7597,7 +7950,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -7637,7 +7990,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7649,7 +8002,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7662,7 +8015,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -7683,7 +8036,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7695,7 +8048,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7708,7 +8061,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -7761,7 +8114,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\fWatchRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x03R\x05after\" \n" +
 	"\fStatsRequest\x12\x10\n" +
-	"\x03ref\x18\x01 \x01(\tR\x03ref\"\xdf\x05\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\"\x81\a\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
 	"\x06labels\x18\x02 \x03(\v2 .cocoon.node.v1.Spec.LabelsEntryR\x06labels\x12\x14\n" +
@@ -7785,24 +8138,41 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"containers\x18\x11 \x03(\v2\x19.cocoon.node.v1.ContainerR\n" +
 	"containers\x12\x18\n" +
 	"\arestart\x18\x12 \x01(\tR\arestart\x12\x18\n" +
-	"\aoffered\x18\x13 \x03(\tR\aoffered\x1a9\n" +
+	"\aoffered\x18\x13 \x03(\tR\aoffered\x120\n" +
+	"\asysctls\x18\x14 \x03(\v2\x16.cocoon.node.v1.SysctlR\asysctls\x12\x16\n" +
+	"\x06domain\x18\x15 \x01(\tR\x06domain\x12/\n" +
+	"\x05hosts\x18\x16 \x03(\v2\x19.cocoon.node.v1.HostEntryR\x05hosts\x12%\n" +
+	"\x03dns\x18\x17 \x01(\v2\x13.cocoon.node.v1.DNSR\x03dns\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbf\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"1\n" +
+	"\tHostEntry\x12\x0e\n" +
+	"\x02ip\x18\x01 \x01(\tR\x02ip\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\"\x81\x01\n" +
+	"\x03DNS\x12\x18\n" +
+	"\aservers\x18\x01 \x03(\tR\aservers\x12\x10\n" +
+	"\x03own\x18\x02 \x01(\bR\x03own\x12\x1a\n" +
+	"\bsearches\x18\x03 \x03(\tR\bsearches\x12\x18\n" +
+	"\aoptions\x18\x04 \x03(\tR\aoptions\x12\x18\n" +
+	"\aoffered\x18\x05 \x01(\bR\aoffered\"\xa0\x02\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x121\n" +
 	"\aprocess\x18\x04 \x01(\v2\x17.cocoon.node.v1.ProcessR\aprocess\x12-\n" +
 	"\x06mounts\x18\x05 \x03(\v2\x15.cocoon.node.v1.MountR\x06mounts\x12\x12\n" +
-	"\x04hold\x18\x06 \x01(\bR\x04hold\"\xf3\x01\n" +
+	"\x04hold\x18\x06 \x01(\bR\x04hold\x12\x12\n" +
+	"\x04root\x18\a \x01(\bR\x04root\x12!\n" +
+	"\fmessage_path\x18\b \x01(\tR\vmessagePath\x12(\n" +
+	"\x10message_from_log\x18\t \x01(\bR\x0emessageFromLog\"\x87\x02\n" +
 	"\x0fContainerRecord\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x121\n" +
 	"\aprocess\x18\x03 \x01(\v2\x17.cocoon.node.v1.ProcessR\aprocess\x12\x16\n" +
 	"\x06layers\x18\x04 \x03(\tR\x06layers\x127\n" +
 	"\x06status\x18\x05 \x01(\v2\x1f.cocoon.node.v1.ContainerStatusR\x06status\x12%\n" +
-	"\x0eimage_manifest\x18\x06 \x01(\tR\rimageManifest\"\xff\x01\n" +
+	"\x0eimage_manifest\x18\x06 \x01(\tR\rimageManifest\x12\x12\n" +
+	"\x04root\x18\a \x01(\bR\x04root\"\xff\x01\n" +
 	"\x0fContainerStatus\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -7863,7 +8233,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x17ReleaseContainerRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1c\n" +
 	"\tcontainer\x18\x02 \x01(\tR\tcontainer\"\x1a\n" +
-	"\x18ReleaseContainerResponse\"\x82\x02\n" +
+	"\x18ReleaseContainerResponse\"\xd9\x02\n" +
 	"\aProcess\x12\x1e\n" +
 	"\n" +
 	"entrypoint\x18\x01 \x03(\tR\n" +
@@ -7876,7 +8246,20 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05stdin\x18\a \x01(\bR\x05stdin\x12\x1d\n" +
 	"\n" +
 	"stdin_once\x18\b \x01(\bR\tstdinOnce\x12$\n" +
-	"\x0eread_only_root\x18\t \x01(\bR\freadOnlyRoot\"2\n" +
+	"\x0eread_only_root\x18\t \x01(\bR\freadOnlyRoot\x124\n" +
+	"\bsecurity\x18\n" +
+	" \x01(\v2\x18.cocoon.node.v1.SecurityR\bsecurity\x12\x1f\n" +
+	"\vstop_signal\x18\v \x01(\tR\n" +
+	"stopSignal\"\xb2\x01\n" +
+	"\bSecurity\x12\"\n" +
+	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12*\n" +
+	"\x11no_new_privileges\x18\x02 \x01(\bR\x0fnoNewPrivileges\x12\x19\n" +
+	"\bnon_root\x18\x03 \x01(\bR\anonRoot\x12\x16\n" +
+	"\x06groups\x18\x04 \x03(\x03R\x06groups\x12#\n" +
+	"\rstrict_groups\x18\x05 \x01(\bR\fstrictGroups\"2\n" +
+	"\x06Sysctl\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"5\n" +
@@ -8204,7 +8587,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"$\n" +
 	"\x12RemoveStrayRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13RemoveStrayResponse\"\x87\x04\n" +
+	"\x13RemoveStrayResponse\"\xae\x04\n" +
 	"\fCloneRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x19\n" +
 	"\bfrom_dir\x18\x02 \x01(\tR\afromDir\x12\x12\n" +
@@ -8220,7 +8603,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04pull\x18\v \x01(\bR\x04pull\x120\n" +
 	"\x04auth\x18\f \x03(\v2\x1c.cocoon.node.v1.RegistryAuthR\x04auth\x12\x12\n" +
 	"\x04cold\x18\r \x01(\bR\x04cold\x12\"\n" +
-	"\rstop_grace_ns\x18\x0e \x01(\x03R\vstopGraceNs\x1a9\n" +
+	"\rstop_grace_ns\x18\x0e \x01(\x03R\vstopGraceNs\x12%\n" +
+	"\x03dns\x18\x0f \x01(\v2\x13.cocoon.node.v1.DNSR\x03dns\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
@@ -8240,7 +8624,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2'.cocoon.node.v1.SaveRequest.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xad\a\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc7\a\n" +
 	"\bSnapshot\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -8277,7 +8661,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06digest\x18\x1a \x01(\tR\x06digest\x12<\n" +
 	"\x06labels\x18\x1b \x03(\v2$.cocoon.node.v1.Snapshot.LabelsEntryR\x06labels\x12+\n" +
 	"\x05owner\x18\x1c \x01(\v2\x15.cocoon.node.v1.OwnerR\x05owner\x12\x1c\n" +
-	"\tpublished\x18\x1d \x03(\tR\tpublished\x1a9\n" +
+	"\tpublished\x18\x1d \x03(\tR\tpublished\x12\x18\n" +
+	"\abackend\x18\x1e \x01(\tR\abackend\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa1\x01\n" +
@@ -8414,7 +8799,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 116)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 120)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),            // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),            // 1: cocoon.node.v1.LaunchRequest
@@ -8428,280 +8813,289 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*WatchRequest)(nil),             // 9: cocoon.node.v1.WatchRequest
 	(*StatsRequest)(nil),             // 10: cocoon.node.v1.StatsRequest
 	(*Spec)(nil),                     // 11: cocoon.node.v1.Spec
-	(*Container)(nil),                // 12: cocoon.node.v1.Container
-	(*ContainerRecord)(nil),          // 13: cocoon.node.v1.ContainerRecord
-	(*ContainerStatus)(nil),          // 14: cocoon.node.v1.ContainerStatus
-	(*ContainerExit)(nil),            // 15: cocoon.node.v1.ContainerExit
-	(*CloudInit)(nil),                // 16: cocoon.node.v1.CloudInit
-	(*Volume)(nil),                   // 17: cocoon.node.v1.Volume
-	(*VolumeFile)(nil),               // 18: cocoon.node.v1.VolumeFile
-	(*Mount)(nil),                    // 19: cocoon.node.v1.Mount
-	(*UpdateVolumeRequest)(nil),      // 20: cocoon.node.v1.UpdateVolumeRequest
-	(*UpdateVolumeResponse)(nil),     // 21: cocoon.node.v1.UpdateVolumeResponse
-	(*KillContainerRequest)(nil),     // 22: cocoon.node.v1.KillContainerRequest
-	(*KillContainerResponse)(nil),    // 23: cocoon.node.v1.KillContainerResponse
-	(*ReleaseContainerRequest)(nil),  // 24: cocoon.node.v1.ReleaseContainerRequest
-	(*ReleaseContainerResponse)(nil), // 25: cocoon.node.v1.ReleaseContainerResponse
-	(*Process)(nil),                  // 26: cocoon.node.v1.Process
-	(*EnvVar)(nil),                   // 27: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),                  // 28: cocoon.node.v1.NICSpec
-	(*Record)(nil),                   // 29: cocoon.node.v1.Record
-	(*Owner)(nil),                    // 30: cocoon.node.v1.Owner
-	(*Resume)(nil),                   // 31: cocoon.node.v1.Resume
-	(*Boot)(nil),                     // 32: cocoon.node.v1.Boot
-	(*Disk)(nil),                     // 33: cocoon.node.v1.Disk
-	(*NIC)(nil),                      // 34: cocoon.node.v1.NIC
-	(*Route)(nil),                    // 35: cocoon.node.v1.Route
-	(*Event)(nil),                    // 36: cocoon.node.v1.Event
-	(*ExecRequest)(nil),              // 37: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),                // 38: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                  // 39: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),             // 40: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),              // 41: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),              // 42: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),                 // 43: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),           // 44: cocoon.node.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),          // 45: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),            // 46: cocoon.node.v1.StatsResponse
-	(*ContainerStats)(nil),           // 47: cocoon.node.v1.ContainerStats
-	(*ImportRequest)(nil),            // 48: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),              // 49: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),           // 50: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),        // 51: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),          // 52: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),       // 53: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),      // 54: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                    // 55: cocoon.node.v1.Image
-	(*PullRequest)(nil),              // 56: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),             // 57: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),             // 58: cocoon.node.v1.PullResponse
-	(*Progress)(nil),                 // 59: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),           // 60: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),          // 61: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),           // 62: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),          // 63: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),            // 64: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),           // 65: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),      // 66: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                  // 67: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),          // 68: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),          // 69: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),           // 70: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),              // 71: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),                 // 72: cocoon.node.v1.NodeInfo
-	(*Network)(nil),                  // 73: cocoon.node.v1.Network
-	(*Driver)(nil),                   // 74: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),            // 75: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 76: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                    // 77: cocoon.node.v1.Check
-	(*ResetRequest)(nil),             // 78: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),            // 79: cocoon.node.v1.ResetResponse
-	(*TeardownNetworksRequest)(nil),  // 80: cocoon.node.v1.TeardownNetworksRequest
-	(*TeardownNetworksResponse)(nil), // 81: cocoon.node.v1.TeardownNetworksResponse
-	(*StraysRequest)(nil),            // 82: cocoon.node.v1.StraysRequest
-	(*StraysResponse)(nil),           // 83: cocoon.node.v1.StraysResponse
-	(*Stray)(nil),                    // 84: cocoon.node.v1.Stray
-	(*AdoptStrayRequest)(nil),        // 85: cocoon.node.v1.AdoptStrayRequest
-	(*RemoveStrayRequest)(nil),       // 86: cocoon.node.v1.RemoveStrayRequest
-	(*RemoveStrayResponse)(nil),      // 87: cocoon.node.v1.RemoveStrayResponse
-	(*CloneRequest)(nil),             // 88: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),           // 89: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),         // 90: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),              // 91: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),              // 92: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                 // 93: cocoon.node.v1.Snapshot
-	(*Machine)(nil),                  // 94: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),     // 95: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),   // 96: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),    // 97: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),   // 98: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),   // 99: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),    // 100: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),    // 101: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),      // 102: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),         // 103: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),         // 104: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),               // 105: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),      // 106: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),      // 107: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),               // 108: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),              // 109: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),         // 110: cocoon.node.v1.PushImageRequest
-	nil,                              // 111: cocoon.node.v1.Spec.LabelsEntry
-	nil,                              // 112: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                              // 113: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                              // 114: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                              // 115: cocoon.node.v1.Snapshot.LabelsEntry
+	(*HostEntry)(nil),                // 12: cocoon.node.v1.HostEntry
+	(*DNS)(nil),                      // 13: cocoon.node.v1.DNS
+	(*Container)(nil),                // 14: cocoon.node.v1.Container
+	(*ContainerRecord)(nil),          // 15: cocoon.node.v1.ContainerRecord
+	(*ContainerStatus)(nil),          // 16: cocoon.node.v1.ContainerStatus
+	(*ContainerExit)(nil),            // 17: cocoon.node.v1.ContainerExit
+	(*CloudInit)(nil),                // 18: cocoon.node.v1.CloudInit
+	(*Volume)(nil),                   // 19: cocoon.node.v1.Volume
+	(*VolumeFile)(nil),               // 20: cocoon.node.v1.VolumeFile
+	(*Mount)(nil),                    // 21: cocoon.node.v1.Mount
+	(*UpdateVolumeRequest)(nil),      // 22: cocoon.node.v1.UpdateVolumeRequest
+	(*UpdateVolumeResponse)(nil),     // 23: cocoon.node.v1.UpdateVolumeResponse
+	(*KillContainerRequest)(nil),     // 24: cocoon.node.v1.KillContainerRequest
+	(*KillContainerResponse)(nil),    // 25: cocoon.node.v1.KillContainerResponse
+	(*ReleaseContainerRequest)(nil),  // 26: cocoon.node.v1.ReleaseContainerRequest
+	(*ReleaseContainerResponse)(nil), // 27: cocoon.node.v1.ReleaseContainerResponse
+	(*Process)(nil),                  // 28: cocoon.node.v1.Process
+	(*Security)(nil),                 // 29: cocoon.node.v1.Security
+	(*Sysctl)(nil),                   // 30: cocoon.node.v1.Sysctl
+	(*EnvVar)(nil),                   // 31: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                  // 32: cocoon.node.v1.NICSpec
+	(*Record)(nil),                   // 33: cocoon.node.v1.Record
+	(*Owner)(nil),                    // 34: cocoon.node.v1.Owner
+	(*Resume)(nil),                   // 35: cocoon.node.v1.Resume
+	(*Boot)(nil),                     // 36: cocoon.node.v1.Boot
+	(*Disk)(nil),                     // 37: cocoon.node.v1.Disk
+	(*NIC)(nil),                      // 38: cocoon.node.v1.NIC
+	(*Route)(nil),                    // 39: cocoon.node.v1.Route
+	(*Event)(nil),                    // 40: cocoon.node.v1.Event
+	(*ExecRequest)(nil),              // 41: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                // 42: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                  // 43: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),             // 44: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),              // 45: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),              // 46: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                 // 47: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),           // 48: cocoon.node.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),          // 49: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),            // 50: cocoon.node.v1.StatsResponse
+	(*ContainerStats)(nil),           // 51: cocoon.node.v1.ContainerStats
+	(*ImportRequest)(nil),            // 52: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),              // 53: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),           // 54: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),        // 55: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),          // 56: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),       // 57: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),      // 58: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                    // 59: cocoon.node.v1.Image
+	(*PullRequest)(nil),              // 60: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),             // 61: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),             // 62: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                 // 63: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),           // 64: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),          // 65: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),           // 66: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),          // 67: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),            // 68: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),           // 69: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),      // 70: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                  // 71: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),          // 72: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),          // 73: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),           // 74: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),              // 75: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                 // 76: cocoon.node.v1.NodeInfo
+	(*Network)(nil),                  // 77: cocoon.node.v1.Network
+	(*Driver)(nil),                   // 78: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),            // 79: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 80: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                    // 81: cocoon.node.v1.Check
+	(*ResetRequest)(nil),             // 82: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),            // 83: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),  // 84: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil), // 85: cocoon.node.v1.TeardownNetworksResponse
+	(*StraysRequest)(nil),            // 86: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),           // 87: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                    // 88: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),        // 89: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),       // 90: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),      // 91: cocoon.node.v1.RemoveStrayResponse
+	(*CloneRequest)(nil),             // 92: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),           // 93: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),         // 94: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),              // 95: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),              // 96: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                 // 97: cocoon.node.v1.Snapshot
+	(*Machine)(nil),                  // 98: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),     // 99: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),   // 100: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),    // 101: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),   // 102: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),   // 103: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),    // 104: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),    // 105: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),      // 106: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),         // 107: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),         // 108: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),               // 109: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),      // 110: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),      // 111: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),               // 112: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),              // 113: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),         // 114: cocoon.node.v1.PushImageRequest
+	nil,                              // 115: cocoon.node.v1.Spec.LabelsEntry
+	nil,                              // 116: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                              // 117: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                              // 118: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                              // 119: cocoon.node.v1.Snapshot.LabelsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	11,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	111, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
-	26,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
-	28,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
-	16,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
-	17,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
-	19,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
-	12,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
-	26,  // 9: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
-	19,  // 10: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
-	26,  // 11: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
-	14,  // 12: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
-	15,  // 13: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
-	15,  // 14: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
-	18,  // 15: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
-	18,  // 16: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
-	27,  // 17: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
-	11,  // 18: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	32,  // 19: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
-	26,  // 20: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	33,  // 21: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	34,  // 22: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	31,  // 23: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
-	13,  // 24: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
-	30,  // 25: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
-	33,  // 26: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	35,  // 27: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
-	29,  // 28: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	38,  // 29: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	39,  // 30: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	27,  // 31: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	39,  // 32: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	41,  // 33: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	47,  // 34: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
-	49,  // 35: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	55,  // 36: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	26,  // 37: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	57,  // 38: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	59,  // 39: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	55,  // 40: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	55,  // 41: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	67,  // 42: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	70,  // 43: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	74,  // 44: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	112, // 45: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	73,  // 46: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
-	77,  // 47: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	84,  // 48: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	113, // 49: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	28,  // 50: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	57,  // 51: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	114, // 52: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	94,  // 53: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	115, // 54: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	30,  // 55: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	102, // 56: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	104, // 57: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	93,  // 58: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	105, // 59: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	105, // 60: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	105, // 61: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	105, // 62: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	0,   // 63: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 64: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 65: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 66: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 67: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,   // 68: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,   // 69: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,   // 70: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,   // 71: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	37,  // 72: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	37,  // 73: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	37,  // 74: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	42,  // 75: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	44,  // 76: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10,  // 77: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	20,  // 78: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	22,  // 79: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	24,  // 80: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	88,  // 81: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	89,  // 82: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	90,  // 83: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	91,  // 84: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	92,  // 85: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	95,  // 86: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	96,  // 87: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	97,  // 88: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	99,  // 89: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	100, // 90: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	101, // 91: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	106, // 92: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	107, // 93: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	108, // 94: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	110, // 95: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	48,  // 96: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	51,  // 97: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	52,  // 98: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	53,  // 99: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	56,  // 100: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	60,  // 101: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	62,  // 102: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	64,  // 103: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	66,  // 104: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	68,  // 105: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	71,  // 106: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	75,  // 107: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	78,  // 108: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	80,  // 109: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	82,  // 110: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	85,  // 111: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	86,  // 112: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	29,  // 113: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	29,  // 114: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	29,  // 115: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	29,  // 116: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	29,  // 117: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,   // 118: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	29,  // 119: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	29,  // 120: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	36,  // 121: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	40,  // 122: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	40,  // 123: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	40,  // 124: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	43,  // 125: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	45,  // 126: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	46,  // 127: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	21,  // 128: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	23,  // 129: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	25,  // 130: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	29,  // 131: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	29,  // 132: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	29,  // 133: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	29,  // 134: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	93,  // 135: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	93,  // 136: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	93,  // 137: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	98,  // 138: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	93,  // 139: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	65,  // 140: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	103, // 141: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	103, // 142: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	103, // 143: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	109, // 144: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	58,  // 145: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	50,  // 146: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	55,  // 147: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	55,  // 148: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	54,  // 149: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	58,  // 150: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	61,  // 151: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	63,  // 152: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	65,  // 153: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	69,  // 154: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	69,  // 155: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	72,  // 156: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	76,  // 157: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	79,  // 158: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	81,  // 159: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	83,  // 160: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	29,  // 161: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	87,  // 162: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	113, // [113:163] is the sub-list for method output_type
-	63,  // [63:113] is the sub-list for method input_type
-	63,  // [63:63] is the sub-list for extension type_name
-	63,  // [63:63] is the sub-list for extension extendee
-	0,   // [0:63] is the sub-list for field type_name
+	115, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	28,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
+	32,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
+	18,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
+	19,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
+	21,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
+	14,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
+	30,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
+	12,  // 10: cocoon.node.v1.Spec.hosts:type_name -> cocoon.node.v1.HostEntry
+	13,  // 11: cocoon.node.v1.Spec.dns:type_name -> cocoon.node.v1.DNS
+	28,  // 12: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
+	21,  // 13: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
+	28,  // 14: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
+	16,  // 15: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
+	17,  // 16: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
+	17,  // 17: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
+	20,  // 18: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
+	20,  // 19: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
+	31,  // 20: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
+	29,  // 21: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
+	11,  // 22: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
+	36,  // 23: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	28,  // 24: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
+	37,  // 25: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	38,  // 26: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	35,  // 27: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	15,  // 28: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
+	34,  // 29: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
+	37,  // 30: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	39,  // 31: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
+	33,  // 32: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	42,  // 33: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	43,  // 34: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	31,  // 35: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	43,  // 36: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	45,  // 37: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	51,  // 38: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
+	53,  // 39: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	59,  // 40: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	28,  // 41: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	61,  // 42: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	63,  // 43: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	59,  // 44: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	59,  // 45: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	71,  // 46: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	74,  // 47: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	78,  // 48: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	116, // 49: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	77,  // 50: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	81,  // 51: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	88,  // 52: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	117, // 53: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	32,  // 54: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	61,  // 55: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	13,  // 56: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
+	118, // 57: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	98,  // 58: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	119, // 59: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	34,  // 60: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	106, // 61: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	108, // 62: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	97,  // 63: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	109, // 64: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	109, // 65: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	109, // 66: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	109, // 67: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	0,   // 68: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 69: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 70: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 71: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 72: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,   // 73: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,   // 74: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,   // 75: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,   // 76: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	41,  // 77: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	41,  // 78: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	41,  // 79: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	46,  // 80: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	48,  // 81: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10,  // 82: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	22,  // 83: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	24,  // 84: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	26,  // 85: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	92,  // 86: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	93,  // 87: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	94,  // 88: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	95,  // 89: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	96,  // 90: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	99,  // 91: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	100, // 92: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	101, // 93: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	103, // 94: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	104, // 95: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	105, // 96: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	110, // 97: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	111, // 98: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	112, // 99: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	114, // 100: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	52,  // 101: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	55,  // 102: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	56,  // 103: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	57,  // 104: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	60,  // 105: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	64,  // 106: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	66,  // 107: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	68,  // 108: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	70,  // 109: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	72,  // 110: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	75,  // 111: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	79,  // 112: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	82,  // 113: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	84,  // 114: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	86,  // 115: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	89,  // 116: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	90,  // 117: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	33,  // 118: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	33,  // 119: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	33,  // 120: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	33,  // 121: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	33,  // 122: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,   // 123: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	33,  // 124: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	33,  // 125: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	40,  // 126: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	44,  // 127: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	44,  // 128: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	44,  // 129: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	47,  // 130: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	49,  // 131: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	50,  // 132: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	23,  // 133: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	25,  // 134: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	27,  // 135: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	33,  // 136: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	33,  // 137: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	33,  // 138: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	33,  // 139: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	97,  // 140: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	97,  // 141: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	97,  // 142: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	102, // 143: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	97,  // 144: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	69,  // 145: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	107, // 146: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	107, // 147: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	107, // 148: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	113, // 149: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	62,  // 150: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	54,  // 151: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	59,  // 152: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	59,  // 153: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	58,  // 154: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	62,  // 155: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	65,  // 156: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	67,  // 157: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	69,  // 158: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	73,  // 159: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	73,  // 160: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	76,  // 161: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	80,  // 162: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	83,  // 163: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	85,  // 164: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	87,  // 165: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	33,  // 166: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	91,  // 167: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	118, // [118:168] is the sub-list for method output_type
+	68,  // [68:118] is the sub-list for method input_type
+	68,  // [68:68] is the sub-list for extension type_name
+	68,  // [68:68] is the sub-list for extension extendee
+	0,   // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -8711,49 +9105,49 @@ func file_node_v1_node_proto_init() {
 	}
 	file_node_v1_node_proto_msgTypes[3].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[4].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[17].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[18].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[22].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[29].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[37].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[19].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[20].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[24].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[33].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[41].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[40].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[44].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[44].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[48].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[45].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[49].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[48].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[52].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[50].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[54].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[58].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[62].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[101].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[105].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[103].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[107].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
@@ -8763,7 +9157,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   116,
+			NumMessages:   120,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -221,15 +221,18 @@ func (s *session) Info(ctx context.Context) (guest.Info, error) {
 
 // Setup implements guest.Agent.
 func (s *session) Setup(ctx context.Context, g guest.Setup) error {
-	r := &guestv1.SetupRequest{Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts}
+	r := &guestv1.SetupRequest{Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts, Resolver: g.Resolver}
 	if g.Process != nil {
 		r.Process = process(*g.Process)
 	}
 	r.Restart = string(g.Restart)
+	for _, c := range g.Sysctls {
+		r.Sysctls = append(r.Sysctls, &guestv1.Sysctl{Name: c.Name, Value: c.Value})
+	}
 	for _, c := range g.Containers {
 		r.Containers = append(r.Containers, &guestv1.Container{
 			Name: c.Name, Kind: string(c.Kind), Process: process(c.Process), Layers: c.Layers, Mounts: mounts(c.Mounts), Run: int32(c.Run),
-			Hold: c.Hold,
+			Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
 		})
 	}
 	for _, v := range g.Volumes {
@@ -245,6 +248,16 @@ func process(p vm.Process) *guestv1.Process {
 		Args: append(append([]string(nil), p.Entrypoint...), p.Args...),
 		Env:  environ(p.Env), Workdir: p.WorkDir, User: p.User, Tty: p.TTY,
 		Stdin: p.Stdin, StdinOnce: p.StdinOnce, ReadOnlyRoot: p.ReadOnlyRoot,
+		Security: security(p.Security), StopSignal: p.StopSignal,
+	}
+}
+
+func security(s *vm.Security) *guestv1.Security {
+	if s == nil {
+		return nil
+	}
+	return &guestv1.Security{
+		Capabilities: s.Capabilities, NoNewPrivileges: s.NoNewPrivileges, Groups: s.Groups, StrictGroups: s.StrictGroups,
 	}
 }
 

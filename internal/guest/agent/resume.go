@@ -16,15 +16,16 @@ import (
 )
 
 var (
-	_ guest.Resumer = (*session)(nil)
-	_ guest.Freezer = (*session)(nil)
-	_ guest.Settler = (*session)(nil)
+	_ guest.Resumer     = (*session)(nil)
+	_ guest.Freezer     = (*session)(nil)
+	_ guest.Settler     = (*session)(nil)
+	_ guest.ClockSetter = (*session)(nil)
 )
 
 // Resumed implements guest.Resumer.
 func (s *session) Resumed(ctx context.Context, g guest.Resumed) (guest.ResumedReply, error) {
 	r := &guestv1.ResumedRequest{
-		NowUnixNano: g.Now.UnixNano(), Entropy: g.Entropy, Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts,
+		NowUnixNano: g.Now.UnixNano(), Entropy: g.Entropy, Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts, Resolver: g.Resolver,
 		Storage: g.Storage,
 	}
 	if g.Now.IsZero() { // a zero time has no Unix time
@@ -88,6 +89,12 @@ func (s *session) ask(ctx context.Context, request []byte) (*guestv1.ResumedRepl
 func (s *session) Settle(ctx context.Context) error {
 	_, err := s.client.Settle(ctx, &guestv1.SettleRequest{})
 	return s.failure(ctx, "prepare the guest for the save", err)
+}
+
+// SetClock implements guest.ClockSetter.
+func (s *session) SetClock(ctx context.Context, now time.Time) error {
+	_, err := s.client.SetClock(ctx, &guestv1.SetClockRequest{NowUnixNano: now.UnixNano()})
+	return s.failure(ctx, "set the guest's clock", err)
 }
 
 // Freeze implements guest.Freezer.
