@@ -46,6 +46,19 @@ func killCgroup(dir *int) {
 	_, _ = unix.Write(fd, []byte("1"))
 }
 
+// oomKills returns how many processes of a control group the kernel has killed because memory ran out.
+func oomKills(dir *int) int64 {
+	if dir == nil {
+		return 0
+	}
+	events, err := readCgroup(*dir, "memory.events")
+	if err != nil {
+		return 0
+	}
+	n, _ := keyed(events, "oom_kill")
+	return n
+}
+
 // cgroupUsage returns the CPU time that a control group has used and the bytes of memory that it needs, without file
 // pages that were not read lately.
 func cgroupUsage(dir int) (cpu time.Duration, memory int64, err error) {

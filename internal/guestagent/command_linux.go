@@ -3,6 +3,7 @@ package guestagent
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/proc"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -29,8 +31,10 @@ type command struct {
 	stdin     bool   // of a main process: its standard input stays open
 	stdinOnce bool   // its input ends with the first session that wrote to it, unless it is a terminal
 
-	makeDir bool     // create dir if it is missing, as container runtimes do for a main process
-	groups  []uint32 // additional groups, whoever the user is: those of the volumes
+	makeDir bool        // create dir if it is missing, as container runtimes do for a main process
+	groups  []uint32    // additional groups, whoever the user is: those of the volumes
+	limits  *limits     // nil: none
+	ends    unix.Signal // asks the process to end; 0: stopSignal
 
 	within func(func() error) error // enters the room that it runs in; nil: the guest's own root
 	cgroup *int                     // descriptor of its control group; nil: that of the agent
@@ -43,11 +47,19 @@ func (c command) start(procs *procs, f files) (started *child, err error) {
 		if err != nil {
 			return err
 		}
+		if c.limits != nil {
+			if err := c.limits.impose(); err != nil {
+				return fmt.Errorf("limit command %s: %w", p.path, err)
+			}
+		}
 		started, err = p.start(procs, f.stdin, f.stdout, f.stderr, c.tty)
 		return err
 	}
-	if c.within != nil {
+	switch {
+	case c.within != nil: // begin gets a thread of its own
 		return started, c.within(begin)
+	case c.limits != nil:
+		return started, proc.OnThread(begin)
 	}
 	return started, begin()
 }
@@ -126,7 +138,7 @@ func (c command) resolve() (program, error) {
 		return program{}, err
 	}
 	if os.Geteuid() == 0 || u.uid != uint32(os.Geteuid()) {
-		p.cred = &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: slices.Concat(u.groups, c.groups)}
+		p.cred = &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: c.limits.groups(u, c.groups)}
 	}
 	return p, nil
 }

@@ -25,7 +25,8 @@ type Rooms interface {
 	// Show makes the room called name from the machine's own folders as they are mounted, with a read-only root.
 	// Idempotent.
 	Show(name string) error
-	// Enter runs f in a room: paths that f uses and processes that it starts are inside the room.
+	// Enter runs f in a room: paths that f uses and processes that it starts are inside the room. f has a thread of its own,
+	// which ends with f.
 	Enter(name string, f func() error) error
 	// Change is Enter for an f that writes, even where the root of the room is read-only.
 	Change(name string, f func() error) error
@@ -64,6 +65,7 @@ type container struct {
 	restart vm.RestartPolicy
 	command command
 	keys    *hostKeys // nil: never renewed
+	message message   // of the end of a run
 	log     *runLog
 
 	status vm.ContainerStatus
@@ -71,6 +73,7 @@ type container struct {
 	killed *mainProcess  // of the last run that was killed, nil when there is none
 	quit   chan struct{} // closed when it may not be started any more
 
+	root     bool // its root is the guest's own
 	hold     bool
 	released chan struct{} // closed when no container waits for it any more
 	tried    chan struct{} // closed when its first run has ended
@@ -208,7 +211,8 @@ func ended(s vm.ContainerStatus, exit vm.ContainerExit, again bool, pause time.D
 // once runs c one time. A run that was killed counts as failed, whatever its code.
 func (p *containers) once(c *container, first bool, begun func()) (exit vm.ContainerExit, failed bool) {
 	log := c.log.begin()
-	began := time.Now()
+	c.message.clear()
+	began, ooms := time.Now(), oomKills(c.command.cgroup)
 	p.mu.Lock()
 	if !first {
 		c.status.Restarts++
@@ -237,9 +241,13 @@ func (p *containers) once(c *container, first bool, begun func()) (exit vm.Conta
 	c.main, failed = nil, c.killed == m
 	p.mu.Unlock()
 	exit = vm.ContainerExit{Code: m.child.code(), Reason: vm.ContainerCompleted, StartedAt: m.started, FinishedAt: m.child.finished}
-	if exit.Code != 0 {
+	switch {
+	case exit.Code == vm.LostExitCode && oomKills(c.command.cgroup) > ooms:
+		exit.Reason = vm.ContainerOOMKilled
+	case exit.Code != 0:
 		exit.Reason = vm.ContainerError
 	}
+	exit.Message = c.message.read(exit.Code != 0, log)
 	return exit, failed || exit.Code != 0
 }
 

@@ -28,7 +28,8 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 	if s.containers() != nil {
 		return nil
 	}
-	if s.cfg.Rooms == nil {
+	whole := len(r.GetContainers()) == 1 && r.GetContainers()[0].GetRoot()
+	if s.cfg.Rooms == nil && !whole {
 		return errdefs.Unsupportedf("this guest's agent does not support containers")
 	}
 	if s.mainProcess() != nil || r.GetProcess() != nil || len(r.GetMounts()) > 0 {
@@ -36,11 +37,23 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 	}
 	rooms := map[string]*guestv1.Container{}
 	for _, c := range r.GetContainers() {
+		if whole {
+			rooms["/"] = c
+			continue
+		}
 		folder, err := s.cfg.Rooms.Make(c.GetName(), c.GetLayers(), c.GetProcess().GetReadOnlyRoot())
 		if err != nil {
 			return fmt.Errorf("make the file system of container %s: %w", c.GetName(), err)
 		}
 		rooms[folder] = c
+	}
+	messages := map[string]message{}
+	for folder, c := range rooms {
+		m, err := s.messageOf(folder, c)
+		if err != nil {
+			return fmt.Errorf("container %s: %w", c.GetName(), err)
+		}
+		messages[c.GetName()] = m
 	}
 	groups, err := s.mount(ctx, r, rooms)
 	if err != nil {
@@ -49,12 +62,19 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 	for folder, c := range rooms {
 		makeWorkdir(folder, c.GetProcess())
 	}
-	if err := s.cfg.Rooms.Seal(); err != nil {
-		return err
+	if !whole {
+		if err := s.cfg.Rooms.Seal(); err != nil {
+			return err
+		}
 	}
 	all := newContainers(s.procs, s.pace)
 	for _, c := range r.GetContainers() {
-		all.add(s.container(c, r, groups), max(int(c.GetRun()), 1))
+		made, err := s.container(c, r, groups)
+		if err != nil {
+			return fmt.Errorf("container %s: %w", c.GetName(), err)
+		}
+		made.message = messages[c.GetName()]
+		all.add(made, max(int(c.GetRun()), 1))
 	}
 	s.mu.Lock()
 	s.several = all
@@ -64,7 +84,7 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 	return nil
 }
 
-func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups []uint32) *container {
+func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups []uint32) (*container, error) {
 	c := &container{name: m.GetName(), kind: vm.ContainerKind(m.GetKind()), restart: vm.RestartPolicy(r.GetRestart()), hold: m.GetHold()}
 	switch {
 	case c.kind == vm.ContainerSidecar:
@@ -73,16 +93,25 @@ func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups
 		c.restart = vm.RestartOnFailure
 	}
 	p := m.GetProcess()
+	limits, err := limitsOf(p.GetSecurity())
+	if err != nil {
+		return nil, err
+	}
 	c.command = command{
 		args: p.GetArgs(), env: environ(nil, p.GetEnv()), dir: p.GetWorkdir(), user: p.GetUser(), tty: p.GetTty(),
 		stdin: p.GetStdin(), stdinOnce: p.GetStdinOnce(),
-		hostname: r.GetHostname(), makeDir: true, groups: groups,
+		hostname: r.GetHostname(), makeDir: true, groups: groups, limits: limits, ends: parseSignal(p.GetStopSignal()),
 		within: func(f func() error) error { return s.cfg.Rooms.Enter(c.name, f) },
+	}
+	if c.root = m.GetRoot(); c.root {
+		if c.command.within, err = s.enterMain(p); err != nil {
+			return nil, err
+		}
 	}
 	if s.cfg.Init {
 		c.command.cgroup = openCgroup(c.name)
 	}
-	return c
+	return c, nil
 }
 
 // makeWorkdir makes the working folder of a process whose root will be read-only. Errors are ignored: the start of the
@@ -140,6 +169,9 @@ func (s *Server) resumeRooms(r Resumption) error {
 			}
 		})
 	}
+	if s.cfg.Rooms == nil {
+		return nil
+	}
 	id := ""
 	if r.Clone != nil {
 		id = r.Clone.MachineID
@@ -156,6 +188,9 @@ func (s *Server) renewKeys(ctx context.Context) error {
 		return nil
 	}
 	for _, c := range s.several.all {
+		if c.root {
+			continue
+		}
 		if c.keys == nil {
 			c.keys = &hostKeys{root: "/"}
 		}
@@ -207,11 +242,9 @@ func encodeStatus(name string, s vm.ContainerStatus) *guestv1.ContainerStatus {
 	return m
 }
 
-// maxStatusText limits a message about a container, in bytes: it may quote a command.
-const maxStatusText = 2 << 10
-
+// clip limits a message about a container: it may quote a command or be the container's own.
 func clip(s string) string {
-	return strings.ToValidUTF8(s[:min(len(s), maxStatusText)], "\uFFFD")
+	return strings.ToValidUTF8(s[:min(len(s), vm.MaxMessage)], "\uFFFD")
 }
 
 func encodeExit(x *vm.ContainerExit) *guestv1.ContainerExit {

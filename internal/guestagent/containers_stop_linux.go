@@ -48,7 +48,7 @@ func (p *containers) kill(ctx context.Context, name string, run int, grace time.
 	c.killed = m
 	p.mu.Unlock()
 	if first && grace > 0 {
-		m.child.signal(stopSignal)
+		m.askToEnd()
 	}
 	killLater(m.child, grace)
 	for {
@@ -93,7 +93,7 @@ func (p *containers) end(c *container, since time.Time) {
 	if m == nil {
 		return
 	}
-	m.child.signal(stopSignal)
+	m.askToEnd()
 	for stop := p.stop; ; stop = nil { // a stop of all leaves less time
 		t := time.NewTimer(time.Until(p.limit(since)))
 		select {
@@ -131,9 +131,9 @@ func (p *containers) shutdown(ctx context.Context, grace time.Duration) {
 		p.mu.Unlock()
 		close(p.stop)
 	})
-	for _, c := range p.living() {
-		c.signal(stopSignal)
-		killLater(c, grace)
+	for _, m := range p.living() {
+		m.askToEnd()
+		killLater(m.child, grace)
 	}
 	t := time.NewTimer(grace + sidecarLeast + ackPatience)
 	defer t.Stop()
@@ -144,13 +144,13 @@ func (p *containers) shutdown(ctx context.Context, grace time.Duration) {
 	}
 }
 
-// living are the processes of all containers except the sidecars.
-func (p *containers) living() (out []*child) {
+// living are the main processes of all containers except the sidecars.
+func (p *containers) living() (out []*mainProcess) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.all {
 		if c.main != nil && c.kind != vm.ContainerSidecar {
-			out = append(out, c.main.child)
+			out = append(out, c.main)
 		}
 	}
 	return out

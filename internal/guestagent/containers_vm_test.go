@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +112,33 @@ func usageOf(t *testing.T, a guest.Agent) {
 	}
 }
 
+// TestVMContainerOutOfMemory: the kernel of the guest kills a container that takes all memory. The other one stays.
+func TestVMContainerOutOfMemory(t *testing.T) {
+	q := bootGuest(t, busyboxDisks(t))
+	a := q.connect(t)
+	defer a.Close()
+	k := a.(guest.ContainerKeeper)
+	err := a.Setup(t.Context(), guest.Setup{Hostname: "web-0", Restart: vm.RestartNever, Containers: []guest.Container{
+		containerOf("greedy", vm.ContainerApp, "exec tail /dev/zero"),
+		containerOf("killed", vm.ContainerApp, "kill -9 $$"),
+		containerOf("other", vm.ContainerApp, "exec sleep 1000"),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := until(t, k, func(all []vm.ContainerStatus) bool {
+		return all[0].State == vm.ContainerTerminated && all[1].State == vm.ContainerTerminated
+	})
+	for i, want := range []string{vm.ContainerOOMKilled, vm.ContainerError} {
+		if x := all[i].Exit; x.Code != 137 || x.Reason != want {
+			t.Errorf("container %d: %+v, want %s", i, x, want)
+		}
+	}
+	if all[2].State != vm.ContainerRunning {
+		t.Errorf("the other one: %+v", all[2])
+	}
+}
+
 func TestVMContainers(t *testing.T) {
 	q := bootGuest(t, busyboxDisks(t))
 	a := q.connect(t)
@@ -196,4 +224,86 @@ func TestVMContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	q.waitEnd(t)
+}
+
+// TestVMRootContainer: the only container of a guest has the guest's root and runs again while the guest goes on. What it wrote, also
+// into memory, stays.
+func TestVMRootContainer(t *testing.T) {
+	for _, readOnly := range []bool{false, true} {
+		t.Run(fmt.Sprint("read-only ", readOnly), func(t *testing.T) {
+			q := bootGuest(t, busyboxDisks(t))
+			a := q.connect(t)
+			defer a.Close()
+			k := a.(guest.ContainerKeeper)
+			c := containerOf("web", vm.ContainerApp, "cat /mem/runs 2>/dev/null; echo run >> /mem/runs; touch /own 2>/dev/null || echo denied; "+
+				"test $(wc -l < /mem/runs) = 1 && exec tail /dev/zero; exec sleep 1000",
+				vm.Mount{Volume: "mem", Path: "/mem"})
+			c.Root, c.Layers, c.Process.ReadOnlyRoot = true, nil, readOnly
+			s := guest.Setup{
+				Hostname: "web-0", Restart: vm.RestartAlways, Containers: []guest.Container{c},
+				Volumes: []vm.Volume{{Name: "mem", Kind: vm.VolumeEmpty, Memory: true}},
+			}
+			for range 2 {
+				if err := a.Setup(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			all := until(t, k, func(all []vm.ContainerStatus) bool {
+				return all[0].Restarts == 1 && all[0].State == vm.ContainerRunning
+			})
+			if x := all[0].Last; x == nil || x.Code != 137 || x.Reason != vm.ContainerOOMKilled {
+				t.Errorf("after the second run: %+v", all)
+			}
+			logOf(t, k, "web", map[bool]string{false: "run\n", true: "denied\nrun\ndenied\n"}[readOnly])
+			found := output(t, a, sh("cat /mem/runs; ls /own 2>/dev/null; true"))
+			if want := map[bool]string{false: "run\nrun\n/own\n", true: "run\nrun\n"}[readOnly]; found != want {
+				t.Errorf("in the guest: %q, want %q", found, want)
+			}
+		})
+	}
+}
+
+// TestVMMessages: a container says why it ends by a file, whoever it runs as, and whatever other containers write to the same path.
+// Otherwise the end of its output says why it failed.
+func TestVMMessages(t *testing.T) {
+	const at = "/dev/termination-log"
+	said := func(name, script, user string) guest.Container {
+		c := containerOf(name, vm.ContainerApp, script)
+		c.MessagePath, c.MessageFromLog, c.Process.User = at, true, user
+		return c
+	}
+	for name, tc := range map[string]struct {
+		containers []guest.Container
+		want       []string
+	}{
+		"roots of their own": {[]guest.Container{
+			said("one", "printf 'one is done' > "+at, "65534"),
+			said("two", "sleep 2; cat "+at+"; echo two fails >&2; exit 3", ""),
+			said("three", "echo fine", ""),
+		}, []string{"one is done", "two fails\n", ""}},
+		"the root of the guest": {[]guest.Container{said("one", "head -c 5000 /dev/zero | tr '\\0' x > "+at, "65534")}, []string{strings.Repeat("x", vm.MaxMessage)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := bootGuest(t, busyboxDisks(t))
+			a := q.connect(t)
+			defer a.Close()
+			if len(tc.containers) == 1 {
+				tc.containers[0].Root, tc.containers[0].Layers = true, nil
+			}
+			s := guest.Setup{Hostname: "web-0", Restart: vm.RestartNever, Containers: tc.containers}
+			for range 2 {
+				if err := a.Setup(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			all := until(t, a.(guest.ContainerKeeper), func(all []vm.ContainerStatus) bool {
+				return !slices.ContainsFunc(all, func(s vm.ContainerStatus) bool { return s.State != vm.ContainerTerminated })
+			})
+			for i, want := range tc.want {
+				if all[i].Exit.Message != want || all[i].Message != want {
+					t.Errorf("%s: message %q and %q, want %q", tc.containers[i].Name, all[i].Exit.Message, all[i].Message, want)
+				}
+			}
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package guestagent
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -56,6 +57,9 @@ func startMain(procs *procs, log *ring, c command) (*mainProcess, error) {
 	}()
 	return m, nil
 }
+
+// askToEnd asks the process to end, by the signal that it is stopped with.
+func (m *mainProcess) askToEnd() { m.child.signal(cmp.Or(m.command.ends, stopSignal)) }
 
 // keep copies r to l and to attached sessions until r ends, or until the process has ended and r has been quiet.
 func (m *mainProcess) keep(r *os.File, l *lines) {

@@ -110,7 +110,7 @@ type resumedAs struct {
 // resumption converts r and validates it.
 func resumption(r *guestv1.ResumedRequest) (Resumption, error) {
 	res := Resumption{
-		Identity: Identity{Hostname: r.GetHostname(), NICs: nics(r.GetNics()), Hosts: r.GetHosts()},
+		Identity: Identity{Hostname: r.GetHostname(), NICs: nics(r.GetNics()), Hosts: r.GetHosts(), Resolver: r.GetResolver()},
 		Entropy:  r.GetEntropy(),
 		Storage:  r.GetStorage(),
 	}
@@ -157,6 +157,17 @@ func (s *Server) Settle(ctx context.Context, _ *guestv1.SettleRequest) (*guestv1
 	}
 	runtime.GC() // every clone would have to collect the garbage, and would then own those pages alone
 	return &guestv1.SettleReply{}, nil
+}
+
+// SetClock implements guestv1.GuestServer.
+func (s *Server) SetClock(_ context.Context, r *guestv1.SetClockRequest) (*guestv1.SetClockReply, error) {
+	if r.GetNowUnixNano() <= 0 {
+		return nil, errdefs.Invalidf("%d ns since 1970 is no time to set the clock to", r.GetNowUnixNano())
+	}
+	if err := s.machine.SetClock(time.Unix(0, r.GetNowUnixNano())); err != nil {
+		return nil, err
+	}
+	return &guestv1.SetClockReply{}, nil
 }
 
 // rehearse encodes and decodes the request and the reply of Resumed. The library prepares for a message type when it

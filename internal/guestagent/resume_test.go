@@ -106,6 +106,11 @@ func TestResumedReachesTheMachineAndRepeatsItsAnswer(t *testing.T) {
 
 func TestResumedRefusesNonsenseBeforeItChangesAnything(t *testing.T) {
 	a, m := newAgent(t)
+	for _, now := range []time.Time{{}, time.Unix(0, 0), time.Unix(-5, 0)} {
+		if err := a.(guest.ClockSetter).SetClock(t.Context(), now); !errdefs.IsInvalid(err) {
+			t.Errorf("set the clock to %s: %v", now, err)
+		}
+	}
 	for name, change := range map[string]func(*guest.Resumed){
 		"entropy":       func(r *guest.Resumed) { r.Entropy = make([]byte, 1<<16) },
 		"negative disk": func(r *guest.Resumed) { r.Storage = -1 },

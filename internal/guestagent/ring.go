@@ -3,6 +3,7 @@ package guestagent
 import (
 	"bytes"
 	"context"
+	"strings"
 	"sync"
 	"time"
 )
@@ -52,6 +53,20 @@ func (r *ring) add(stderr bool, data []byte) {
 	}
 	r.entries = r.entries[drop:]
 	r.wake()
+}
+
+// tail returns the last lines of the output, at most that many lines and bytes.
+func (r *ring) tail(lines, size int) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []byte
+	for i := len(r.entries) - 1; i >= 0 && len(out) < size; i-- {
+		out = append(bytes.Clone(r.entries[i].data), out...)
+		if n := bytes.Count(bytes.TrimSuffix(out, []byte("\n")), []byte("\n")) + 1; n >= lines {
+			break
+		}
+	}
+	return strings.ToValidUTF8(string(out[max(len(out)-size, 0):]), "\uFFFD")
 }
 
 // newest is the sequence number of the last entry, 0 for none.

@@ -80,3 +80,25 @@ func TestLines(t *testing.T) {
 		t.Errorf("entries of %v bytes", sizes)
 	}
 }
+
+func TestTailOfTheOutput(t *testing.T) {
+	r := newRing(1 << 20)
+	for i := range 100 {
+		r.add(false, fmt.Appendf(nil, "line %d\n", i))
+	}
+	for _, tc := range []struct {
+		lines, size int
+		want        string
+	}{
+		{2, 1000, "line 98\nline 99\n"},
+		{80, 11, "98\nline 99\n"},
+		{1, 1000, "line 99\n"},
+	} {
+		if got := r.tail(tc.lines, tc.size); got != tc.want {
+			t.Errorf("%d lines and %d bytes: %q, want %q", tc.lines, tc.size, got, tc.want)
+		}
+	}
+	if got := newRing(100).tail(80, 2048); got != "" {
+		t.Errorf("of no output: %q", got)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -38,17 +39,22 @@ type Identity struct {
 	Hostname string
 	NICs     []vm.NIC
 	Hosts    []string // lines for /etc/hosts
+	Resolver []string // lines for resolv.conf, besides the name servers
 }
 
 // Machine is the machine that the agent runs on.
 type Machine interface {
 	// Identify gives the machine its name and addresses. It may be called again with different ones.
 	Identify(ctx context.Context, id Identity) error
+	// Tune applies settings to the kernel in order. Errors: InvalidArgument if the kernel refuses a setting.
+	Tune(settings []vm.Sysctl) error
 	// Settle finishes work that would otherwise be done after each resume from the state saved now, and runs through
 	// what Resume and Forget will need. It changes nothing else.
 	Settle(ctx context.Context) error
 	// Resume sets up a machine that runs again from saved state, with its links down. Idempotent.
 	Resume(ctx context.Context, r Resumption) error
+	// SetClock sets the machine's clock to now.
+	SetClock(now time.Time) error
 	// Forget removes what would restore the identity of a clone's source at the next boot or lease.
 	Forget() error
 	// Freeze flushes the machine's file systems and blocks further writes; it returns the number of file systems. If it
@@ -67,6 +73,8 @@ type Volumes interface {
 	// Mount makes the volumes and mounts them, once. The key of mounts is the folder that their paths are in.
 	// Idempotent.
 	Mount(ctx context.Context, volumes []vm.Volume, mounts map[string][]vm.Mount) error
+	// Message shows a new empty file at a path in folder, and returns that file. It is called before Mount. Idempotent.
+	Message(folder, path string) (*os.File, error)
 }
 
 // Config configures a Server.
@@ -219,6 +227,9 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 		return nil, fmt.Errorf("set up the guest: %w", err)
 	}
 	s.setHostname(r.GetHostname())
+	if err := s.tune(r.GetSysctls()); err != nil {
+		return nil, err
+	}
 	if len(r.GetContainers()) > 0 {
 		if err := s.setUpContainers(ctx, r); err != nil {
 			return nil, err
@@ -232,6 +243,22 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 	return &guestv1.SetupReply{}, nil
 }
 
+// tune applies settings to the kernel before the first program starts. After that it does nothing, because programs of the guest
+// may have changed the settings.
+func (s *Server) tune(settings []*guestv1.Sysctl) error {
+	if len(settings) == 0 || s.mainProcess() != nil || s.containers() != nil {
+		return nil
+	}
+	var spec vm.Spec
+	for _, m := range settings {
+		spec.Sysctls = append(spec.Sysctls, vm.Sysctl{Name: m.GetName(), Value: m.GetValue()})
+	}
+	if err := spec.ValidateSysctls(); err != nil {
+		return err
+	}
+	return s.machine.Tune(spec.Sysctls)
+}
+
 // setUpMain mounts the volumes and starts the main process, unless that was done before.
 func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
 	groups, err := s.mount(ctx, r, nil)
@@ -243,10 +270,14 @@ func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
 		if err != nil {
 			return err
 		}
+		limits, err := limitsOf(p.GetSecurity())
+		if err != nil {
+			return err
+		}
 		m, err := startMain(s.procs, s.log, command{
 			args: p.GetArgs(), env: environ(nil, p.GetEnv()), dir: p.GetWorkdir(), user: p.GetUser(), tty: p.GetTty(),
 			stdin: p.GetStdin(), stdinOnce: p.GetStdinOnce(),
-			hostname: r.GetHostname(), makeDir: true, groups: groups, within: within,
+			hostname: r.GetHostname(), makeDir: true, groups: groups, within: within, limits: limits, ends: parseSignal(p.GetStopSignal()),
 		})
 		if err != nil {
 			return fmt.Errorf("start the main process: %w", err)
@@ -260,7 +291,7 @@ func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
 }
 
 func identity(r *guestv1.SetupRequest) Identity {
-	return Identity{Hostname: r.GetHostname(), NICs: nics(r.GetNics()), Hosts: r.GetHosts()}
+	return Identity{Hostname: r.GetHostname(), NICs: nics(r.GetNics()), Hosts: r.GetHosts(), Resolver: r.GetResolver()}
 }
 
 func nics(list []*guestv1.NIC) []vm.NIC {
@@ -396,7 +427,7 @@ func (s *Server) stopAll(ctx context.Context, grace time.Duration) {
 	case m == nil:
 		return
 	default:
-		m.child.signal(stopSignal)
+		m.askToEnd()
 		if !m.child.waitFor(ctx, grace) {
 			m.child.signal(killSignal)
 			m.child.waitFor(ctx, ackPatience)

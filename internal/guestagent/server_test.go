@@ -29,7 +29,9 @@ type machine struct {
 	frozen  bool
 	thaws   int
 	forgot  int
+	tuned   []vm.Sysctl
 	settled int
+	clock   time.Time
 	broken  error // of Freeze
 	off     chan struct{}
 }
@@ -48,6 +50,20 @@ func (m *machine) Resume(_ context.Context, r guestagent.Resumption) error {
 		return errors.New("resumed while frozen")
 	}
 	m.resumed = append(m.resumed, r)
+	return nil
+}
+
+func (m *machine) SetClock(now time.Time) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.clock = now
+	return nil
+}
+
+func (m *machine) Tune(settings []vm.Sysctl) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.tuned = append(m.tuned, settings...)
 	return nil
 }
 

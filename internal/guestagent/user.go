@@ -20,6 +20,7 @@ const maxUserLine = 64 << 10
 type user struct {
 	uid, gid uint32
 	groups   []uint32
+	listed   []uint32 // the groups of which the image says that the user is a member
 	home     string
 }
 
@@ -52,6 +53,7 @@ func resolveUser(spec string, passwd, group [][]string) (user, error) {
 			return user{}, errdefs.Invalidf("user %q has a damaged entry in the guest's /etc/passwd", name)
 		}
 		u.uid, u.gid, u.groups = uid, gid, memberships(group, entry[0])
+		u.listed = u.groups
 		if entry[5] != "" {
 			u.home = entry[5]
 		}

@@ -25,16 +25,16 @@ audio:x:29:web
 func TestResolveUser(t *testing.T) {
 	p, g := parseColon(strings.NewReader(passwd), 7), parseColon(strings.NewReader(group), 4)
 	for spec, want := range map[string]user{
-		"":          {home: "/root", groups: []uint32{44}},
-		"root":      {home: "/root", groups: []uint32{44}},
-		"web":       {uid: 33, gid: 34, home: "/srv/web", groups: []uint32{44, 29}},
-		"33":        {uid: 33, gid: 34, home: "/srv/web", groups: []uint32{44, 29}},
-		"web:video": {uid: 33, gid: 44, home: "/srv/web"},
-		"web:29":    {uid: 33, gid: 29, home: "/srv/web"},
+		"":          {home: "/root", groups: []uint32{44}, listed: []uint32{44}},
+		"root":      {home: "/root", groups: []uint32{44}, listed: []uint32{44}},
+		"web":       {uid: 33, gid: 34, home: "/srv/web", groups: []uint32{44, 29}, listed: []uint32{44, 29}},
+		"33":        {uid: 33, gid: 34, home: "/srv/web", groups: []uint32{44, 29}, listed: []uint32{44, 29}},
+		"web:video": {uid: 33, gid: 44, home: "/srv/web", listed: []uint32{44, 29}},
+		"web:29":    {uid: 33, gid: 29, home: "/srv/web", listed: []uint32{44, 29}},
 		"1000:1001": {uid: 1000, gid: 1001, home: "/"},
 		"1000":      {uid: 1000, home: "/"},
 		"nohome":    {uid: 40, gid: 40, home: "/"},
-		":29":       {gid: 29, home: "/root"},
+		":29":       {gid: 29, home: "/root", listed: []uint32{44}},
 	} {
 		got, err := resolveUser(spec, p, g)
 		if d := diff.Of(want, got); err != nil || d != "" {

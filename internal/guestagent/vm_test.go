@@ -231,7 +231,7 @@ func TestVMLifeOfAGuest(t *testing.T) {
 		{"ip -o addr show eth0 | grep -o 'inet [0-9./]*'; ip route; ip link show eth0 | grep -o 'mtu [0-9]*'", "inet 10.9.0.2/24\ndefault via 10.9.0.1 dev eth0 \n10.9.0.0/24 dev eth0 scope link  src 10.9.0.2 \nmtu 1400\n"},
 		{"cat /etc/resolv.conf; grep -c . /etc/hosts; grep web-0 /etc/hosts", "nameserver 10.9.0.1\n4\n10.9.0.2\tweb-0\n"},
 		{"ip addr show lo | grep -o 'inet [0-9./]*'", "inet 127.0.0.1/8\n"},
-		{"mount | grep -o '^[a-z0-9]* on / '; ls -d /tmp /dev/shm /dev/pts /run /sys/fs/cgroup/cgroup.procs; ls /modules /init 2>/dev/null; echo > /dev/null", "overlay on / \n/dev/pts\n/dev/shm\n/run\n/sys/fs/cgroup/cgroup.procs\n/tmp\n"},
+		{"mount | grep -o '^[a-z0-9]* on / '; ls -d /tmp /dev/shm /dev/pts /run /sys/fs/cgroup/cgroup.procs; ls -d /modules /init /lost+found 2>/dev/null; echo > /dev/null", "overlay on / \n/dev/pts\n/dev/shm\n/run\n/sys/fs/cgroup/cgroup.procs\n/tmp\n"},
 	} {
 		if got := output(t, a, sh(c.script)); got != c.want {
 			t.Errorf("%s:\n got %q\nwant %q", c.script, got, c.want)

@@ -108,6 +108,7 @@ func mountRoot(mods *modules, layers []string, upper string) (*os.File, error) {
 	if err := unix.Mount("overlay", rootDir, "overlay", 0, options); err != nil {
 		return nil, fmt.Errorf("mount the writable layer over the image: %w", err)
 	}
+	_ = os.Remove(rootDir + "/lost+found") // of the layers' file systems, not of the image; one with content stays
 	if upper == "" {
 		return nil, switchRoot(rootDir)
 	}

@@ -6,8 +6,11 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +18,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guestagent"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Machine is the VM.
@@ -77,6 +81,31 @@ func (m *Machine) Identify(ctx context.Context, id guestagent.Identity) error {
 	return m.writeFiles(id, anew)
 }
 
+// Tune implements guestagent.Machine.
+func (m *Machine) Tune(settings []vm.Sysctl) error { return tune("/proc/sys", settings) }
+
+func tune(folder string, settings []vm.Sysctl) error {
+	root, err := os.OpenRoot(folder)
+	if err != nil {
+		return fmt.Errorf("open the settings of the kernel: %w", err)
+	}
+	defer root.Close()
+	for _, s := range settings {
+		f, err := root.OpenFile(s.Path(), os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteString(s.Value)
+			err = errors.Join(err, f.Close())
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return errdefs.Invalidf("sysctl %s: the kernel of the guest has no such setting", s.Name)
+		}
+		if err != nil {
+			return errdefs.Invalidf("sysctl %s: the kernel of the guest refuses the value %q: %w", s.Name, s.Value, err)
+		}
+	}
+	return nil
+}
+
 func setHostname(name string) error {
 	if name == "" {
 		return nil
@@ -121,7 +150,11 @@ func hosts(id guestagent.Identity) string {
 			break
 		}
 	}
-	if id.Hostname != "" {
+	known := slices.ContainsFunc(id.Hosts, func(line string) bool {
+		f := strings.Fields(line)
+		return len(f) > 1 && f[0] == own && slices.Contains(f, id.Hostname)
+	})
+	if id.Hostname != "" && !known { // a line of the host may have a longer name, which must be the first one
 		b.WriteString(own + "\t" + id.Hostname + "\n")
 	}
 	for _, line := range id.Hosts {
@@ -142,6 +175,9 @@ func resolvConf(id guestagent.Identity) string {
 				b.WriteString("nameserver " + oneLine(server) + "\n")
 			}
 		}
+	}
+	for _, line := range id.Resolver {
+		b.WriteString(oneLine(line) + "\n")
 	}
 	return b.String()
 }

@@ -47,6 +47,18 @@ func TestFiles(t *testing.T) {
 	if entries, _ := os.ReadDir(etc); len(entries) != 3 {
 		t.Errorf("left behind: %v", entries)
 	}
+	id.Hosts, id.Resolver = []string{"10.0.0.2 web-0.sub.ns web-0", "10.0.0.9\tdb\tdata"}, []string{"search ns.svc", "options ndots:2\nnameserver 6.6.6.6"}
+	if err := m.writeFiles(id, anew); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"resolv.conf": "nameserver 10.0.0.1\nnameserver 1.1.1.1\nnameserver 8.8.8.8\nsearch ns.svc\noptions ndots:2 nameserver 6.6.6.6\n",
+		"hosts":       "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n10.0.0.2 web-0.sub.ns web-0\n10.0.0.9\tdb\tdata\n",
+	} {
+		if got, err := os.ReadFile(filepath.Join(etc, name)); err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
 	if err := m.writeFiles(guestagent.Identity{Hostname: "lone"}, anew); err != nil {
 		t.Fatal(err)
 	}
@@ -55,6 +67,30 @@ func TestFiles(t *testing.T) {
 	}
 	if got, _ := os.ReadFile(etc + "/resolv.conf"); !strings.Contains(string(got), "10.0.0.1") {
 		t.Errorf("resolv.conf was touched without a name server: %q", got)
+	}
+}
+
+func TestTune(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"kernel/shm_rmid_forced", "net/ipv4/conf/eth0.5/rp_filter"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := tune(dir, []vm.Sysctl{{Name: "kernel.shm_rmid_forced", Value: "1"}, {Name: "net/ipv4/conf/eth0.5/rp_filter", Value: "2"}})
+	one, _ := os.ReadFile(dir + "/kernel/shm_rmid_forced")
+	two, _ := os.ReadFile(dir + "/net/ipv4/conf/eth0.5/rp_filter")
+	if err != nil || string(one)+string(two) != "12" {
+		t.Errorf("%q and %q, %v", one, two, err)
+	}
+	if err := tune(dir, []vm.Sysctl{{Name: "kernel.none", Value: "1"}}); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "no such setting") {
+		t.Errorf("an unknown setting: %v", err)
+	}
+	if err := tune(dir, []vm.Sysctl{{Name: "kernel", Value: "1"}}); !errdefs.IsInvalid(err) {
+		t.Errorf("a folder: %v", err)
 	}
 }
 

@@ -117,6 +117,9 @@ func (m *Machine) reseed(entropy []byte) error {
 	return nil
 }
 
+// SetClock implements guestagent.Machine.
+func (m *Machine) SetClock(now time.Time) error { return setClock(now) }
+
 func setClock(now time.Time) error {
 	if now.IsZero() {
 		return nil

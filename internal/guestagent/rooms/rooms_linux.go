@@ -84,6 +84,7 @@ func (k *Keeper) Make(name string, layers []string, readOnlyRoot bool) (string, 
 	if err := unix.Mount("overlay", dir, "overlay", 0, options); err != nil {
 		return "", fmt.Errorf("mount the writable layer of container %s over its image: %w", name, err)
 	}
+	_ = os.Remove(dir + "/lost+found") // of the layers' file systems, not of the image; one with content stays
 	if err := furnish(dir); err != nil {
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 		return "", fmt.Errorf("prepare the file system of container %s: %w", name, err)

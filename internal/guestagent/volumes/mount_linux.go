@@ -19,7 +19,7 @@ import (
 func (k *Keeper) Mount(_ context.Context, volumes []vm.Volume, mounts map[string][]vm.Mount) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.closed || len(volumes) == 0 {
+	if k.closed || len(volumes) == 0 && k.store == nil {
 		return nil
 	}
 	byName := map[string]vm.Volume{}
@@ -35,6 +35,59 @@ func (k *Keeper) Mount(_ context.Context, volumes []vm.Volume, mounts map[string
 		}
 	}
 	return k.close()
+}
+
+// Message shows a new empty file, which every user may write, at a path in folder, and returns that file. The same path again
+// returns the same file.
+func (k *Keeper) Message(folder, name string) (*os.File, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	at := path.Join(folder, name)
+	if f := k.texts[at]; f != nil {
+		return f, nil
+	}
+	f, err := k.showText(folder, name)
+	if err != nil {
+		return nil, fmt.Errorf("make the file for messages at %s: %w", name, err)
+	}
+	k.texts[at] = f
+	return f, nil
+}
+
+// showText makes the file for messages. Preconditions: mu is held.
+func (k *Keeper) showText(folder, name string) (*os.File, error) {
+	if err := k.open(); err != nil {
+		return nil, err
+	}
+	source := fmt.Sprintf(".message-%d", len(k.texts)) // no volume has such a name
+	f, err := k.store.OpenFile(source, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	err = f.Chmod(0o666) // independent of the umask
+	if err == nil {
+		err = showAt(folder, name, f)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// showAt mounts the file f at a path in folder.
+func showAt(folder, name string, f *os.File) error {
+	root, err := unix.Open(folder, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	dst, err := target(root, name, false)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dst)
+	return bind(int(f.Fd()), dst, false)
 }
 
 // mountIn makes the mounts in the folder root. Preconditions: mu is held.
@@ -199,12 +252,17 @@ func (k *Keeper) mount(root int, v vm.Volume, m vm.Mount) error {
 		return err
 	}
 	defer unix.Close(dst)
+	return bind(src, dst, m.ReadOnly || v.Kind == vm.VolumeFiles)
+}
+
+// bind mounts what src refers to at dst.
+func bind(src, dst int, readOnly bool) error {
 	tree, err := unix.OpenTree(src, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return fmt.Errorf("clone the mount of the volume: %w", err)
 	}
 	defer unix.Close(tree)
-	if m.ReadOnly || v.Kind == vm.VolumeFiles {
+	if readOnly {
 		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 			return fmt.Errorf("make it read-only: %w", err)

@@ -33,6 +33,7 @@ type Keeper struct {
 	sums    map[string][sha256.Size]byte // of the content of volumes of files
 	made    map[string]bool              // volumes that are ready to be mounted
 	mounted map[string]bool              // by path
+	texts   map[string]*os.File          // the files for messages, by path
 	closed  bool                         // all volumes are mounted, and stage is removed
 }
 
@@ -42,7 +43,7 @@ func New() *Keeper { return newKeeper(stagePath, diskPath) }
 func newKeeper(stage, disk string) *Keeper {
 	return &Keeper{
 		stage: stage, disk: disk,
-		sums: map[string][sha256.Size]byte{}, made: map[string]bool{}, mounted: map[string]bool{},
+		sums: map[string][sha256.Size]byte{}, made: map[string]bool{}, mounted: map[string]bool{}, texts: map[string]*os.File{},
 	}
 }
 

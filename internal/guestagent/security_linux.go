@@ -1,0 +1,116 @@
+package guestagent
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file limits what processes of the guest may do, and decides which signal ends them.
+
+// limits are the limits of a process and of the commands beside it. nil: it has all rights of its user.
+type limits struct {
+	vm.Security
+	keep uint64 // bit n: capability n stays in the bounding set
+}
+
+func limitsOf(m *guestv1.Security) (*limits, error) {
+	if m == nil {
+		return nil, nil
+	}
+	l := &limits{Security: vm.Security{
+		Capabilities: m.GetCapabilities(), NoNewPrivileges: m.GetNoNewPrivileges(),
+		Groups: m.GetGroups(), StrictGroups: m.GetStrictGroups(),
+	}}
+	if err := l.Validate(); err != nil {
+		return nil, err
+	}
+	for _, name := range l.Capabilities {
+		n, _ := vm.CapabilityNumber(name)
+		l.keep |= 1 << n
+	}
+	return l, nil
+}
+
+// impose limits this thread for good. A process that the thread starts is limited in the same way. The thread keeps the
+// rights that it needs to start a process of any user: only an exec takes the capabilities away.
+func (l *limits) impose() error {
+	for c := range uintptr(64) {
+		if l.keep&(1<<c) != 0 {
+			continue
+		}
+		if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
+			break // EINVAL: one past the last capability that this kernel knows
+		} else if has == 0 {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	if l.NoNewPrivileges {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("set no_new_privs: %w", err)
+		}
+	}
+	return nil
+}
+
+// groups returns the additional groups of a process of u. volumes are the groups of the volumes.
+func (l *limits) groups(u user, volumes []uint32) []uint32 {
+	if l == nil {
+		return slices.Concat(u.groups, volumes)
+	}
+	all := []uint32{u.gid}
+	add := func(gid uint32) {
+		if !slices.Contains(all, gid) && len(all) < maxGroups {
+			all = append(all, gid)
+		}
+	}
+	if !l.StrictGroups {
+		for _, g := range u.listed {
+			add(g)
+		}
+	}
+	for _, g := range l.Groups {
+		add(uint32(g))
+	}
+	for _, g := range volumes {
+		add(g)
+	}
+	return all
+}
+
+// Real-time signals, as the C libraries count them.
+const (
+	sigRTMin = unix.Signal(34)
+	sigRTMax = unix.Signal(64)
+)
+
+// parseSignal returns the signal with that name or number. It is SIGTERM if there is none: images can hold any text.
+func parseSignal(s string) unix.Signal {
+	if n, err := strconv.Atoi(s); err == nil && n > 0 && n <= int(sigRTMax) {
+		return unix.Signal(n)
+	}
+	name := "SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG")
+	if n := unix.SignalNum(name); n != 0 {
+		return n
+	}
+	sig := stopSignal
+	for prefix, base := range map[string]unix.Signal{"SIGRTMIN": sigRTMin, "SIGRTMAX": sigRTMax} {
+		rest, ok := strings.CutPrefix(name, prefix)
+		if !ok {
+			continue
+		}
+		if n, err := strconv.Atoi(rest); rest == "" || err == nil && (base == sigRTMin) == (rest[0] == '+') && n >= -30 && n <= 30 {
+			sig = base + unix.Signal(n)
+		}
+	}
+	return sig
+}
