@@ -98,7 +98,7 @@ func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) 
 			return err
 		}
 	}
-	err := n.turns.make(func() error { return n.makeTap(l.Tap, l, bridge, lv.mtu) })
+	err := n.turns.make(func() error { return n.makeTap(lv, l, bridge) })
 	if err == nil {
 		back.Push(func(context.Context) error { return n.detach(lv, l) })
 		return nil
@@ -107,7 +107,7 @@ func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) 
 		if old, ferr := n.findTap(l.Tap); ferr != nil {
 			err = ferr
 		} else if old != nil && old.lease.ID == l.ID && old.lease.Index == l.Index {
-			return n.turns.make(func() error { return n.plugTap(l.Tap, l, bridge, lv.mtu) })
+			return n.turns.make(func() error { return n.freshTap(lv, l, bridge) })
 		}
 	}
 	if lv.gate != nil {

@@ -57,6 +57,13 @@ type Config struct {
 	MasqueradeLink string // masquerade only packets that leave by this link; "" for any
 	Isolation      bool   // guests cannot reach each other
 	Unguarded      bool   // guests reach every port of the host and all networks, and can use each other's addresses
+	Switched       bool   // guests of the bridge exchange frames past the host's rules for routed packets; see meeting.go
+
+	// Services are addresses of Services, ADDRESS:PORT, by which guests reach ports of the host that they do not reach directly.
+	Services []string
+	// Peers are bridges of other nodes of the same cluster on this machine: guests there reach ours, and ours them, with their
+	// own addresses.
+	Peers []string
 
 	// CIDRs and addresses. Guests cannot reach the host's own addresses, clouds' metadata services and Closed, except for Open.
 	Closed []string
@@ -97,6 +104,17 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errdefs.Invalidf("network %s: a state folder is needed", c.Name)
 	case c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535):
 		return c, errdefs.Invalidf("network %s: MTU %d is not between 576 and 65535", c.Name, c.MTU)
+	}
+	for _, p := range c.Peers {
+		if !linkRE.MatchString(p) {
+			return c, errdefs.Invalidf("network %s: invalid name of a peer's bridge %q", c.Name, p)
+		}
+	}
+	if _, err := c.services(); err != nil {
+		return c, err
+	}
+	if c.Adopt && (len(c.Services) > 0 || len(c.Peers) > 0) {
+		return c, errdefs.Invalidf("network %s: services and peers are for a bridge of Cocoon's own; omit them, or adopt", c.Name)
 	}
 	if c.Adopt && (c.Subnet != SubnetAuto || c.Gateway != "" || c.Isolation) {
 		return c, errdefs.Invalidf("network %s: an adopted bridge has its own subnet and gateway and cannot be isolated; omit subnet, gateway and isolation", c.Name)
@@ -191,6 +209,18 @@ func (c Config) gatewayIn(prefix netip.Prefix) (netip.Addr, error) {
 		return netip.Addr{}, errdefs.Invalidf("network %s: gateway %q is not a host address in %s", c.Name, c.Gateway, prefix)
 	}
 	return g, nil
+}
+
+// services returns the configured addresses of Services.
+func (c Config) services() (out []netip.AddrPort, err error) {
+	for _, s := range c.Services {
+		a, err := netip.ParseAddrPort(s)
+		if err != nil || !a.Addr().Is4() || a.Port() == 0 {
+			return nil, errdefs.Invalidf("network %s: invalid address of a Service %q; use an IPv4 address and a port, such as 10.96.0.1:443", c.Name, s)
+		}
+		out = append(out, a)
+	}
+	return out, nil
 }
 
 // owner is the mark on everything that belongs to this network.

@@ -119,6 +119,11 @@ func ctReply() []expr.Any {
 	return join([]expr.Any{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: 1}}, equal([]byte{reply}))
 }
 
+// ctOriginal matches packets of connections that were opened with data as the value of key.
+func ctOriginal(key expr.CtKey, data []byte) []expr.Any {
+	return join([]expr.Any{&expr.Ct{Key: key, Register: 1, Direction: 0}}, equal(data)) // 0: IP_CT_DIR_ORIGINAL of the kernel
+}
+
 func etherType(t uint16) []expr.Any {
 	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: 1}}, equal(binaryutil.BigEndian.PutUint16(t)))
 }

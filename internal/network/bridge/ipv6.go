@@ -160,6 +160,7 @@ func (n *Network) ensureIPv6(br netlink.Link, prefix netip.Prefix) error {
 
 // ICMP messages: the echo of both versions, and those of neighbours and routers (RFC 4861).
 const (
+	icmpRedirect4    = 5
 	icmpEchoRequest4 = 8
 	icmpEchoRequest6 = 128
 	routerSolicit    = 133

@@ -139,6 +139,16 @@ func up6(t *testing.T, ns, link, cidr string) {
 	}
 }
 
+// Ports that return frames to their guest must not return what finds out whether an address is taken.
+func TestIPv6Filtered(t *testing.T) {
+	netns.Require(t)
+	showBridged(t)
+	a, b := twoGuests(t, start6(t, Config{NAT: true}))
+	if !a.pings(b.nic.IPv6, patience) {
+		t.Error("guests do not reach each other")
+	}
+}
+
 func TestIPv6Isolation(t *testing.T) {
 	n := start6(t, Config{NAT: true, Isolation: true})
 	a, b := twoGuests(t, n)

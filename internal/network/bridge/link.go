@@ -113,6 +113,9 @@ func (n *Network) ensureBridge(lv *live) (created bool, err error) {
 	if err := setAddress(br, netip.PrefixFrom(lv.gateway, lv.prefix.Bits())); err != nil {
 		return created, err
 	}
+	if err := n.ensureRouted(lv.rules.meeting); err != nil {
+		return created, err
+	}
 	if err := netlink.LinkSetUp(br); err != nil {
 		return created, fmt.Errorf("bring up bridge %s: %w", n.cfg.Bridge, err)
 	}
@@ -140,12 +143,12 @@ func setAddress(l netlink.Link, want netip.Prefix) error {
 }
 
 // makeTap creates a persistent tap and puts it on the bridge.
-func (n *Network) makeTap(name string, l ipam.Lease, bridge, mtu int) error {
-	return host.MakeTap(name, func() error {
+func (n *Network) makeTap(lv *live, l ipam.Lease, bridge int) error {
+	return host.MakeTap(l.Tap, func() error {
 		// A port of a bridge does not need IPv6, and with a thousand taps the kernel scans the routes of all of them whenever
 		// one is added or removed. If the host does not allow this, it only has more work.
-		_ = host.QuietIPv6(name)
-		return n.plugTap(name, l, bridge, mtu)
+		_ = host.QuietIPv6(l.Tap)
+		return n.freshTap(lv, l, bridge)
 	})
 }
 
@@ -170,25 +173,6 @@ func (n *Network) plugTap(name string, l ipam.Lease, bridge, mtu int) error {
 	req.AddData(nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(bridge))))
 	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
 		return fmt.Errorf("put tap %s on bridge %s: %w", name, n.cfg.Bridge, err)
-	}
-	if n.cfg.Isolation {
-		return isolate(name)
-	}
-	return nil
-}
-
-// isolate separates the guest at a tap from those at the other isolated ports of its bridge. It uses the name of the tap, which
-// saves a look-up of its index.
-func isolate(name string) error {
-	req := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
-	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-	info.AddRtAttr(nl.IFLA_INFO_SLAVE_KIND, nl.NonZeroTerminated("bridge"))
-	info.AddRtAttr(nl.IFLA_INFO_SLAVE_DATA, nil).AddRtAttr(nl.IFLA_BRPORT_ISOLATED, []byte{1})
-	req.AddData(info)
-	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("isolate tap %s: %w", name, err)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
@@ -31,9 +32,11 @@ type rules struct {
 	closed    network.Closed
 	nat       bool
 	natLink   string
-	isolation bool
 	guard     bool
 	adopt     bool // others use the bridge too: the rules apply only to guests, by their addresses
+	meeting   meeting
+	services  []netip.AddrPort
+	peers     []string // bridges of the same cluster
 }
 
 const (
@@ -147,6 +150,9 @@ func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 		})
 		for _, ours := range r.sources() {
 			match := join(ours, oif(expr.CmpOpNeq, r.bridge))
+			for _, p := range r.peers {
+				match = append(match, oif(expr.CmpOpNeq, p)...)
+			}
 			if r.natLink != "" {
 				match = append(match, oif(expr.CmpOpEq, r.natLink)...)
 			}
@@ -161,6 +167,13 @@ func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
 	})
 	add(c, forward, r.forward())
+	if r.meeting == routed {
+		output := c.AddChain(&nftables.Chain{
+			Name: "output", Table: t, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter,
+		})
+		add(c, output, r.output())
+	}
 	if !r.guard {
 		return nil
 	}
@@ -190,15 +203,18 @@ func (r rules) forward() (out [][]expr.Any) {
 	if r.adopt {
 		return out // the bridge's owner routes; senders are checked at their taps
 	}
-	between := accept()
-	if r.isolation {
-		between = drop()
+	meet := accept()
+	if r.meeting == apart {
+		meet = drop()
 	}
-	out = append(out, join(iif(expr.CmpOpEq, r.bridge), oif(expr.CmpOpEq, r.bridge), between))
+	out = append(out, join(iif(expr.CmpOpEq, r.bridge), oif(expr.CmpOpEq, r.bridge), meet))
 	for _, ours := range r.sources() {
 		out = append(out, join(iif(expr.CmpOpEq, r.bridge), ours, accept()))
 	}
 	out = append(out, join(iif(expr.CmpOpEq, r.bridge), drop()))
+	for _, p := range r.peers { // the rules of the peer have checked the sender
+		out = append(out, join(oif(expr.CmpOpEq, r.bridge), iif(expr.CmpOpEq, p), accept()))
+	}
 	if r.nat {
 		out = append(out,
 			join(oif(expr.CmpOpEq, r.bridge), ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept()),
@@ -208,8 +224,22 @@ func (r rules) forward() (out [][]expr.Any) {
 	return out
 }
 
+// output keeps guests from being told to send to each other directly, which isolated ports forbid.
+func (r rules) output() [][]expr.Any {
+	return [][]expr.Any{
+		join(oif(expr.CmpOpEq, r.bridge), overIP(unix.NFPROTO_IPV4), icmpKind(unix.IPPROTO_ICMP, icmpRedirect4), drop()),
+		join(oif(expr.CmpOpEq, r.bridge), overIP(unix.NFPROTO_IPV6), icmpKind(unix.IPPROTO_ICMPV6, redirect), drop()),
+	}
+}
+
 // ctStatusDNAT is IPS_DST_NAT of the kernel.
 const ctStatusDNAT = 1 << 5
+
+// called matches packets of connections that were opened to the address of a Service and redirected from there.
+func called(service netip.AddrPort) []expr.Any {
+	return join(overIP(unix.NFPROTO_IPV4), ctBits(expr.CtKeySTATUS, ctStatusDNAT),
+		ctOriginal(expr.CtKeyDST, service.Addr().AsSlice()), ctOriginal(expr.CtKeyPROTODST, binaryutil.BigEndian.PutUint16(service.Port())))
+}
 
 // input guards the host: guests get DHCP, ping, configured DNS, and replies to connections that the host started.
 func (r rules) input() [][]expr.Any {
@@ -223,6 +253,9 @@ func (r rules) input() [][]expr.Any {
 	}
 	for _, asks := range r.resolvers() {
 		out = append(out, join(from, asks, accept()))
+	}
+	for _, s := range r.services {
+		out = append(out, join(from, called(s), accept()))
 	}
 	for _, p := range r.closed.Open {
 		out = append(out, join(from, to(p), accept()))
@@ -261,6 +294,13 @@ func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 	if r.adopt {
 		add(c, c.AddChain(&nftables.Chain{Name: chainClosed, Table: t}), r.elsewhere())
 	}
+	if r.meeting == filtered {
+		forward := c.AddChain(&nftables.Chain{
+			Name: "forward", Table: t, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityRef(-300),
+		})
+		add(c, forward, [][]expr.Any{echo()})
+	}
 	add(c, ch, r.sender())
 	add(c, asks, r.asker())
 	return nil
@@ -284,6 +324,20 @@ func (r rules) sender() [][]expr.Any {
 		join(etherType(unix.ETH_P_ARP), loadNetwork(14, 4, 1), equal(zero.AsSlice()), accept()),
 	)
 	return append(append(out, r.sender6()...), drop())
+}
+
+// echo drops what a hairpin port would return to the guest that sent it to a group of machines. A guest that sees its own
+// messages may believe that another machine has its address.
+func echo() []expr.Any {
+	group := []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{1}, Xor: []byte{0}},
+	}
+	back := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: unix.NFT_REG_1}, loadEther()[0],
+		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: setSenders, SetID: setSendersID},
+	}
+	return join(group, equal([]byte{1}), back, drop())
 }
 
 // asker checks DHCP: the hardware address in the message, which the server uses, must be the sender's own. Of a fragmented

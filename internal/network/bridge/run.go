@@ -50,7 +50,7 @@ func (n *Network) Run(ctx context.Context) error {
 	if on.router != nil {
 		g.Go(func() error {
 			radv.Serve(gctx, on.router, radv.Config{
-				Router: router6, Prefix: lv.prefix6, DNS: lv.dns, Search: n.cfg.Search, MTU: lv.mtu, Managed: lv.rules.stateful6,
+				Router: router6, Prefix: lv.prefix6, DNS: lv.dns, Search: n.cfg.Search, MTU: lv.mtu, Managed: lv.rules.stateful6, Routed: lv.rules.meeting == routed,
 			}, n.log)
 			return nil
 		})

@@ -160,11 +160,16 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 	if err != nil {
 		return nil, err
 	}
+	services, err := n.cfg.services()
+	if err != nil {
+		return nil, err
+	}
 	owner := n.cfg.owner()
 	lv.rules = rules{
 		table: n.cfg.table(), bridge: n.cfg.Bridge, tapPrefix: tapPrefix(owner),
 		prefix: prefix, gateway: gateway, prefix6: at.prefix6, stateful6: n.cfg.IPv6Mode == IPv6Stateful, dns: lv.dns, closed: closed,
-		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, isolation: n.cfg.Isolation, guard: !n.cfg.Unguarded, adopt: n.cfg.Adopt,
+		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, guard: !n.cfg.Unguarded, adopt: n.cfg.Adopt,
+		meeting: n.cfg.meeting(), services: services, peers: n.cfg.Peers,
 	}
 	if old := n.live; old != nil && old.prefix == prefix && old.gateway == gateway {
 		lv.pool = old.pool // Run uses this pool
@@ -264,7 +269,7 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 		return fmt.Errorf("look for bridge %s: %w", n.cfg.Bridge, err)
 	}
 	for _, t := range taps {
-		if err := n.plugTap(t.lease.Tap, t.lease, br.Attrs().Index, lv.mtu); err != nil {
+		if err := n.keptTap(lv, t.lease, br.Attrs().Index); err != nil {
 			return err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -236,6 +237,29 @@ func parseResolvConf(s string) []netip.Addr {
 		}
 		if a, err := netip.ParseAddr(f[1]); err == nil && a.Is4() && !a.IsLoopback() && !a.IsUnspecified() {
 			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// Searches returns the domains in which the host completes names.
+func Searches() []string {
+	b, err := os.ReadFile("/etc/resolv.conf")
+	if err != nil {
+		return nil
+	}
+	return parseSearches(string(b))
+}
+
+// domainRE matches domains without the root, which completes nothing.
+var domainRE = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,252}$`)
+
+// parseSearches returns the domains of the last line that has some, which is the one that counts.
+func parseSearches(s string) []string {
+	var out []string
+	for sc := bufio.NewScanner(strings.NewReader(s)); sc.Scan(); {
+		if f := strings.Fields(sc.Text()); len(f) > 0 && (f[0] == "search" || f[0] == "domain") {
+			out = slices.DeleteFunc(f[1:], func(d string) bool { return !domainRE.MatchString(d) })
 		}
 	}
 	return out

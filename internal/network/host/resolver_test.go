@@ -19,3 +19,15 @@ func TestParseResolvConf(t *testing.T) {
 		}
 	}
 }
+
+func TestParseSearches(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                 "[]",
+		"nameserver 9.9.9.9\nsearch .\n":   "[]",
+		"domain a.b\nsearch c.d e_1 . x;y": "[c.d e_1]",
+	} {
+		if got := fmt.Sprint(parseSearches(text)); got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+}

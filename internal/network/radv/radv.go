@@ -39,6 +39,8 @@ type Config struct {
 
 	// Managed directs guests to DHCPv6 for their address and all other settings, and forbids addresses made from the prefix.
 	Managed bool
+	// Routed tells guests to send to each other through the router too.
+	Routed bool
 }
 
 // Address returns the address that a guest with that MAC makes from a prefix: its modified EUI-64 (RFC 4291, appendix A). The
@@ -67,7 +69,7 @@ func (c Config) message(mac net.HardwareAddr) *ndp.RouterAdvertisement {
 			&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: mac},
 			&ndp.MTU{MTU: uint32(c.MTU)},
 			&ndp.PrefixInformation{
-				PrefixLength: Prefix, OnLink: true, AutonomousAddressConfiguration: !c.Managed,
+				PrefixLength: Prefix, OnLink: !c.Routed, AutonomousAddressConfiguration: !c.Managed,
 				ValidLifetime: ndp.Infinity, PreferredLifetime: ndp.Infinity, Prefix: c.Prefix.Masked().Addr(),
 			},
 		},
