@@ -114,16 +114,16 @@ func (a *assembly) layer(ctx context.Context, l v1.Descriptor) (stream.Piece, er
 
 // tar builds the body of a snapshot, in the format of package bundle.
 func (a *assembly) tar(ctx context.Context) error {
-	if a.doc.Config == nil || a.doc.Config.MediaType != artifact.MediaConfig {
+	if a.doc.Config == nil || !artifact.IsConfig(a.doc.Config.MediaType) {
 		return errdefs.DataLossf("the snapshot %s has no configuration of a snapshot", a.repo)
 	}
-	var config artifact.Config
 	raw, err := a.small(ctx, *a.doc.Config)
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(raw, &config); err != nil {
-		return errdefs.DataLossf("the configuration of the snapshot %s: %w", a.repo, err)
+	config, err := artifact.ParseConfig(raw)
+	if err != nil {
+		return errdefs.DataLossf("the snapshot %s: %w", a.repo, err)
 	}
 	titled := map[string][]v1.Descriptor{}
 	for _, l := range a.doc.Layers {
@@ -133,9 +133,9 @@ func (a *assembly) tar(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	head, err := json.Marshal(artifact.TarHeader{Version: 1, Snapshot: record, Config: artifact.TarConfig{
+	head, err := json.Marshal(artifact.TarHeader{Version: 1, Config: artifact.TarConfig{
 		ID: config.SnapshotID, Name: cmp.Or(name, path.Base(a.repo)), Description: config.Description, Image: config.Image, ImageDigest: config.ImageDigest,
-		ImageType: config.ImageType, ImageBlobIDs: config.ImageBlobIDs, Hypervisor: config.Hypervisor, CPU: config.CPU, Memory: config.Memory,
+		ImageType: config.ImageType, ImageBlobIDs: config.ImageBlobIDs, Hypervisor: config.Hypervisor, Driver: config.Driver, CPU: config.CPU, Memory: config.Memory,
 		Storage: config.Storage, NICs: config.NICs, Network: config.Network, Windows: config.Windows,
 	}})
 	if err != nil {
@@ -143,6 +143,11 @@ func (a *assembly) tar(ctx context.Context) error {
 	}
 	if err := a.entry(headerName, int64(len(head)), 0o600, nil, 0, []stream.Piece{stream.Bytes(head)}); err != nil {
 		return err
+	}
+	if record != nil {
+		if err := a.entry(artifact.TitleVMConfig, int64(len(record)), 0o600, nil, 0, []stream.Piece{stream.Bytes(record)}); err != nil {
+			return err
+		}
 	}
 	files := slices.Collect(maps.Keys(config.Files))
 	for t := range titled { // earlier systems did not list every file
@@ -152,10 +157,10 @@ func (a *assembly) tar(ctx context.Context) error {
 	}
 	slices.Sort(files)
 	for _, f := range files {
-		if f == artifact.TitleVMConfig && record != nil {
+		if f == artifact.TitleVMConfig && record != nil || f == artifact.FileSums { // the sums are of another stream; layers have digests
 			continue
 		}
-		if !fileName.MatchString(f) || f == headerName || f == artifact.FileSums {
+		if !fileName.MatchString(f) || f == headerName {
 			return errdefs.DataLossf("the snapshot %s has a file of the name %.80q", a.repo, f)
 		}
 		if err := a.file(ctx, f, config.Files[f], titled[f]); err != nil {
@@ -181,9 +186,8 @@ func (a *assembly) small(ctx context.Context, d v1.Descriptor) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// record returns the snapshot's own record. It is one of ours only if it has the snapshot's id: earlier systems used
-// this file name for something else.
-func (a *assembly) record(ctx context.Context, c artifact.Config, titled map[string][]v1.Descriptor) (json.RawMessage, string, error) {
+// record returns the snapshot's record and the name in it, or nil if the snapshot has none of ours.
+func (a *assembly) record(ctx context.Context, c artifact.Config, titled map[string][]v1.Descriptor) ([]byte, string, error) {
 	layers := titled[artifact.TitleVMConfig]
 	if len(layers) != 1 || layers[0].MediaType != artifact.MediaVMConfig {
 		return nil, "", nil
@@ -192,9 +196,8 @@ func (a *assembly) record(ctx context.Context, c artifact.Config, titled map[str
 	if err != nil {
 		return nil, "", err
 	}
-	var is struct{ ID, Name string }
-	if err := json.Unmarshal(raw, &is); err == nil && is.ID != "" && is.ID == c.SnapshotID {
-		return raw, is.Name, nil
+	if name, ok := artifact.IsRecord(raw, c.SnapshotID); ok {
+		return raw, name, nil
 	}
 	return nil, "", nil
 }
@@ -215,11 +218,14 @@ func (a *assembly) file(ctx context.Context, name string, f artifact.File, layer
 	if len(f.Chunks) > 0 {
 		return a.chunked(name, f, layers, bad)
 	}
-	if len(layers) == 0 {
+	if len(layers) == 0 && len(f.Layers) == 0 {
 		size := max(f.Size, f.SparseSize)
 		return a.entry(name, size, f.Mode, []sparse.Extent{}, size, nil)
 	}
-	slices.SortStableFunc(layers, func(x, y v1.Descriptor) int { return cmp.Compare(order(x), order(y)) })
+	layers, ok := ordered(layers, f.Layers)
+	if !ok {
+		return bad("it lists a layer that the manifest does not have")
+	}
 	var pieces []stream.Piece
 	var size int64
 	for _, l := range layers {
@@ -227,10 +233,12 @@ func (a *assembly) file(ctx context.Context, name string, f artifact.File, layer
 		if err != nil {
 			return err
 		}
-		size += p.Size
+		if size += p.Size; size > maxFile {
+			return bad("its layers have more than %d bytes", int64(maxFile))
+		}
 		pieces = append(pieces, p)
 	}
-	if len(f.SparseMap) == 0 {
+	if f.SparseMap == nil {
 		if f.Size > 0 && f.Size != size {
 			return bad("its layers have %d bytes instead of %d", size, f.Size)
 		}
@@ -257,6 +265,28 @@ func (a *assembly) file(ctx context.Context, name string, f artifact.File, layer
 		at += e.Length
 	}
 	return a.entry(name, sparse.Data(wide), f.Mode, wide, f.SparseSize, widen(parts, wide))
+}
+
+// ordered sorts the layers of one file: by the given digests if there are any, else by their annotations. It reports
+// whether there is a layer of each digest.
+func ordered(layers []v1.Descriptor, digests []string) ([]v1.Descriptor, bool) {
+	if len(digests) == 0 {
+		slices.SortStableFunc(layers, func(x, y v1.Descriptor) int { return cmp.Compare(order(x), order(y)) })
+		return layers, true
+	}
+	by := map[string]v1.Descriptor{}
+	for _, l := range layers {
+		by[l.Digest.String()] = l
+	}
+	out := make([]v1.Descriptor, 0, len(digests))
+	for _, d := range digests {
+		l, ok := by[d]
+		if !ok {
+			return nil, false
+		}
+		out = append(out, l)
+	}
+	return out, true
 }
 
 // section reads n bytes of pieces.
@@ -333,11 +363,11 @@ func (a *assembly) chunked(name string, f artifact.File, layers []v1.Descriptor,
 }
 
 // entry adds a file to the tar stream: size bytes of data, placed by the map m if it is not nil.
-func (a *assembly) entry(name string, size int64, mode uint32, m []sparse.Extent, whole int64, data []stream.Piece) error {
+func (a *assembly) entry(name string, size, mode int64, m []sparse.Extent, whole int64, data []stream.Piece) error {
 	if mode = mode & 0o777; mode == 0 {
 		mode = 0o600
 	}
-	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: int64(mode), ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: mode, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
 	if m != nil {
 		h.PAXRecords = map[string]string{artifact.PAXSparseMap: string(sparse.Encode(m)), artifact.PAXSparseSize: strconv.FormatInt(whole, 10)}
 		h.Size = sparse.Data(m)

@@ -89,8 +89,7 @@ func isOSImage(d *content.Document) bool {
 }
 
 func isSnapshot(d *content.Document) bool {
-	return d.ArtifactType == artifact.TypeSnapshot || d.ArtifactType == artifact.TypeSnapshotChunked ||
-		d.ArtifactType == "" && d.Config != nil && d.Config.MediaType == artifact.MediaConfig
+	return artifact.IsSnapshot(d.ArtifactType) || d.ArtifactType == "" && d.Config != nil && d.Config.MediaType == artifact.MediaConfig
 }
 
 // sendSummed sends a stream with its checksum. HTTP/1.1 allows either a length or trailers: a client that asks for

@@ -176,12 +176,12 @@ func TestDownloadOfASnapshot(t *testing.T) {
 	record := []byte(`{"id":"abc","name":"dev:1"}`)
 	for _, chunked := range []bool{false, true} {
 		r := newRig(t, registry.Config{}, content.Config{})
-		c := artifact.Config{SchemaVersion: 1, SnapshotID: "abc", Hypervisor: "qemu", CPU: 2, Memory: 6 * mib, Files: map[string]artifact.File{}}
+		c := artifact.Config{SchemaVersion: artifact.SchemaVersion, SnapshotID: "abc", Hypervisor: "qemu", CPU: 2, Memory: 6 * mib, Files: map[string]artifact.File{}}
 		m := v1.Manifest{ArtifactType: artifact.TypeSnapshot, Layers: []v1.Descriptor{r.layer("vm/one", artifact.MediaVMConfig, artifact.TitleVMConfig, record)}}
 		add := func(ds ...v1.Descriptor) { m.Layers = append(m.Layers, ds...) }
 		c.Files["empty"] = artifact.File{Size: 4 * mib}
 		if chunked {
-			m.ArtifactType = artifact.TypeSnapshotChunked
+			m.ArtifactType = artifact.TypeSnapshotV2
 			one, two, three := packed(t, memory[mib:2*mib]), memory[2*mib:3*mib], packed(t, memory[5*mib:5*mib+mib/2])
 			l1 := r.layer("vm/one", artifact.MediaMemory+artifact.SuffixZstd, "memory-ranges", one, 0)
 			l2 := r.layer("vm/one", artifact.MediaMemory, "memory-ranges", two, 1)
@@ -265,7 +265,7 @@ func TestHostileSnapshotsAreNotDownloaded(t *testing.T) {
 		"overlap":     `{"files":{"memory-ranges":{"size":15,"chunks":[{"o":0,"l":10,"d":"` + data.Digest.String() + `"},{"o":5,"l":10,"d":"` + data.Digest.String() + `"}]}}}`,
 		"no layer":    `{"files":{"memory-ranges":{"size":10,"chunks":[{"o":0,"l":10,"d":"sha256:` + strings.Repeat("0", 64) + `"}]}}}`,
 	} {
-		m := v1.Manifest{ArtifactType: artifact.TypeSnapshotChunked, Config: r.pushBlob("x", []byte(c)), Layers: []v1.Descriptor{data}}
+		m := v1.Manifest{ArtifactType: artifact.TypeSnapshotV2, Config: r.pushBlob("x", []byte(c)), Layers: []v1.Descriptor{data}}
 		m.Config.MediaType = artifact.MediaConfig
 		r.pushManifest("x", "latest", m)
 		if got := r.do("GET", "/dl/x", nil); got.StatusCode != 500 {

@@ -1,8 +1,10 @@
 package snapshot
 
 import (
+	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -52,6 +54,30 @@ func (s Snapshot) Whole() Snapshot {
 	return s
 }
 
+// documentedDefault is what the documented system runs a VM in that asks for no hypervisor.
+const documentedDefault = "cloud-hypervisor"
+
+// Backend returns the hypervisor that the VM asked for. It is the documented key hypervisor of snapshots: programs that
+// clone compare it with what the new VM asks for. Hypervisor is the driver that really took the snapshot.
+func (s Snapshot) Backend() string { return cmp.Or(s.Record.Spec.Driver, documentedDefault) }
+
+// TakenBy reports whether the keys hypervisor and driver of a description fit s. driver may be "": other programs drop
+// that key, and in descriptions of earlier releases hypervisor is the driver.
+func (s Snapshot) TakenBy(hypervisor, driver string) bool {
+	if driver != "" {
+		return driver == s.Hypervisor
+	}
+	return hypervisor == s.Hypervisor || hypervisor == s.Backend()
+}
+
+// Travels returns the record as it is sent elsewhere: without what only this node knows, so that an unchanged snapshot
+// is sent as the same bytes again.
+func (s Snapshot) Travels() Snapshot {
+	s = s.Foreign().Whole()
+	s.Digest, s.UsedAt, s.Size = "", time.Time{}, 0
+	return s
+}
+
 // Foreign returns the part of the record that is valid on another machine. It drops what is only true on this one, such
 // as the process, paths, taps and the namespaces that its operator publishes it to.
 func (s Snapshot) Foreign() Snapshot {
@@ -80,7 +106,7 @@ func (s Snapshot) Heir(who vm.Owner) (vm.Owner, error) {
 	case s.Owner.Operator() || who.Reaches(s.Owner):
 		return who, nil
 	}
-	return vm.Owner{}, errdefs.NotFoundf("no snapshot of this name belongs to namespace %s", who.Namespace)
+	return vm.Owner{}, errdefs.NotFoundf("snapshot not found: none of this name belongs to namespace %s", who.Namespace)
 }
 
 // Writable reports whether a VM made from the snapshot writes to the disk, on its own overlay.

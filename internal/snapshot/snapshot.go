@@ -25,7 +25,8 @@ const (
 // Each file except FileMeta has a checksum file beside it if Snapshot.Summed is set; package sparse names and reads
 // these. They are not exported or pushed: each store makes its own.
 
-// Snapshot is the record of one snapshot. The JSON is public API (`cocoon snapshot inspect`).
+// Snapshot is the record of one snapshot. The JSON is stored with it and travels with it; package nodejson has the form
+// that `cocoon snapshot inspect` prints.
 type Snapshot struct {
 	ID          string `json:"id"`   // 26 characters, like the id of a VM
 	Name        string `json:"name"` // unique per owner: letters, digits, ".", "_", "-", ":", at most 127
@@ -45,7 +46,7 @@ type Snapshot struct {
 	// served compressed; "" when the origin has no digest other than ImageDigest.
 	ImageManifest string `json:"image_manifest,omitempty"`
 
-	Hypervisor string     `json:"hypervisor"` // name of the driver
+	Hypervisor string     `json:"hypervisor"` // name of the driver that took it; see Backend
 	Machine    vm.Machine `json:"machine"`    // a machine that can resume the memory
 
 	CPU     int    `json:"cpu"`
@@ -86,9 +87,12 @@ type Image struct {
 }
 
 // Images returns the images that the disks of s are based on: the image of its VM, then those of its containers in
-// order.
+// order, except a container whose root is the VM's own.
 func (s Snapshot) Images() []Image {
 	out := []Image{{Name: s.Image, Digest: s.ImageDigest, Manifest: s.ImageManifest, Type: s.ImageType}}
+	if s.Record.RootContainer() {
+		return out
+	}
 	for i, c := range s.Record.Containers {
 		img := Image{Digest: c.ImageDigest, Manifest: c.ImageManifest, Type: vm.ImageOCI}
 		if i < len(s.Record.Spec.Containers) {

@@ -61,7 +61,10 @@ func run(args ...string) (code int, stdout, stderr string) {
 func TestCommandLine(t *testing.T) {
 	tokens := tokenFile(t)
 	open := filepath.Join(t.TempDir(), "open")
-	if err := os.WriteFile(open, []byte("secret\n"), 0o644); err != nil { //nolint:gosec // that is the fault
+	if err := os.WriteFile(open, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(open, 0o644); err != nil { //nolint:gosec // that is the fault
 		t.Fatal(err)
 	}
 	for _, c := range []struct {

@@ -174,7 +174,7 @@ func (c *Content) removeUntagged(ctx context.Context, repo string, d digest.Dige
 	if errdefs.IsNotFound(err) || errdefs.Is(err, errdefs.DataLoss) {
 		return false, nil
 	}
-	if err != nil || doc.ArtifactType != artifact.TypeSnapshot && doc.ArtifactType != artifact.TypeSnapshotChunked {
+	if err != nil || !artifact.IsSnapshot(doc.ArtifactType) {
 		return false, err
 	}
 	tags, err := c.tagged(ctx, repo)

@@ -169,9 +169,9 @@ func TestAfterARestartTheFirstGraceCollectsNothing(t *testing.T) {
 
 func TestUntaggedSnapshotsAreCollectedAndImagesAreNot(t *testing.T) {
 	w := open(t, t.TempDir(), Config{Untagged: 24 * time.Hour})
-	old := w.put("vm", "hibernate", artifact.TypeSnapshotChunked, w.blob("vm", "monday"))
+	old := w.put("vm", "hibernate", artifact.TypeSnapshotChunks, w.blob("vm", "monday"))
 	image := w.put("vm", "latest", "", w.blob("vm", "image"))
-	now := w.put("vm", "hibernate", artifact.TypeSnapshotChunked, w.blob("vm", "tuesday"))
+	now := w.put("vm", "hibernate", artifact.TypeSnapshotChunks, w.blob("vm", "tuesday"))
 	w.put("vm", "latest", "", w.blob("vm", "image 2"))
 	if done := w.collect(); done.Manifests != 0 {
 		t.Errorf("too early: %+v", done)

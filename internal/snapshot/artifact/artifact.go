@@ -6,7 +6,7 @@ package artifact
 
 import (
 	"encoding/json"
-	"time"
+	"slices"
 
 	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -14,31 +14,38 @@ import (
 
 // Artifact types of manifests.
 const (
-	TypeSnapshot        = "application/vnd.cocoonstack.snapshot.v1+json" // every layer is a whole file
-	TypeSnapshotChunked = "application/vnd.cocoonstack.snapshot.v2+json" // files are split into compressed chunks
-	TypeOSImage         = "application/vnd.cocoonstack.os-image.v1+json" // a cloud image: its disk in parts, sorted by title
-	TypeWindowsImage    = "application/vnd.cocoonstack.windows-image.v1+json"
+	TypeSnapshot       = "application/vnd.cocoonstack.snapshot.v1+json"        // documented: every layer is a whole file
+	TypeSnapshotV2     = "application/vnd.cocoonstack.snapshot.v2+json"        // documented: files may be split and compressed; earlier releases push ours so
+	TypeSnapshotChunks = "application/vnd.cocoonstack.snapshot.chunks.v1+json" // ours: files are split into compressed chunks with offsets
+	TypeOSImage        = "application/vnd.cocoonstack.os-image.v1+json"        // a cloud image: its disk in parts, sorted by title
+	TypeWindowsImage   = "application/vnd.cocoonstack.windows-image.v1+json"
 )
 
 // Media types.
 const (
-	MediaManifest = "application/vnd.oci.image.manifest.v1+json"
-	MediaConfig   = "application/vnd.cocoonstack.snapshot.config.v1+json"
-	MediaVMConfig = "application/vnd.cocoonstack.vm.config+json" // FileMeta: the snapshot's record
-	MediaState    = "application/vnd.cocoonstack.vm.state"
-	MediaMemory   = "application/vnd.cocoonstack.vm.memory"
-	MediaCidata   = "application/vnd.cocoonstack.vm.cidata"
-	MediaQCOW2    = "application/vnd.cocoonstack.disk.qcow2"
-	MediaRaw      = "application/vnd.cocoonstack.disk.raw"
-	MediaOther    = "application/octet-stream"
+	MediaManifest     = "application/vnd.oci.image.manifest.v1+json"
+	MediaConfig       = "application/vnd.cocoonstack.snapshot.config.v1+json"
+	MediaConfigChunks = "application/vnd.cocoonstack.snapshot.chunks.config.v1+json" // of TypeSnapshotChunks
+	MediaVMConfig     = "application/vnd.cocoonstack.vm.config+json"                 // TitleVMConfig: our record, or another program's file
+	MediaState        = "application/vnd.cocoonstack.vm.state"
+	MediaMemory       = "application/vnd.cocoonstack.vm.memory"
+	MediaCidata       = "application/vnd.cocoonstack.vm.cidata"
+	MediaQCOW2        = "application/vnd.cocoonstack.disk.qcow2"
+	MediaRaw          = "application/vnd.cocoonstack.disk.raw"
+	MediaOther        = "application/octet-stream"
 
 	SuffixZstd = "+zstd" // of a media type: the blob is one zstd frame
 	SuffixPart = ".part" // of a disk's media type: one of several blobs
 )
 
-// TitleVMConfig is the title of the layer of MediaVMConfig: the JSON of snapshot.Snapshot, uncompressed, in every
-// manifest that we write. In a tar stream it is TarHeader.Snapshot.
+// TitleVMConfig is the file of our record, the JSON of snapshot.Snapshot: an uncompressed layer of MediaVMConfig in
+// every manifest that we write, and the second entry of every tar stream. As a file it survives programs that know only
+// the documented keys of the first entry. Other programs have a file of this name too; IsRecord tells them apart.
 const TitleVMConfig = "config.json"
+
+// MaxMaps limits the JSON of all sparse maps of one snapshot in the documented form, in bytes. Readers of that form read
+// 1 MiB of the config, where a map is an escaped string, and 1 MiB of a tar header.
+const MaxMaps = 640 << 10
 
 // Annotations of layers and manifests.
 const (
@@ -63,48 +70,30 @@ const FileSums = "SHA256SUMS"
 // Extent is a piece of a file that is not a hole.
 type Extent = sparse.Extent
 
-// Config is the config blob of a snapshot's manifest.
-type Config struct {
-	SchemaVersion int                 `json:"schemaVersion"` // 1
-	SnapshotID    string              `json:"snapshotId"`
-	Description   string              `json:"description,omitempty"`
-	Image         string              `json:"image,omitempty"`
-	ImageDigest   string              `json:"imageDigest,omitempty"`
-	ImageType     vm.ImageType        `json:"imageType,omitempty"`
-	ImageBlobIDs  map[string]struct{} `json:"imageBlobIds,omitempty"`
-	Hypervisor    string              `json:"hypervisor"`
-	CPU           int                 `json:"cpu"`
-	Memory        int64               `json:"memory"`  // bytes
-	Storage       int64               `json:"storage"` // bytes
-	NICs          int                 `json:"nics"`
-	Network       string              `json:"network,omitempty"`
-	Windows       bool                `json:"windows,omitempty"`
-	Files         map[string]File     `json:"files"` // by name
-	CreatedAt     time.Time           `json:"createdAt"`
+// FitMap returns a map that covers all of m and fits into half of *left, the bytes that are left of MaxMaps, and takes
+// its JSON off *left. So each further file finds room. To shorten a map, it treats the smallest holes as data.
+func FitMap(m []Extent, left *int) []Extent {
+	m = sparse.Fit(m, max(*left/2, 1<<10))
+	*left -= len(sparse.Encode(m))
+	return m
 }
 
-// File is one file of a snapshot.
-type File struct {
-	Mode       uint32   `json:"mode"`                 // permission bits
-	SparseMap  []Extent `json:"sparseMap,omitempty"`  // of a file that is one layer: the offsets of its bytes
-	SparseSize int64    `json:"sparseSize,omitempty"` // size of such a file
-	Size       int64    `json:"size,omitempty"`       // of a chunked file
-	Chunks     []Chunk  `json:"chunks,omitempty"`     // in ascending order; zeros between them
+// IsSnapshot reports whether manifests of this artifact type are snapshots.
+func IsSnapshot(artifactType string) bool {
+	return slices.Contains([]string{TypeSnapshot, TypeSnapshotV2, TypeSnapshotChunks}, artifactType)
 }
 
-// Chunk is one piece of a chunked file. Its layer has the digest of the compressed blob. The layers of one file are in
-// the order of their first use; a chunk that occurs again has no second layer.
-type Chunk struct {
-	Offset int64  `json:"o"`
-	Length int64  `json:"l"`           // bytes, uncompressed
-	Layer  string `json:"d"`           // digest of the layer's blob
-	Sum    string `json:"s,omitempty"` // sha256 of the uncompressed bytes, hex
+// IsConfig reports whether blobs of this media type are read by ParseConfig.
+func IsConfig(mediaType string) bool {
+	return mediaType == MediaConfig || mediaType == MediaConfigChunks
 }
 
-// TarHeader is the first entry of a tar stream, as earlier systems expect it; Snapshot is our own record.
+// TarHeader is the first entry of a tar stream, as documented.
 type TarHeader struct {
-	Version  int             `json:"version"` // 1
-	Config   TarConfig       `json:"config"`
+	Version int       `json:"version"` // 1
+	Config  TarConfig `json:"config"`
+	// Snapshot is our record. In streams of earlier releases it is a key of this entry; now it is the next entry,
+	// TitleVMConfig.
 	Snapshot json.RawMessage `json:"snapshot,omitempty"`
 }
 
@@ -117,7 +106,8 @@ type TarConfig struct {
 	ImageDigest  string              `json:"image_digest,omitempty"`
 	ImageType    vm.ImageType        `json:"image_type,omitempty"`
 	ImageBlobIDs map[string]struct{} `json:"image_blob_ids,omitempty"`
-	Hypervisor   string              `json:"hypervisor"`
+	Hypervisor   string              `json:"hypervisor"`       // snapshot.Snapshot.Backend
+	Driver       string              `json:"driver,omitempty"` // our own key: snapshot.Snapshot.Hypervisor
 	CPU          int                 `json:"cpu"`
 	Memory       int64               `json:"memory"`
 	Storage      int64               `json:"storage"`

@@ -1,5 +1,5 @@
-// Package bundle encodes a whole snapshot as a tar stream: its record first, then its files, sparse ones with the map
-// of their data.
+// Package bundle encodes a whole snapshot as a tar stream: its description and its record first, then its files, sparse
+// ones with the map of their data.
 //
 // It is a pure codec: it opens no file. Callers must check the record against the files.
 package bundle
@@ -24,15 +24,12 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// FileHeader is the name of the first entry: an artifact.TarHeader as JSON.
+// FileHeader is the name of the first entry: an artifact.TarHeader as JSON. The second is artifact.TitleVMConfig, with
+// TarHeader.Snapshot. Other programs replace the first entry, so FileSums does not list it.
 const FileHeader = "snapshot.json"
 
 // Version is the version of the stream, artifact.TarHeader.Version.
 const Version = 1
-
-// maxMap limits the map of one file in a stream, in bytes. Tar readers accept at most 1 MiB of extended header; of a
-// file with more extents, some of the smallest holes are sent as data.
-const maxMap = 1<<20 - 8<<10
 
 const copyBuffer = 1 << 20
 
@@ -67,27 +64,32 @@ type Writer struct {
 	tar  *tar.Writer
 	sum  hash.Hash // nil: no sums
 	sums []byte
+	maps int // bytes left for maps
 }
 
 // NewWriter begins a stream. With sums, a last entry has the sha256 of each file, which a reader verifies. Without
 // sums, the stream has only the entries of the files.
 func NewWriter(w io.Writer, sums bool) *Writer {
 	out := bufio.NewWriterSize(w, copyBuffer) // headers and small files are written together
-	b := &Writer{out: out, tar: tar.NewWriter(out)}
+	b := &Writer{out: out, tar: tar.NewWriter(out), maps: artifact.MaxMaps}
 	if sums {
 		b.sum = sha256.New()
 	}
 	return b
 }
 
-// Header writes the first entry. It fills in h.Version.
+// Header writes the first two entries. It fills in h.Version.
 func (w *Writer) Header(h artifact.TarHeader) error {
-	h.Version = Version
+	record := h.Snapshot
+	h.Version, h.Snapshot = Version, nil
 	data, err := json.Marshal(h)
 	if err != nil {
-		return fmt.Errorf("write the record of the snapshot: %w", err)
+		return fmt.Errorf("write the description of the snapshot: %w", err)
 	}
-	return w.File(File{Name: FileHeader, Size: int64(len(data))}, bytes.NewReader(data))
+	if err := w.File(File{Name: FileHeader, Size: int64(len(data))}, bytes.NewReader(data)); err != nil || record == nil {
+		return err
+	}
+	return w.File(File{Name: artifact.TitleVMConfig, Size: int64(len(record))}, bytes.NewReader(record))
 }
 
 // File writes one file. data are its data; for a sparse file, the data of the extents one after the other. data must
@@ -99,7 +101,7 @@ func (w *Writer) File(f File, data io.Reader) error {
 		if err := sparse.Check(f.Extents, f.Size); err != nil {
 			return fmt.Errorf("write %s: %w", f.Name, err)
 		}
-		wide := sparse.Fit(f.Extents, maxMap)
+		wide := artifact.FitMap(f.Extents, &w.maps)
 		if len(wide) != len(f.Extents) {
 			data = sparse.Widen(data, f.Extents, wide)
 			f.Extents, f.Sum = wide, ""
@@ -130,7 +132,9 @@ func (w *Writer) File(f File, data io.Reader) error {
 		return errdefs.DataLossf("write %s: it has %d bytes of data, but its recorded size is %d: it changed during the export", f.Name, n, h.Size)
 	}
 	if w.sum != nil {
-		w.sums = fmt.Appendf(w.sums, "%x  %s\n", w.sum.Sum(nil), f.Name)
+		if f.Name != FileHeader {
+			w.sums = fmt.Appendf(w.sums, "%x  %s\n", w.sum.Sum(nil), f.Name)
+		}
 		w.sum.Reset()
 	}
 	return nil

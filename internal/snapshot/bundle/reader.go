@@ -19,7 +19,7 @@ import (
 
 // Limits that a reader enforces.
 const (
-	MaxHeader = 16 << 20 // bytes of the first entry
+	MaxHeader = 16 << 20 // bytes of the first entry, and of the record
 	MaxFile   = 64 << 40 // bytes of one file
 	MaxFiles  = 4096
 	maxSums   = 1 << 20
@@ -40,6 +40,7 @@ type Reader struct {
 	sums map[string]string // of the files read so far; "" if skipped
 	cur  File
 	open bool // cur can be copied
+	back bool // cur is the next file
 	end  bool
 }
 
@@ -65,7 +66,8 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Header reads the first entry.
+// Header reads the first entry, and the second if that is the record. The record is not validated: it can be a file of
+// another program.
 func (r *Reader) Header() (artifact.TarHeader, error) {
 	f, err := r.next()
 	if errors.Is(err, io.EOF) {
@@ -88,7 +90,28 @@ func (r *Reader) Header() (artifact.TarHeader, error) {
 	if h.Version != Version {
 		return artifact.TarHeader{}, errdefs.Invalidf("the exported snapshot has version %d, but this node supports version %d", h.Version, Version)
 	}
-	return h, nil
+	if len(h.Snapshot) == 0 || bytes.Equal(h.Snapshot, []byte("null")) {
+		h.Snapshot, err = r.record()
+	}
+	return h, err
+}
+
+// record returns the content of the next file if it is the record; nil if it is not.
+func (r *Reader) record() ([]byte, error) {
+	f, err := r.next()
+	if errors.Is(err, io.EOF) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if f.Name != artifact.TitleVMConfig || f.Extents != nil || f.Size > MaxHeader {
+		r.back = true
+		return nil, nil
+	}
+	var buf bytes.Buffer
+	_, err = r.copy(&buf)
+	return buf.Bytes(), err
 }
 
 // Next returns the next file, or io.EOF at a proper end of the stream. It skips a file that was not copied.
@@ -121,10 +144,11 @@ func (r *Reader) compare(list []byte) error {
 		return err
 	}
 	for name, got := range r.sums {
-		if name == artifact.FileSums {
+		want, ok := sums[name]
+		if name == artifact.FileSums || name == FileHeader && !ok {
 			continue
 		}
-		if want, ok := sums[name]; !ok {
+		if !ok {
 			return errdefs.Invalidf("the checksums of the stream do not list %s", name)
 		} else if got != "" && got != want {
 			return errdefs.DataLossf("%s is damaged: its sha256 is %s, expected %s; fetch the snapshot again", name, got, want)
@@ -139,6 +163,10 @@ func (r *Reader) compare(list []byte) error {
 }
 
 func (r *Reader) next() (File, error) {
+	if r.back {
+		r.back = false
+		return r.cur, nil
+	}
 	r.open = false
 	if r.end {
 		return File{}, io.EOF

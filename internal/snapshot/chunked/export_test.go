@@ -2,6 +2,7 @@ package chunked
 
 import (
 	"encoding/json"
+	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ociclient"
@@ -18,14 +19,14 @@ func Plan(manifest, config, record []byte) (int64, error) {
 	if err := checkManifest(m); err != nil {
 		return 0, err
 	}
-	var c artifact.Config
-	if err := json.Unmarshal(config, &c); err != nil {
-		return 0, errdefs.Invalidf("config: %w", err)
-	}
-	if err := foreign(c, m, "qemu"); err != nil {
+	c, err := artifact.ParseConfig(config)
+	if err != nil {
 		return 0, err
 	}
-	s, err := parseRecord(record, c)
+	if !slices.ContainsFunc(m.Layers, isRecord) {
+		return 0, artifact.Foreign(c.Hypervisor)
+	}
+	s, err := parseRecord(record, c, "qemu")
 	if err != nil {
 		return 0, err
 	}

@@ -557,7 +557,7 @@ func TestForeignSnapshots(t *testing.T) {
 	push(t, client(t, s, nil), h, host+"/vm/web:v1")
 	there := newStore(t)
 	_, err := client(t, there, func(c *chunked.Config) { c.Hypervisor = "cloud-hypervisor" }).Pull(t.Context(), host+"/vm/web:v1", "x", snapshot.Auth{}, nil)
-	if !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), `"qemu"`) || blobs.Load() != 1 {
+	if !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), `"qemu"`) || blobs.Load() != 2 { // its configuration and its record
 		t.Errorf("%v after %d blobs", err, blobs.Load())
 	}
 	empty(t, there)

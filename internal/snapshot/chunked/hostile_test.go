@@ -2,6 +2,7 @@ package chunked_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -36,7 +37,7 @@ func good() told {
 	}
 	return told{
 		m: ociclient.Manifest{
-			SchemaVersion: 2, ArtifactType: artifact.TypeSnapshotChunked, Config: ociclient.Descriptor{MediaType: artifact.MediaConfig, Digest: sha(1), Size: 100},
+			SchemaVersion: 2, ArtifactType: artifact.TypeSnapshotV2, Config: ociclient.Descriptor{MediaType: artifact.MediaConfig, Digest: sha(1), Size: 100},
 			Layers: []ociclient.Descriptor{
 				layer(2, artifact.MediaVMConfig, artifact.TitleVMConfig, 100),
 				layer(3, artifact.MediaState+artifact.SuffixZstd, snapshot.FileState, 50),
@@ -46,13 +47,13 @@ func good() told {
 				layer(7, artifact.MediaRaw+artifact.SuffixPart, "disk-0.0.raw", 8192, artifact.AnnotationChunkIndex, "0"),
 			},
 		},
-		c: artifact.Config{Hypervisor: "qemu", CPU: 1, Memory: 1 << 20, Storage: 1 << 20, Files: map[string]artifact.File{
+		c: artifact.Config{SchemaVersion: artifact.SchemaVersion, SnapshotID: "s", Hypervisor: "qemu", CPU: 1, Memory: 1 << 20, Storage: 1 << 20, Files: map[string]artifact.File{
 			artifact.TitleVMConfig: {Size: 100},
 			snapshot.FileState:     {Size: 200},
 			snapshot.FileMemory:    {Size: 1 << 20, Chunks: []artifact.Chunk{{Offset: 4096, Length: 8192, Layer: sha(4)}, {Offset: 65536, Length: 4096, Layer: sha(5)}, {Offset: 81920, Length: 8192, Layer: sha(4)}}},
 			"disk-0.0.raw":         {SparseSize: 1 << 20, SparseMap: []artifact.Extent{{Offset: 0, Length: 4096}, {Offset: 8192, Length: 8192}}},
 		}},
-		s: snapshot.Snapshot{Name: "s", Hypervisor: "qemu", CPU: 1, Memory: 1 << 20, Storage: 1 << 20, Live: true, Disks: []snapshot.Disk{
+		s: snapshot.Snapshot{ID: "s", Name: "s", Hypervisor: "qemu", CPU: 1, Memory: 1 << 20, Storage: 1 << 20, Live: true, Disks: []snapshot.Disk{
 			{Serial: "d", Role: vm.RoleCOW, Size: 1 << 20, Layers: []snapshot.Layer{{File: "disk-0.0.raw", Format: vm.DiskRaw}}},
 		}},
 	}
@@ -85,7 +86,11 @@ var hostile = map[string]struct {
 	"sha512":                    {func(x *told) { x.m.Layers[2].Digest = "sha512:" + strings.Repeat("0", 128) }, "digest"},
 	"negative layer":            {func(x *told) { x.m.Layers[2].Size = -1 }, "bytes"},
 	"too many layers":           {func(x *told) { x.m.Layers = slices.Repeat(x.m.Layers, 5000) }, "layers"},
-	"hypervisor":                {func(x *told) { x.c.Hypervisor = "cloud-hypervisor" }, "cloud-hypervisor"},
+	"driver":                    {func(x *told) { x.s.Hypervisor, x.c.Driver = "fake", "fake" }, `"fake"`},
+	"hypervisor":                {func(x *told) { x.c.Hypervisor = "firecracker" }, "firecracker"},
+	"other driver":              {func(x *told) { x.c.Driver = "firecracker" }, "firecracker"},
+	"version":                   {func(x *told) { x.c.SchemaVersion = "v9" }, `"v9"`},
+	"record of another":         {func(x *told) { x.s.ID = "t" }, "another system"},
 	"no record":                 {func(x *told) { x.m.Layers = x.m.Layers[1:] }, "another system"},
 	"record and config differ":  {func(x *told) { x.s.Memory = 2 << 20 }, "memory"},
 	"negative memory":           {func(x *told) { x.s.Memory, x.c.Memory = -1, -1 }, "invalid VM"},
@@ -146,9 +151,63 @@ func TestHostileManifests(t *testing.T) {
 	}
 }
 
+// documented returns good with its disk in the documented form, whose chunks are digests. disk is what the config says
+// about it.
+func documented(t testing.TB, disk string) (m, c, s []byte) {
+	m, c, s = good().encode(t)
+	var fields, files map[string]json.RawMessage
+	if err := errors.Join(json.Unmarshal(c, &fields), json.Unmarshal(fields["files"], &files)); err != nil {
+		t.Fatal(err)
+	}
+	files["disk-0.0.raw"] = json.RawMessage(disk)
+	var err1, err2 error
+	fields["files"], err1 = json.Marshal(files)
+	c, err2 = json.Marshal(fields)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	return m, c, s
+}
+
+// documentedDisks maps what a config says about the disk to a word of the reason for which it is refused; "": it is
+// not.
+func documentedDisks() map[string]string {
+	both := `"chunks":["` + sha(7) + `","` + sha(6) + `"]`
+	return map[string]string{
+		`{"size":12288,` + both + `}`: "",
+		`{` + both + `}`:              "",
+		`{"sparseMap":"[{\"o\":0,\"l\":4096},{\"o\":8192,\"l\":8192}]","sparseSize":1048576,"size":12288,` + both + `}`:   "",
+		`{"sparseMap":"[{\"o\":0,\"l\":4096},{\"o\":8192,\"l\":8192}]","sparseSize":1048576,"size":1048576,` + both + `}`: "",
+		`{"sparseMap":"[{\"o\":0,\"l\":4096},{\"o\":8192,\"l\":8192}]","sparseSize":1048576,"size":1,` + both + `}`:       "neither",
+		`{"sparseMap":"[{\"o\":0,\"l\":4096}]","sparseSize":1048576,` + both + `}`:                                        "instead of",
+		`{"sparseMap":"[]","sparseSize":1048576,` + both + `}`:                                                            "instead of",
+		`{"sparseSize":1048576,` + both + `}`:                                                                             "no map",
+		`{"size":12289,` + both + `}`:                                                                                     "instead of",
+		`{"size":8192,"chunks":["` + sha(6) + `","` + sha(6) + `"]}`:                                                      "",
+		`{"chunks":["` + sha(4) + `"]}`:                                                                                   "does not have",
+		`{"chunks":["../../etc"]}`:                                                                                        "does not have",
+		`{"chunks":["` + strings.Repeat(sha(6)+`","`, 30_000) + sha(6) + `"]}`:                                            "layers",
+	}
+}
+
+func TestDocumentedChunks(t *testing.T) {
+	for disk, word := range documentedDisks() {
+		_, err := chunked.Plan(documented(t, disk))
+		if word == "" && err != nil || word != "" && (!errdefs.IsInvalid(err) && !errdefs.Is(err, errdefs.DataLoss) || !strings.Contains(err.Error(), word)) {
+			t.Errorf("%.200s: %v", disk, err)
+		}
+	}
+}
+
 func FuzzPlan(f *testing.F) {
 	m, c, s := good().encode(f)
 	f.Add(m, c, s)
+	for disk := range documentedDisks() {
+		if len(disk) < 1000 {
+			m, c, s := documented(f, disk)
+			f.Add(m, c, s)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(hostile)) {
 		x := good()
 		if name == "too many layers" {

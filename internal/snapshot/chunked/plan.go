@@ -63,17 +63,6 @@ func (f incoming) data() int64 {
 	return n
 }
 
-// foreign refuses a snapshot of another hypervisor or another system before it is examined further.
-func foreign(c artifact.Config, m ociclient.Manifest, hypervisor string) error {
-	if hypervisor != "" && c.Hypervisor != hypervisor {
-		return errdefs.Invalidf("it is a snapshot of the hypervisor %q, and this node runs %q, which cannot read it", c.Hypervisor, hypervisor)
-	}
-	if !slices.ContainsFunc(m.Layers, isRecord) {
-		return errdefs.Invalidf("it is a snapshot of the hypervisor %q that another system made: it has no layer %s with our record", c.Hypervisor, artifact.TitleVMConfig)
-	}
-	return nil
-}
-
 func isRecord(d ociclient.Descriptor) bool {
 	return d.MediaType == artifact.MediaVMConfig && d.Annotations[artifact.AnnotationTitle] == artifact.TitleVMConfig
 }
@@ -81,9 +70,9 @@ func isRecord(d ociclient.Descriptor) bool {
 // checkManifest reports whether m is a snapshot that we can read.
 func checkManifest(m ociclient.Manifest) error {
 	switch {
-	case m.ArtifactType != artifact.TypeSnapshot && m.ArtifactType != artifact.TypeSnapshotChunked:
+	case !artifact.IsSnapshot(m.ArtifactType):
 		return errdefs.Invalidf("it is not a snapshot but %s", cmp.Or(clipped(m.ArtifactType), clipped(m.Config.MediaType), "something unknown"))
-	case m.Config.MediaType != artifact.MediaConfig:
+	case !artifact.IsConfig(m.Config.MediaType):
 		return errdefs.Invalidf("its configuration is of the type %q, not a snapshot's", clipped(m.Config.MediaType))
 	case m.Config.Size <= 0 || m.Config.Size > maxConfig:
 		return errdefs.Invalidf("its configuration has %d bytes; 1 to %d are allowed", m.Config.Size, maxConfig)
@@ -105,17 +94,26 @@ func clipped(s string) string {
 	return s
 }
 
-// parseRecord reads the snapshot's record and checks it against the config.
-func parseRecord(data []byte, c artifact.Config) (snapshot.Snapshot, error) {
+// parseRecord reads the snapshot's record and checks it against the config. It refuses what is not our record, and a
+// snapshot that another driver than the given one took; "": any.
+func parseRecord(data []byte, c artifact.Config, driver string) (snapshot.Snapshot, error) {
+	if _, ok := artifact.IsRecord(data, c.SnapshotID); !ok {
+		return snapshot.Snapshot{}, artifact.Foreign(c.Hypervisor)
+	}
 	var s snapshot.Snapshot
 	if err := json.Unmarshal(data, &s); err != nil {
 		return snapshot.Snapshot{}, errdefs.Invalidf("the record of the snapshot cannot be read: %w", err)
+	}
+	if driver != "" && s.Hypervisor != driver {
+		return snapshot.Snapshot{}, errdefs.Invalidf("it is a snapshot of the hypervisor %q, and this node runs %q, which cannot read it", clipped(s.Hypervisor), driver)
+	}
+	if !s.TakenBy(c.Hypervisor, c.Driver) {
+		return snapshot.Snapshot{}, errdefs.Invalidf("the record and the configuration of the snapshot disagree on hypervisor: %q and %q", clipped(s.Hypervisor), clipped(cmp.Or(c.Driver, c.Hypervisor)))
 	}
 	for _, d := range []struct {
 		what      string
 		one, both any
 	}{
-		{"hypervisor", s.Hypervisor, c.Hypervisor},
 		{"cpu", s.CPU, c.CPU},
 		{"memory", s.Memory, c.Memory},
 		{"storage", s.Storage, c.Storage},
@@ -139,14 +137,14 @@ func plan(s snapshot.Snapshot, c artifact.Config, m ociclient.Manifest) ([]incom
 		return nil, err
 	}
 	for name := range c.Files {
-		if _, ok := limits[name]; !ok && name != artifact.TitleVMConfig {
+		if _, ok := limits[name]; !ok && !aside(name) {
 			return nil, errdefs.Invalidf("the record does not list the file %q", clipped(name))
 		}
 	}
 	titled := map[string][]ociclient.Descriptor{}
 	for _, l := range m.Layers {
 		name := l.Annotations[artifact.AnnotationTitle]
-		if _, ok := limits[name]; !ok && !isRecord(l) {
+		if _, ok := limits[name]; !ok && !isRecord(l) && name != artifact.FileSums {
 			return nil, errdefs.Invalidf("the layer %s belongs to the file %q, which the record does not list", l.Digest, clipped(name))
 		}
 		titled[name] = append(titled[name], l)
@@ -158,7 +156,7 @@ func plan(s snapshot.Snapshot, c artifact.Config, m ociclient.Manifest) ([]incom
 		if !ok {
 			return nil, errdefs.DataLossf("the file %s, which the record lists, is missing", n.name)
 		}
-		if total += len(desc.Chunks); total > maxChunks {
+		if total += len(desc.Chunks) + len(desc.Layers); total > maxChunks {
 			return nil, errdefs.Invalidf("it has more than the allowed %d chunks", maxChunks)
 		}
 		f, err := assemble(n.name, desc, titled[n.name])
@@ -175,6 +173,10 @@ func plan(s snapshot.Snapshot, c artifact.Config, m ociclient.Manifest) ([]incom
 	}
 	return out, nil
 }
+
+// aside reports whether a file is in no record. A program that pushes an exported stream makes a layer of its checksums
+// too; a pull needs none, because layers have digests.
+func aside(name string) bool { return name == artifact.TitleVMConfig || name == artifact.FileSums }
 
 // limitsOf returns the maximum size of each file of s.
 func limitsOf(s snapshot.Snapshot) (map[string]int64, error) {
@@ -214,25 +216,30 @@ func assemble(name string, d artifact.File, layers []ociclient.Descriptor) (inco
 	switch {
 	case len(d.Chunks) > 0:
 		return f, f.fromChunks(d.Chunks, layers)
-	case len(layers) == 0:
+	case len(layers) == 0 && len(d.Layers) == 0:
 		f.size = max(f.size, d.SparseSize)
 		return f, nil
-	case len(d.SparseMap) > 0:
+	case d.SparseMap != nil:
 		f.size, f.extent = d.SparseSize, d.SparseMap
 		if err := sparse.Check(f.extent, f.size); err != nil {
 			return f, err
+		}
+		if d.Size != 0 && d.Size != f.size && d.Size != sparse.Data(f.extent) {
+			return f, errdefs.Invalidf("its size of %d bytes is neither that of the file, %d, nor that of its map, %d", d.Size, f.size, sparse.Data(f.extent))
 		}
 	case d.SparseSize > 0:
 		return f, errdefs.Invalidf("it is sparse but has no map")
 	}
 	var err error
-	if f.layers, err = ordered(layers); err != nil {
+	if f.layers, err = ordered(layers, d.Layers); err != nil {
 		return f, err
 	}
 	plain := !slices.ContainsFunc(f.layers, compressed)
 	var sum int64
 	for _, l := range f.layers {
-		sum += l.Size
+		if sum += l.Size; sum > maxGuest {
+			return f, errdefs.Invalidf("its layers have more than %d bytes", int64(maxGuest))
+		}
 	}
 	switch {
 	case f.extent == nil && f.size == 0 && plain: // earlier systems do not record the size
@@ -249,8 +256,12 @@ func compressed(d ociclient.Descriptor) bool {
 	return strings.HasSuffix(d.MediaType, artifact.SuffixZstd)
 }
 
-// ordered sorts the layers of one file by their annotations, if all have one.
-func ordered(layers []ociclient.Descriptor) ([]ociclient.Descriptor, error) {
+// ordered sorts the layers of one file: by the given digests if there are any, else by their annotations if all have
+// one.
+func ordered(layers []ociclient.Descriptor, digests []string) ([]ociclient.Descriptor, error) {
+	if len(digests) > 0 {
+		return picked(layers, digests)
+	}
 	out := make([]ociclient.Descriptor, len(layers))
 	for n, l := range layers {
 		at := l.Annotations[artifact.AnnotationChunkIndex]
@@ -262,6 +273,26 @@ func ordered(layers []ociclient.Descriptor) ([]ociclient.Descriptor, error) {
 			return nil, errdefs.Invalidf("the layer %s has the invalid number %q of %d", l.Digest, clipped(at), len(layers))
 		}
 		out[i] = l
+	}
+	return out, nil
+}
+
+// picked returns the layer of each digest. A layer can occur several times.
+func picked(layers []ociclient.Descriptor, digests []string) ([]ociclient.Descriptor, error) {
+	if len(digests) > maxLayers {
+		return nil, errdefs.Invalidf("it has %d layers; at most %d are allowed", len(digests), maxLayers)
+	}
+	by := map[string]ociclient.Descriptor{}
+	for _, l := range layers {
+		by[l.Digest] = l
+	}
+	out := make([]ociclient.Descriptor, 0, len(digests))
+	for n, d := range digests {
+		l, ok := by[d]
+		if !ok {
+			return nil, errdefs.DataLossf("chunk %d is in the layer %q, which the manifest does not have", n, clipped(d))
+		}
+		out = append(out, l)
 	}
 	return out, nil
 }

@@ -3,7 +3,6 @@ package chunked
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -110,20 +109,21 @@ func (p *pull) describe(ctx context.Context, r ociclient.Ref) (digest string, m 
 	if err != nil {
 		return digest, m, config, record, fmt.Errorf("its configuration: %w", err)
 	}
-	if err := json.Unmarshal(raw, &config); err != nil {
-		return digest, m, config, record, errdefs.Invalidf("its configuration cannot be read: %w", err)
-	}
-	if err = foreign(config, m, p.c.cfg.Hypervisor); err != nil {
+	if config, err = artifact.ParseConfig(raw); err != nil {
 		return digest, m, config, record, err
 	}
-	l := m.Layers[slices.IndexFunc(m.Layers, isRecord)]
+	at := slices.IndexFunc(m.Layers, isRecord)
+	if at < 0 {
+		return digest, m, config, record, artifact.Foreign(config.Hypervisor)
+	}
+	l := m.Layers[at]
 	if l.Size > maxRecord {
 		return digest, m, config, record, errdefs.Invalidf("its record has %d bytes; at most %d are allowed", l.Size, maxRecord)
 	}
 	if raw, err = p.small(ctx, l); err != nil {
 		return digest, m, config, record, fmt.Errorf("its record: %w", err)
 	}
-	record, err = parseRecord(raw, config)
+	record, err = parseRecord(raw, config, p.c.cfg.Hypervisor)
 	if err == nil && record.Owner.Operator() && p.c.cfg.OwnerOf != nil {
 		record.Owner = p.c.cfg.OwnerOf(record.Labels)
 	}

@@ -30,7 +30,7 @@ func (c *Client) Push(ctx context.Context, h snapshot.Held, ref string, auth sna
 		}
 		coarse, fresh := 1, false
 		for {
-			p := &push{c: c, s: &ociclient.Sender{Session: s}, h: h, snap: h.Snapshot(), tag: r.Tag, coarse: coarse, fresh: fresh, m: &meter{s: s, tell: progress}}
+			p := &push{c: c, s: &ociclient.Sender{Session: s}, h: h, snap: h.Snapshot(), tag: r.Tag, coarse: coarse, fresh: fresh, maps: artifact.MaxMaps, m: &meter{s: s, tell: progress}}
 			var err error
 			digest, err = p.run(ctx)
 			switch {
@@ -66,6 +66,7 @@ type push struct {
 	files  []*file
 	room   *semaphore.Weighted
 	pools  sync.Map // capacity -> *sync.Pool of chunk buffers
+	maps   int      // bytes left for the sparse maps of whole files
 }
 
 // file is one file of a snapshot that is being pushed.
@@ -117,9 +118,9 @@ func (p *push) run(ctx context.Context) (string, error) {
 
 // open opens the files of the snapshot and decides how to send each.
 func (p *push) open() error {
-	record, err := recordOf(p.snap)
+	record, err := json.Marshal(p.snap.Travels())
 	if err != nil {
-		return err
+		return fmt.Errorf("encode record: %w", err)
 	}
 	p.files = append(p.files, &file{name: artifact.TitleVMConfig, media: artifact.MediaVMConfig, data: record, total: int64(len(record)), desc: artifact.File{Mode: 0o600, Size: int64(len(record))}})
 	for _, n := range filesOf(p.snap) {
@@ -222,12 +223,12 @@ func (p *push) seal(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("encode config: %w", err)
 	}
 	m := ociclient.Manifest{
-		SchemaVersion: 2, MediaType: artifact.MediaManifest, ArtifactType: artifact.TypeSnapshotChunked,
-		Config:      ociclient.Descriptor{MediaType: artifact.MediaConfig, Digest: ociclient.Digest(config), Size: int64(len(config))},
+		SchemaVersion: 2, MediaType: artifact.MediaManifest, ArtifactType: artifact.TypeSnapshotChunks,
+		Config:      ociclient.Descriptor{MediaType: artifact.MediaConfigChunks, Digest: ociclient.Digest(config), Size: int64(len(config))},
 		Annotations: map[string]string{artifact.AnnotationCreated: p.snap.CreatedAt.UTC().Format(time.RFC3339)},
 	}
 	if p.c.cfg.Whole {
-		m.ArtifactType = artifact.TypeSnapshot
+		m.ArtifactType, m.Config.MediaType = artifact.TypeSnapshot, artifact.MediaConfig
 	}
 	if base := cmp.Or(p.snap.Image, p.snap.ImageDigest); base != "" {
 		m.Annotations[artifact.AnnotationBaseImage] = base
@@ -273,23 +274,11 @@ func filesOf(s snapshot.Snapshot) []named {
 	return out
 }
 
-// recordOf returns the record as it is sent: without what only this node knows, so that an unchanged snapshot gives the
-// same manifest again.
-func recordOf(s snapshot.Snapshot) ([]byte, error) {
-	s = s.Foreign().Whole()
-	s.Digest, s.UsedAt, s.Size = "", time.Time{}, 0
-	data, err := json.Marshal(s)
-	if err != nil {
-		return nil, fmt.Errorf("encode record: %w", err)
-	}
-	return data, nil
-}
-
 func configOf(s snapshot.Snapshot, files []*file) artifact.Config {
 	c := artifact.Config{
-		SchemaVersion: 1, SnapshotID: s.ID, Description: s.Description, Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType,
-		Hypervisor: s.Hypervisor, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage, NICs: s.NICs, Network: s.Network, Windows: s.Windows,
-		Files: map[string]artifact.File{}, CreatedAt: s.CreatedAt.UTC(),
+		SchemaVersion: artifact.SchemaVersion, SnapshotID: s.ID, Description: s.Description, Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType,
+		Hypervisor: s.Backend(), Driver: s.Hypervisor, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage, NICs: s.NICs, Network: s.Network, Windows: s.Windows,
+		Files: artifact.Files{}, CreatedAt: s.CreatedAt.UTC(),
 	}
 	if len(s.ImageBlobIDs) > 0 {
 		c.ImageBlobIDs = map[string]struct{}{}

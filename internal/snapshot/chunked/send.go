@@ -176,24 +176,18 @@ func (p *push) small(ctx context.Context, f *file) error {
 	return nil
 }
 
-// maxExtents bounds the map of a file that is one layer: with more extents, the smallest holes are sent as data.
-const maxExtents = 100_000
-
-// whole sends the data of a file as one layer. It reads the file twice: the first time to learn whether the registry
-// has it.
+// whole sends the data of a file as one layer, as documented. It reads the file twice: the first time to learn whether
+// the registry has it. A file without data has an empty layer, because readers make a file of each layer.
 func (p *push) whole(ctx context.Context, f *file) error {
 	m, err := f.f.Extents()
 	if err != nil {
 		return err
 	}
-	m = sparse.Coarsen(m, maxExtents)
+	if sparse.Data(m) < f.f.Size() {
+		m = artifact.FitMap(m, &p.maps)
+		f.desc.Size, f.desc.SparseSize, f.desc.SparseMap = 0, f.f.Size(), append(artifact.Map{}, m...) // not nil, even if the whole file is a hole
+	}
 	size := sparse.Data(m)
-	if size < f.f.Size() {
-		f.desc.Size, f.desc.SparseSize, f.desc.SparseMap = 0, f.f.Size(), m
-	}
-	if size == 0 {
-		return nil
-	}
 	digest, err := ociclient.DigestOf(ctx, sparse.Reader(f.f, m))
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package local_test
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"os"
@@ -75,6 +76,7 @@ func (s *sent) stream(t testing.TB) []byte {
 			t.Fatal(err)
 		}
 	}
+	s.config.ID = cmp.Or(s.config.ID, s.snap.ID)
 	err := w.Header(artifact.TarHeader{Config: s.config, Snapshot: record})
 	for _, f := range s.files {
 		err = errors.Join(err, w.File(f.File, bytes.NewReader(f.data)))
@@ -98,10 +100,14 @@ func TestHostileSnapshots(t *testing.T) {
 		class  errdefs.Class
 		says   string
 	}{
-		"sound":          {func(*sent) {}, ok, ""},
-		"other order":    {func(x *sent) { slices.Reverse(x.files) }, ok, ""},
-		"another system": {func(x *sent) { x.record, x.config.Hypervisor = []byte("null"), "cloud-hypervisor" }, errdefs.InvalidArgument, "cloud-hypervisor"},
-		"no record":      {func(x *sent) { x.record = []byte(`"x"`) }, errdefs.InvalidArgument, "cannot be read"},
+		"sound":                  {func(*sent) {}, ok, ""},
+		"other order":            {func(x *sent) { slices.Reverse(x.files) }, ok, ""},
+		"another system":         {func(x *sent) { x.record, x.config.Hypervisor = []byte("null"), "cloud-hypervisor" }, errdefs.InvalidArgument, "cloud-hypervisor"},
+		"no record":              {func(x *sent) { x.record = []byte(`"x"`) }, errdefs.InvalidArgument, "another system"},
+		"record of another type": {func(x *sent) { x.record = []byte(`{"id":"` + x.snap.ID + `","disks":1}`) }, errdefs.InvalidArgument, "cannot be read"},
+		"another's file": {func(x *sent) {
+			x.record, x.config.Hypervisor = []byte(`{"cpus":{"boot_vcpus":2},"memory":{"size":1073741824}}`), "cloud-hypervisor"
+		}, errdefs.InvalidArgument, "cloud-hypervisor"},
 		"bad id":         {func(x *sent) { x.snap.ID = "../x" }, errdefs.InvalidArgument, "id"},
 		"bad name":       {func(x *sent) { x.snap.Name = "../x" }, errdefs.InvalidArgument, "name"},
 		"contradiction":  {func(x *sent) { x.config.Memory = 2 << 20 }, errdefs.InvalidArgument, "contradict"},
@@ -164,6 +170,7 @@ func TestHostileSnapshots(t *testing.T) {
 // TestMoreThanTheDiskHolds: such an entry is refused by the size in its header, before its data arrives.
 func TestMoreThanTheDiskHolds(t *testing.T) {
 	x := newSent(t)
+	x.config.ID = x.snap.ID
 	record, err1 := json.Marshal(x.snap)
 	header, err2 := json.Marshal(artifact.TarHeader{Version: bundle.Version, Config: x.config, Snapshot: record})
 	if err := errors.Join(err1, err2); err != nil {

@@ -220,9 +220,6 @@ func (s *Store) Get(ctx context.Context, ref string) (snapshot.Snapshot, error) 
 	return e.s.Clone(), e.bad
 }
 
-// reference describes how requests name snapshots.
-var reference = vm.Kind{Noun: "snapshot", List: "cocoon snapshot list"}
-
 // key is the store-wide unique name of s.
 func key(s snapshot.Snapshot) string { return s.Owner.Qualify(s.Name) }
 
@@ -237,7 +234,7 @@ func (s *Store) find(who vm.Owner, ref string) (*entry, error) {
 	if e := s.all[s.names[who.Qualify(ref)]]; e != nil && !e.gone {
 		return e, nil
 	}
-	id, err := reference.Match(who, ref, func(yield func(vm.Named) bool) {
+	id, err := vm.Snapshots.Match(who, ref, func(yield func(vm.Named) bool) {
 		for _, e := range s.all {
 			if !e.gone && !yield(e.named()) {
 				return
@@ -344,7 +341,7 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Sn
 	s.mu.Lock()
 	old, err := e.s.Clone(), e.bad
 	if e.gone {
-		err = errdefs.NotFoundf("snapshot %s has just been removed", name(e.s))
+		err = vm.Snapshots.Missing(vm.Behalf(ctx), ref)
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -387,7 +384,7 @@ func (s *Store) reserve(owner vm.Owner, name, id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.names[name] != "" {
-		return errdefs.Existsf("a snapshot called %s exists already; choose another name, or remove it with `cocoon snapshot rm %s`", name, name)
+		return vm.Snapshots.Taken(name)
 	}
 	s.names[name] = id
 	return nil

@@ -28,7 +28,7 @@ const flushEvery = 8 << 20
 // Export implements snapshot.Store.
 func (s *Store) Export(ctx context.Context, h snapshot.Held, w io.Writer) error {
 	snap := h.Snapshot()
-	if err := export(ctx, h, snap.Whole(), w); err != nil {
+	if err := export(ctx, h, snap.Travels(), w); err != nil {
 		return fmt.Errorf("export snapshot %s: %w", name(snap), err)
 	}
 	return nil
@@ -84,7 +84,7 @@ func (i interrupted) Read(p []byte) (int, error) {
 func config(s snapshot.Snapshot) artifact.TarConfig {
 	c := artifact.TarConfig{
 		ID: s.ID, Name: s.Name, Description: s.Description, Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType,
-		Hypervisor: s.Hypervisor, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage, NICs: s.NICs, Network: s.Network, Windows: s.Windows,
+		Hypervisor: s.Backend(), Driver: s.Hypervisor, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage, NICs: s.NICs, Network: s.Network, Windows: s.Windows,
 	}
 	for _, id := range s.ImageBlobIDs {
 		if c.ImageBlobIDs == nil {
@@ -154,16 +154,16 @@ func (s *Store) begin(ctx context.Context, snap *snapshot.Snapshot, name, descri
 
 // described returns the record in the header of a stream.
 func described(h artifact.TarHeader) (snapshot.Snapshot, error) {
-	if len(h.Snapshot) == 0 || bytes.Equal(h.Snapshot, []byte("null")) {
-		return snapshot.Snapshot{}, errdefs.Invalidf("the snapshot %.100q was exported by another system, from a guest of %.100q: no hypervisor here can resume it; run its image here instead", h.Config.Name, h.Config.Hypervisor)
+	c := h.Config
+	if _, ok := artifact.IsRecord(h.Snapshot, c.ID); !ok {
+		return snapshot.Snapshot{}, artifact.Foreign(c.Hypervisor)
 	}
 	snap, err := parse(h.Snapshot)
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}
-	c := h.Config
-	if c.Hypervisor != snap.Hypervisor || c.CPU != snap.CPU || c.Memory != snap.Memory || c.Storage != snap.Storage || c.NICs != snap.NICs || c.ImageDigest != snap.ImageDigest {
-		return snapshot.Snapshot{}, errdefs.Invalidf("snapshot %s: the two records at the beginning of the stream contradict each other", snap.Name)
+	if !snap.TakenBy(c.Hypervisor, c.Driver) || c.CPU != snap.CPU || c.Memory != snap.Memory || c.Storage != snap.Storage || c.NICs != snap.NICs || c.ImageDigest != snap.ImageDigest {
+		return snapshot.Snapshot{}, errdefs.Invalidf("snapshot %s: its description and its record at the beginning of the stream contradict each other", snap.Name)
 	}
 	return snap, nil
 }
