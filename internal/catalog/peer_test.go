@@ -17,7 +17,7 @@ type peer struct{ has snapshot.Snapshot }
 
 func (p peer) GetSnapshot(_ context.Context, ref string) (snapshot.Snapshot, error) {
 	if ref != p.has.Name {
-		return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot is called %q", ref)
+		return snapshot.Snapshot{}, vm.Snapshots.Missing(vm.Owner{}, ref)
 	}
 	return p.has, nil
 }

@@ -33,7 +33,7 @@ func (s *store) Get(_ context.Context, ref string) (snapshot.Snapshot, error) {
 	if snap, ok := s.all[ref]; ok {
 		return snap, nil
 	}
-	return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot is called %q", ref)
+	return snapshot.Snapshot{}, vm.Snapshots.Missing(vm.Owner{}, ref)
 }
 
 func (s *store) HoldDir(ctx context.Context, dir string) (snapshot.Held, error) {

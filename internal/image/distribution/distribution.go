@@ -84,13 +84,15 @@ func (c *Client) Pull(ctx context.Context, ref, key string, auth []image.Registr
 	if err != nil {
 		return Pulled{}, errdefs.Invalidf("invalid image reference %q: %w", ref, err)
 	}
+	o, img, err := c.store.Origin(ctx, key)
+	if errdefs.IsInvalid(err) {
+		return Pulled{}, err // the store refuses the key
+	}
 	known := ""
-	if !force {
-		if o, img, err := c.store.Origin(ctx, key); err == nil && o.Digest != "" {
-			if known = o.Digest; r.Identifier() == known && vm.Behalf(ctx).Operator() {
-				c.store.Touch(img.ID)
-				return Pulled{Image: img}, nil // an image named by its digest cannot have changed
-			}
+	if !force && err == nil && o.Digest != "" {
+		if known = o.Digest; r.Identifier() == known && vm.Behalf(ctx).Operator() {
+			c.store.Touch(img.ID)
+			return Pulled{Image: img}, nil // an image named by its digest cannot have changed
 		}
 	}
 	var failed error

@@ -534,6 +534,18 @@ func TestHostileReferences(t *testing.T) {
 	}
 }
 
+// TestInvalidKey pulls under a key that the store refuses. The refusal comes before the registry is asked.
+func TestInvalidKey(t *testing.T) {
+	srv := newServer(t, false)
+	srv.sabotage(func(_ http.ResponseWriter, r *http.Request) bool {
+		t.Errorf("the registry is asked: %s %s", r.Method, r.URL)
+		return false
+	})
+	if _, err := client(store(t, t.TempDir()), nil).Pull(t.Context(), srv.host()+"/app:v1", "", nil, false, nil); !errdefs.IsInvalid(err) {
+		t.Error(err)
+	}
+}
+
 func TestCanceledPull(t *testing.T) {
 	cl := client(store(t, t.TempDir()), nil)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -158,7 +157,7 @@ func (s *Store) buildImage(ctx context.Context, work *workdir, img *oci.Image, o
 // layer makes sure that the store has layer n.
 func (a *assembly) layer(ctx context.Context, n int) error {
 	alone, chain := layerKeys(a.img.DiffIDs, n)
-	unlock, err := a.s.building.lock(ctx, chain)
+	unlock, err := a.s.building.Lock(ctx, chain)
 	if err != nil {
 		return err
 	}
@@ -347,40 +346,6 @@ func (s *Store) layerIntact(key string) bool {
 	}
 	info, err := os.Stat(s.path("layers", key, layerFile))
 	return err == nil && info.Size() == l.Length
-}
-
-// keyed is a set of locks by name. It prevents that several images build one layer at the same time. There is no deadlock: layers
-// of an image wait only for those below them, and names include what is below, so two images cannot wait for each other.
-type keyed struct {
-	mu   sync.Mutex
-	busy map[string]chan struct{}
-}
-
-func (k *keyed) lock(ctx context.Context, key string) (unlock func(), err error) {
-	for {
-		k.mu.Lock()
-		wait := k.busy[key]
-		if wait == nil {
-			mine := make(chan struct{})
-			if k.busy == nil {
-				k.busy = map[string]chan struct{}{}
-			}
-			k.busy[key] = mine
-			k.mu.Unlock()
-			return func() {
-				k.mu.Lock()
-				delete(k.busy, key)
-				k.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		k.mu.Unlock()
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
 }
 
 // Arch is the GOARCH of the store's images.

@@ -19,6 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/oci"
+	"cocoonstack.io/cocoon/internal/keylock"
 )
 
 var _ image.Store = (*Store)(nil)
@@ -50,9 +51,11 @@ type Config struct {
 type Store struct {
 	cfg Config
 
-	mu       sync.Mutex
-	opened   bool
-	building keyed    // layers
+	mu     sync.Mutex
+	opened bool
+	// building prevents that several images build one layer at the same time. There is no deadlock: layers of an image wait only
+	// for those below them, and names include what is below, so two images cannot wait for each other.
+	building keylock.Locks[string]
 	seen     sync.Map // path → true: unknown files that were already logged
 
 	statfs func(path string) (diskUsage, error) // set by tests, else the kernel's
@@ -277,5 +280,5 @@ func (s *Store) byPrefix(ref, hex string) (reference, error) {
 }
 
 func notFound(ref string) error {
-	return errdefs.NotFoundf("no image is called %q; `cocoon image list` shows all images", ref)
+	return errdefs.NotFoundf("image not found: %q; `cocoon image list` shows all images", ref)
 }

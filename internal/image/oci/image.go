@@ -178,12 +178,12 @@ func runs(os, arch, want string) bool { return (os == "linux" || os == "") && ar
 
 // process reads the process to run from the configuration. Exec cannot pass NUL bytes, so the configuration must not have any.
 func process(c v1.Config) (vm.Process, error) {
-	for _, list := range [][]string{c.Entrypoint, c.Cmd, c.Env, {c.WorkingDir, c.User}} {
+	for _, list := range [][]string{c.Entrypoint, c.Cmd, c.Env, {c.WorkingDir, c.User, c.StopSignal}} {
 		if slices.ContainsFunc(list, func(s string) bool { return strings.ContainsRune(s, 0) }) {
 			return vm.Process{}, errdefs.Invalidf("the image configuration holds a NUL byte in its command or environment: refused")
 		}
 	}
-	p := vm.Process{Entrypoint: c.Entrypoint, Args: c.Cmd, WorkDir: c.WorkingDir, User: c.User}
+	p := vm.Process{Entrypoint: c.Entrypoint, Args: c.Cmd, WorkDir: c.WorkingDir, User: c.User, StopSignal: c.StopSignal}
 	for _, e := range c.Env {
 		name, value, _ := strings.Cut(e, "=")
 		if name == "" {

@@ -34,7 +34,7 @@ type Config struct {
 	Regexps    bool                // enables mappings by regular expression
 	Registries distribution.Config // how registries are reached
 	Parallel   int                 // transfers at a time; 0 is DefaultParallel
-	Stall      time.Duration       // time without a byte before a connection is replaced; 0 is fetch's default
+	Stall      time.Duration       // a connection that delivers no byte for this time is replaced; 0 is the default of package fetch
 	UserAgent  string
 	Reach      Reach
 	Verify     Verification // of images in the store; "" is VerifyPulled
@@ -56,7 +56,7 @@ type Observer interface {
 	Ended(kind string, took time.Duration, err error) // kind as in image.Explanation
 }
 
-// Store is the part of the image store that a Puller and its clients use. Only New has all of it.
+// Store is what a Puller and its clients need of the image store. Each of them keeps only the part that it uses.
 type Store interface {
 	contents
 	grants

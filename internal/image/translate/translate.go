@@ -139,11 +139,15 @@ func (t *Translator) all() table {
 	return out
 }
 
-// tell logs each new problem once. Preconditions: mu is held.
+// tell logs each new problem and warning once. Preconditions: mu is held.
 func (t *Translator) tell() {
 	all := t.all()
 	now := map[image.MappingProblem]bool{}
-	for _, p := range append(problemsOf(all.mappings), all.unread...) {
+	said := append(problemsOf(all.mappings), all.unread...)
+	for _, m := range all.mappings {
+		said = append(said, m.warnings...)
+	}
+	for _, p := range said {
 		now[p] = true
 		if !t.known[p] {
 			t.log.Warn("image mapping has a problem", "source", p.Source, "mapping", p.Mapping, "rule", p.Rule, "err", p.Message)

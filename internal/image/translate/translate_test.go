@@ -331,6 +331,16 @@ func TestSetKeepsWhatDidNotChange(t *testing.T) {
 	}
 }
 
+// TestWarningsAreLogged has an active rule that is probably a mistake. An operator finds it in the log.
+func TestWarningsAreLogged(t *testing.T) {
+	var log bytes.Buffer
+	tr := newTranslator(t, Options{Regexps: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	tr.Set("objects", []image.Mapping{{Name: "m", YAML: []byte("translations: [{regexp: '^x(.*)$', url: 'https://images.test/$9'}]")}})
+	if !strings.Contains(log.String(), "level=WARN") || !strings.Contains(log.String(), "$9") {
+		t.Errorf("log:\n%s", log.String())
+	}
+}
+
 func TestNewRefusesOtherProtocols(t *testing.T) {
 	if _, err := New(Options{Protocol: "ftp"}); !errdefs.IsInvalid(err) {
 		t.Error(err)

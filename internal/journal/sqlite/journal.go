@@ -230,7 +230,7 @@ func (t *transaction) nameFree(r vm.Record) error {
 		return nil
 	}
 	if err == nil && id != string(r.ID) {
-		return refusal{errdefs.Existsf("a VM called %q exists already", key(r))}
+		return refusal{vm.VMs.Taken(key(r))}
 	}
 	return err
 }
