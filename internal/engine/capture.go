@@ -31,7 +31,7 @@ type capture struct {
 }
 
 // capture determines how m can be saved, or returns why it cannot.
-func (m *machine) capture(quiesce bool) (capture, error) {
+func (m *machine) capture(ctx context.Context, quiesce bool) (capture, error) {
 	r := m.record()
 	c := capture{machine: m}
 	if err := roomOnTop(r); err != nil {
@@ -60,8 +60,15 @@ func (m *machine) capture(quiesce bool) (capture, error) {
 	if !quiesce {
 		return c, nil
 	}
-	agent, ready, _ := c.proc.link.Peek()
-	if !ready {
+	var patience time.Duration
+	if r.AgentReady { // the session opens right after this is recorded, and again after a restart of the engine
+		patience = m.cfg.Silence
+	}
+	agent, err := c.proc.link.Ready(ctx, patience)
+	if ctx.Err() != nil {
+		return c, ctx.Err()
+	}
+	if err != nil {
 		return c, errdefs.Preconditionf("the agent in its guest does not answer, so the file systems cannot be frozen; wait for the agent, or save without quiescing")
 	}
 	if c.freezer, ok = agent.(guest.Freezer); !ok {

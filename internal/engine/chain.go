@@ -152,8 +152,8 @@ func roomOnTop(r vm.Record) error {
 // shorten merges the layers of m's writable disks when there are many, while its guest runs. A failure leaves the
 // longer chain, which is equally valid: the next save or start tries again.
 //
-// Preconditions: m is held, and its process has the disks of its record, because it has just been started with them,
-// or a save has just added their overlays.
+// Preconditions: m is held. Its process uses exactly the disks of its record: either the process has just started, or a save
+// has just added overlays.
 func (m *machine) shorten(ctx context.Context) {
 	run := m.run.Load()
 	if run == nil || run.Over() {

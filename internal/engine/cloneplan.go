@@ -26,8 +26,10 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 		if s.Accel, err = n.drivers.resumable(ctx, x, s.Accel); err != nil {
 			return vm.Record{}, nil, err
 		}
-	} else if n.drivers[x.Hypervisor] == nil { // any driver here can boot its disks
-		s.Driver = n.cfg.DefaultDriver
+	}
+	driver := x.Hypervisor
+	if n.drivers[driver] == nil { // any driver here can boot its disks
+		driver = n.cfg.DefaultDriver
 	}
 	images, err := n.imagesOf(ctx, x)
 	if err != nil {
@@ -38,7 +40,7 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	if err := s.Validate(); err != nil {
 		return vm.Record{}, nil, err
 	}
-	r, err := n.design(s, images[0])
+	r, err := n.design(s, driver, images[0])
 	if err != nil {
 		return r, nil, err
 	}
@@ -75,7 +77,8 @@ func defaultName(id vm.ID) string { return "cocoon-clone-" + string(id) }
 // cloneSpec lays what spec asks for over the spec of the snapshot's VM.
 func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.Spec, error) {
 	s := x.Record.Spec.Clone()
-	s.Name, s.Hostname, s.Labels, s.Offered, s.Driver, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Hypervisor, x.Image
+	s.Name, s.Hostname, s.Labels, s.Offered, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Image
+	s.Domain = "" // of the source's name
 	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
 	s.Name = cmp.Or(s.Name, defaultName(id))
 	if live && (spec.CPUs != 0 && spec.CPUs != x.CPU || spec.Memory != 0 && spec.Memory != x.Memory) {
@@ -86,6 +89,10 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	}
 	s.Memory, s.Storage = cmp.Or(spec.Memory, s.Memory), cmp.Or(spec.Storage, s.Storage)
 	s.StopGrace, s.CPUs = cmp.Or(spec.StopGrace, s.StopGrace), cmp.Or(spec.CPUs, s.CPUs)
+	if spec.DNS != nil {
+		s.DNS = spec.DNS.Clone()
+		s.DNS.Offered = true // a guest that boots itself keeps its own
+	}
 	for i := range s.NICs { // a requested MAC belongs to the source alone
 		s.NICs[i].MAC = ""
 	}

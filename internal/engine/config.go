@@ -19,15 +19,16 @@ import (
 
 // Config is what an operator may set. Zero durations and sizes mean the defaults listed here.
 type Config struct {
-	StateDir       string // survives a reboot: disks and logs of the VMs, in vms/<id>
-	RunDir         string // may vanish at a reboot: sockets of the VMs, in vms/<id>
-	DefaultDriver  string // for a spec that names none
-	DefaultNetwork string // for a NIC that names none
-	Kernel         string // guest kernel of OCI images; "": only disk images can run
-	Initrd         string // contains the guest agent
-	MaxLogBytes    int64  // for one run of one VM's main process; 16 MiB
-	PoolSize       int    // clones kept ready of each snapshot that VMs are cloned from; 0: no pool
-	PoolMemory     int64  // bytes of memory for all guests in the pool together
+	StateDir       string   // survives a reboot: disks and logs of the VMs, in vms/<id>
+	RunDir         string   // may vanish at a reboot: sockets of the VMs, in vms/<id>
+	DefaultDriver  string   // for a spec that names none
+	StandIns       []string // hypervisors whose VMs DefaultDriver runs while this node has no driver of that name
+	DefaultNetwork string   // for a NIC that names none
+	Kernel         string   // guest kernel of OCI images; "": only disk images can run
+	Initrd         string   // contains the guest agent
+	MaxLogBytes    int64    // for one run of one VM's main process; 16 MiB
+	PoolSize       int      // clones kept ready of each snapshot that VMs are cloned from; 0: no pool
+	PoolMemory     int64    // bytes of memory for all guests in the pool together
 
 	CloneDirs []string                                // absolute folders with exported snapshots that non-operators may clone from
 	OwnerOf   func(labels map[string]string) vm.Owner // owner of a VM created before records had owners; nil: the operator

@@ -15,6 +15,9 @@ import (
 func (n *node) designContainers(ctx context.Context, r *vm.Record) ([]image.Image, error) {
 	var images []image.Image
 	for _, c := range r.Spec.Containers {
+		if c.Root {
+			c.Image = r.Spec.Image
+		}
 		img, err := n.images.Get(ctx, c.Image)
 		if err != nil {
 			return nil, fmt.Errorf("container %s: %w", c.Name, err)
@@ -26,15 +29,22 @@ func (n *node) designContainers(ctx context.Context, r *vm.Record) ([]image.Imag
 		if process.Empty() {
 			return nil, errdefs.Invalidf("container %s: image %s has no entrypoint; give a command", c.Name, c.Image)
 		}
+		if err := process.Allowed(); err != nil {
+			return nil, fmt.Errorf("container %s: %w", c.Name, err)
+		}
 		images = append(images, img)
-		r.Containers = append(r.Containers, vm.ContainerRecord{Name: c.Name, ImageDigest: img.ID, Process: process})
+		r.Containers = append(r.Containers, vm.ContainerRecord{Name: c.Name, ImageDigest: img.ID, Root: c.Root, Process: process})
 	}
 	return images, nil
 }
 
-// layContainers records which disks hold the images of the containers and returns disks with the missing ones added.
+// layContainers records in r which disks hold the images of its containers and returns disks with the missing ones added.
 // Layers that several images share are one disk.
-func (n *node) layContainers(ctx context.Context, containers []vm.ContainerRecord, images []image.Image, disks []vm.Disk) ([]vm.Disk, error) {
+func (n *node) layContainers(ctx context.Context, r vm.Record, images []image.Image, disks []vm.Disk) ([]vm.Disk, error) {
+	if r.RootContainer() { // the VM's own disks are its layers
+		return disks, nil
+	}
+	containers := r.Containers
 	serials := map[string]string{} // by path
 	for _, d := range disks {
 		if d.Role == vm.RoleLayer {
@@ -99,20 +109,26 @@ func containerOf(r vm.Record, name string) (string, error) {
 		}
 		return "", nil
 	}
-	if r.Container(name) == nil {
+	c := r.Container(name)
+	if c == nil {
 		return "", errdefs.NotFoundf("vm %s has no container %q", r.Spec.Name, name)
 	}
-	return name, nil
+	return c.Name, nil
 }
 
 // containersIn returns the containers of x for a VM of spec that resumes from it or boots its disks. A snapshot from
 // elsewhere may say anything.
 func containersIn(x snapshot.Snapshot, spec vm.Spec, live bool) ([]vm.ContainerRecord, error) {
 	out := x.Record.Clone().Containers
-	if !slices.EqualFunc(out, spec.Containers, func(r vm.ContainerRecord, c vm.Container) bool { return r.Name == c.Name }) {
+	if !slices.EqualFunc(out, spec.Containers, func(r vm.ContainerRecord, c vm.Container) bool {
+		return r.Name == c.Name && r.Root == c.Root
+	}) {
 		return nil, errdefs.DataLossf("snapshot %s is damaged: its %d containers do not match the %d of its VM", x.Name, len(out), len(spec.Containers))
 	}
 	for i := range out {
+		if spec.Containers[i].Root {
+			out[i].ImageDigest, out[i].Layers = x.ImageDigest, nil
+		}
 		out[i].ImageManifest = ""
 		if !live {
 			out[i].Status = vm.ContainerStatus{}
@@ -126,6 +142,9 @@ func (n *node) baseOf(ctx context.Context, x snapshot.Snapshot, images []image.I
 	base, err := n.images.Base(ctx, images[0])
 	if err != nil {
 		return nil, err
+	}
+	if x.Record.RootContainer() {
+		return base, nil
 	}
 	for i, c := range x.Record.Containers {
 		layers, err := n.images.Base(ctx, images[i+1])

@@ -272,3 +272,63 @@ func TestContainersThatCannotBe(t *testing.T) {
 	_, err = r.Launch(ctx, s)
 	wantClass(t, "two of one name", err, errdefs.InvalidArgument)
 }
+
+// A container may have the root of its VM: it needs no layers of its own, its state resumes in a clone, and in an image that
+// boots itself it is no container.
+func TestAContainerWithTheRootOfItsVM(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	rooted := func(name, image string) vm.Spec {
+		s := spec(name)
+		s.Image, s.Restart = image, vm.RestartAlways
+		s.Containers = []vm.Container{{Name: "c", Kind: vm.ContainerApp, Root: true, Process: s.Process}}
+		s.Process = vm.Process{}
+		return s
+	}
+	rec := r.must(r.Launch(ctx, rooted("web", "layered")))
+	r.await("web", "ready", ready)
+	if c := rec.Containers; len(c) != 1 || len(c[0].Layers) != 0 || c[0].ImageDigest != rec.ImageDigest || c[0].Process.Empty() || !rec.Process.Empty() {
+		t.Errorf("launched: %+v", rec)
+	}
+	if told := r.world.Guest(rec.ID).Identity(); told.Process != nil || len(told.Containers) != 1 || !told.Containers[0].Root {
+		t.Errorf("the guest was told %+v", told)
+	}
+	r.world.Guest(rec.ID).Stand(vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Unix(100, 0).UTC(), Restarts: 3})
+	if err := r.KillContainer(ctx, "web", "whatever", 0, 0); err != nil {
+		t.Errorf("by another name: %v", err)
+	}
+	r.await("web", "killed", func(rec vm.Record) bool { return rec.Container("c").Status.Restarts == 4 })
+	x, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if images := x.Images(); len(images) != 1 {
+		t.Errorf("images of the snapshot: %+v", images)
+	}
+	for _, cold := range []bool{false, true} {
+		name := map[bool]string{false: "live", true: "cold"}[cold]
+		r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: name, Cold: cold}))
+		clone := r.await(name, "ready", func(rec vm.Record) bool {
+			return rec.AgentReady && len(rec.Containers) == 1 && (cold || rec.Containers[0].Status.State == vm.ContainerRunning)
+		})
+		if n := clone.Containers[0].Status.Restarts; n != map[bool]int{false: 4, true: 0}[cold] {
+			t.Errorf("%s has restarted %d times", name, n)
+		}
+	}
+	r.must(r.Launch(ctx, func() vm.Spec { s := rooted("own", "disk"); s.Containers[0].Process = vm.Process{}; return s }()))
+	if own := r.await("own", "running", func(rec vm.Record) bool { return rec.State == vm.StateRunning }); len(own.Containers)+len(own.Spec.Containers) != 0 || own.Spec.Restart != "" {
+		t.Errorf("an image that boots itself: %+v", own)
+	}
+	for what, change := range map[string]func(*vm.Spec){
+		"two containers": func(s *vm.Spec) {
+			s.Containers = append(s.Containers, vm.Container{Name: "d", Image: "demo", Kind: vm.ContainerApp})
+		},
+		"no app":        func(s *vm.Spec) { s.Containers[0].Kind = vm.ContainerSidecar },
+		"another image": func(s *vm.Spec) { s.Containers[0].Image = "other" },
+	} {
+		s := rooted("wrong", "demo")
+		change(&s)
+		_, err := r.Launch(ctx, s)
+		wantClass(t, what, err, errdefs.InvalidArgument)
+	}
+	r.clearAll("gold")
+}

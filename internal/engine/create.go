@@ -63,7 +63,11 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 		}
 		spec.Storage = max(spec.Storage, size)
 	}
-	r, err := n.design(spec, img)
+	driver, err := n.driverFor(spec.Driver)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	r, err := n.design(spec, driver, img)
 	if err != nil {
 		return vm.Record{}, err
 	}
@@ -149,8 +153,8 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	containers := r.Clone().Containers
-	if root.Disks, err = c.layContainers(ctx, containers, c.images[1:], root.Disks); err != nil {
+	planned := r.Clone()
+	if root.Disks, err = c.layContainers(ctx, planned, c.images[1:], root.Disks); err != nil {
 		return outcome{}, err
 	}
 	// This needs no step of its own: attaching again gives the same result, and undo assumes that every NIC may
@@ -167,7 +171,7 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	if err := c.dirs.syncing(c.id, seeded)(); err != nil {
 		return outcome{}, err
 	}
-	return outcome{change: func(r *vm.Record) { r.Disks, r.NICs, r.Containers = seeded, nics, containers }}, nil
+	return outcome{change: func(r *vm.Record) { r.Disks, r.NICs, r.Containers = seeded, nics, planned.Containers }}, nil
 }
 
 // buildOnly is build for a VM that is not started.

@@ -69,7 +69,7 @@ func (d diskWatch) retry(ctx context.Context) (bool, error) {
 	if ok, err := d.m.room(d.m.record()); !ok || err != nil {
 		return false, err
 	}
-	release, err := d.m.vms.queue.acquire(ctx, d.m.id)
+	release, err := d.m.vms.queue.Lock(ctx, d.m.id)
 	if err != nil {
 		return false, err
 	}
@@ -124,7 +124,7 @@ func (d diskWatch) note(ctx context.Context, fault *hypervisor.DiskFault, again 
 		reason, message = vm.ReasonDiskError, "the host's disk failed ("+fault.Cause+"); its guest got an I/O error and still runs"
 	}
 	was := d.m.record()
-	if d.m.run.Load() != d.r || was.State != vm.StateRunning || was.Reason == reason && !again || was.Reason != "" && !vm.OfDisk(was.Reason) {
+	if d.m.run.Load() != d.r || was.State != vm.StateRunning || was.Reason == reason && !again || !disksMayReplace(was.Reason, reason) {
 		return true
 	}
 	switch {
@@ -135,7 +135,7 @@ func (d diskWatch) note(ctx context.Context, fault *hypervisor.DiskFault, again 
 		d.m.log.Warn("disk of guest failed", "vm", d.m.id, "reason", reason, "err", fault.Cause)
 	}
 	change := func(r *vm.Record) {
-		if r.State == vm.StateRunning && (r.Reason == "" || vm.OfDisk(r.Reason)) {
+		if r.State == vm.StateRunning && disksMayReplace(r.Reason, reason) {
 			r.Reason, r.Message = reason, message
 		}
 	}
@@ -145,6 +145,12 @@ func (d diskWatch) note(ctx context.Context, fault *hypervisor.DiskFault, again 
 		return false
 	}
 	return true
+}
+
+// disksMayReplace reports whether the disks of a running VM may change the reason was to reason: a fault replaces what may pass,
+// and its end only ends a fault of the disks.
+func disksMayReplace(was, reason string) bool {
+	return vm.OfDisk(was) || reason != "" && (was == "" || vm.Passing(was))
 }
 
 // standsStill explains why calls into m do not return; nil if its disks are not the reason.

@@ -30,7 +30,7 @@ func (m *machine) hibernate(ctx context.Context, name string) (vm.Record, error)
 	if err != nil {
 		return r, err
 	}
-	c, err := m.capture(false)
+	c, err := m.capture(ctx, false)
 	if err != nil {
 		return r, err
 	}

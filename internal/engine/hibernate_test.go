@@ -246,7 +246,8 @@ func TestHibernatedClone(t *testing.T) {
 	r.clearAll("gold")
 }
 
-// restoreGold restores the VM of rec to the snapshot "gold", taken when it had written "one" and two lines.
+// restoreGold restores the VM of rec from the snapshot "gold". At the time of that snapshot, the guest had written "one" and
+// two lines.
 func (r *rig) restoreGold(what string, rec vm.Record, g *enginetest.Guest) {
 	r.t.Helper()
 	if g != nil {

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/keylock"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -23,8 +24,8 @@ type index[M indexed] struct {
 	// that both agree.
 	gate sync.RWMutex
 
-	queue    queue    // of operations on each VM
-	settling sync.Map // IDs of committed snapshots that a VM is in although its record does not say so yet
+	queue    keylock.Locks[vm.ID] // of operations on each VM
+	settling sync.Map             // IDs of committed snapshots that a VM is in although its record does not say so yet
 
 	mu    sync.RWMutex
 	byID  map[vm.ID]M
@@ -40,7 +41,7 @@ func (x *index[M]) reserve(key string, id vm.ID) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if _, taken := x.names[key]; taken {
-		return errdefs.Existsf("a VM called %q exists already; choose another name or remove it first", key)
+		return vm.VMs.Taken(key)
 	}
 	x.names[key] = id
 	return nil
@@ -86,9 +87,6 @@ func (x *index[M]) all() []M {
 	return out
 }
 
-// reference is how requests refer to VMs.
-var reference = vm.Kind{Noun: "VM", List: "cocoon vm list"}
-
 // find resolves a reference on behalf of the owner in ctx; see vm.Kind.Match. A VM of another owner is NotFound.
 func (x *index[M]) find(ctx context.Context, ref string) (none M, _ error) {
 	if ref == "" {
@@ -103,7 +101,7 @@ func (x *index[M]) find(ctx context.Context, ref string) (none M, _ error) {
 	if m, ok := x.byID[x.names[who.Qualify(ref)]]; ok {
 		return m, nil
 	}
-	id, err := reference.Match(who, ref, func(yield func(vm.Named) bool) {
+	id, err := vm.VMs.Match(who, ref, func(yield func(vm.Named) bool) {
 		for _, m := range x.byID {
 			if !yield(m.named()) {
 				return
@@ -119,74 +117,12 @@ func (x *index[M]) take(ctx context.Context, ref string) (m M, release func(), e
 		return m, nil, err
 	}
 	id := m.named().ID
-	if release, err = x.queue.acquire(ctx, id); err != nil {
+	if release, err = x.queue.Lock(ctx, id); err != nil {
 		return m, nil, err
 	}
 	if x.get(id) != m { // removed while we waited
 		release()
-		return m, nil, errdefs.NotFoundf("VM %q no longer exists", ref)
+		return m, nil, vm.VMs.Missing(vm.Behalf(ctx), ref)
 	}
 	return m, release, nil
-}
-
-// queue admits one holder per VM at a time, in the order of arrival. A VM without operations costs nothing.
-// The zero value is ready.
-type queue struct {
-	mu      sync.Mutex
-	waiting map[vm.ID][]chan struct{} // has a key while the VM is held; a channel is closed to hand the VM over
-}
-
-// acquire waits for the turn on id. release must be called.
-func (q *queue) acquire(ctx context.Context, id vm.ID) (release func(), err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	q.mu.Lock()
-	if q.waiting == nil {
-		q.waiting = map[vm.ID][]chan struct{}{}
-	}
-	line, held := q.waiting[id]
-	if !held {
-		q.waiting[id] = nil
-		q.mu.Unlock()
-		return func() { q.release(id) }, nil
-	}
-	turn := make(chan struct{})
-	q.waiting[id] = append(line, turn)
-	q.mu.Unlock()
-	select {
-	case <-turn:
-		return func() { q.release(id) }, nil
-	case <-ctx.Done():
-		q.leave(id, turn)
-		return nil, ctx.Err()
-	}
-}
-
-// release hands id to the next waiter.
-func (q *queue) release(id vm.ID) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	line := q.waiting[id]
-	if len(line) == 0 {
-		delete(q.waiting, id)
-		return
-	}
-	q.waiting[id] = line[1:]
-	close(line[0])
-}
-
-// leave removes turn from the line, or passes it on if it has just been granted.
-func (q *queue) leave(id vm.ID, turn chan struct{}) {
-	q.mu.Lock()
-	line := q.waiting[id]
-	for i, t := range line {
-		if t == turn {
-			q.waiting[id] = append(line[:i:i], line[i+1:]...)
-			q.mu.Unlock()
-			return
-		}
-	}
-	q.mu.Unlock()
-	q.release(id)
 }

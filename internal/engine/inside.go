@@ -127,32 +127,25 @@ func (n *node) agentOf(ctx context.Context, ref string) (call, error) {
 	if r.link.Unheard(nil) {
 		patience = min(patience, n.cfg.Silence)
 	}
-	limit := time.NewTimer(patience)
-	defer limit.Stop()
-	for {
-		agent, ready, changed := r.link.Peek()
-		if ready {
-			return call{m, r.link, agent}, nil
-		}
-		select {
-		case <-changed:
-		case <-r.Ended():
-			return call{}, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
-		case <-limit.C:
-			if err := standsStill(m); err != nil {
-				return call{}, err
-			}
-			if r.link.Unheard(nil) {
-				return call{}, silent(m)
-			}
-			if patience < n.cfg.AgentTimeout {
-				return call{}, errdefs.Unavailablef("no agent answers in the guest of vm %s; the guest may still be booting, or its image has no qemu-guest-agent", m.name())
-			}
-			return call{}, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), n.cfg.AgentTimeout)
-		case <-ctx.Done():
-			return call{}, ctx.Err()
-		}
+	agent, err := r.link.Ready(ctx, patience)
+	switch {
+	case err == nil:
+		return call{m, r.link, agent}, nil
+	case ctx.Err() != nil:
+		return call{}, ctx.Err()
+	case errdefs.IsFailedPrecondition(err):
+		return call{}, errdefs.Preconditionf("vm %s ended before its guest answered", m.name())
 	}
+	if err := standsStill(m); err != nil {
+		return call{}, err
+	}
+	if r.link.Unheard(nil) {
+		return call{}, silent(m)
+	}
+	if patience < n.cfg.AgentTimeout {
+		return call{}, errdefs.Unavailablef("no agent answers in the guest of vm %s; the guest may still be booting, or its image has no qemu-guest-agent", m.name())
+	}
+	return call{}, errdefs.Unavailablef("the guest of vm %s has not answered for %s; its serial log may say why", m.name(), n.cfg.AgentTimeout)
 }
 
 // Console connects to the serial console of a running VM. The caller closes it. Conflict when somebody else uses it.
@@ -229,7 +222,7 @@ func (e *Engine) KillContainer(caller context.Context, ref, container string, ru
 		}
 		ctx, cancel := context.WithTimeoutCause(ctx, grace+e.cfg.StopMargin, errdefs.Unavailablef("it has not ended within %s", grace))
 		defer cancel()
-		return k.KillContainer(ctx, container, run, grace)
+		return k.KillContainer(ctx, r.Container(container).Name, run, grace)
 	}))
 }
 
@@ -237,8 +230,8 @@ func (e *Engine) KillContainer(caller context.Context, ref, container string, ru
 // Idempotent.
 // Errors as for KillContainer.
 func (e *Engine) ReleaseContainer(caller context.Context, ref, container string) error {
-	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, _ vm.Record, k guest.ContainerKeeper) error {
-		return k.ReleaseContainer(ctx, container)
+	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, r vm.Record, k guest.ContainerKeeper) error {
+		return k.ReleaseContainer(ctx, r.Container(container).Name)
 	}))
 }
 

@@ -128,7 +128,7 @@ func (o operation[T]) create(ctx context.Context, n *node, r vm.Record, with fun
 		return vm.Record{}, err
 	}
 	m := n.newMachine(r)
-	release, err := n.vms.queue.acquire(ctx, m.id)
+	release, err := n.vms.queue.Lock(ctx, m.id)
 	if err == nil {
 		defer release()
 		err = m.insert(ctx, m.begin(o.name, o.steps[0].word, nil))

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -14,17 +13,25 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// design returns the first record of a VM. It decides and validates everything that it can before anything changes.
-func (n *node) design(spec vm.Spec, img image.Image) (vm.Record, error) {
+// driverFor returns the name of the driver that runs a VM whose spec names want.
+func (n *node) driverFor(want string) (string, error) {
+	if want == "" || n.drivers[want] == nil && slices.Contains(n.cfg.StandIns, want) {
+		want = n.cfg.DefaultDriver
+	}
+	_, err := n.drivers.get(want)
+	return want, err
+}
+
+// design returns the first record of a VM that driver runs. It decides and validates everything that it can before anything changes.
+func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, error) {
+	if img.Type != vm.ImageOCI {
+		spec = spec.Bootable()
+	}
 	r := vm.Record{
-		ID: vm.NewID(), Spec: withoutFiles(spec), State: vm.StateCreating, Driver: spec.Driver,
+		ID: vm.NewID(), Spec: withoutFiles(spec), State: vm.StateCreating, Driver: driver,
 		ImageType: img.Type, ImageDigest: img.ID, CreatedAt: now(),
 	}
 	r.UpdatedAt = r.CreatedAt
-	r.Driver = cmp.Or(r.Driver, n.cfg.DefaultDriver)
-	if _, err := n.drivers.get(r.Driver); err != nil {
-		return r, err
-	}
 	// If the node has no default network, a NIC that names no network is dropped; the record shows that.
 	r.Spec.NICs = slices.DeleteFunc(slices.Clone(spec.NICs), func(s vm.NICSpec) bool { return n.nics.name(s) == "" })
 	for _, s := range r.Spec.NICs {
@@ -49,6 +56,12 @@ func (n *node) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 		if spec.Process.ReadOnlyRoot {
 			return r, errdefs.Invalidf("image %s boots itself, so its root cannot be read-only; leave that out", spec.Image)
 		}
+		if len(spec.Hosts) > 0 || spec.DNS != nil && !spec.DNS.Offered {
+			return r, errdefs.Invalidf("image %s boots itself, so its files for names are its own; set host entries and DNS in the image or with cloud-init", spec.Image)
+		}
+		if len(spec.Sysctls) > 0 {
+			return r, errdefs.Invalidf("image %s boots itself, so its kernel cannot be given sysctls; set them in the image or with cloud-init", spec.Image)
+		}
 		if spec.CloudInit != nil {
 			return r, cloudinit.Validate(*spec.CloudInit)
 		}
@@ -62,6 +75,9 @@ func (n *node) design(spec vm.Spec, img image.Image) (vm.Record, error) {
 	}
 	if r.Process = spec.Process.Over(img.Config); r.Process.Empty() {
 		return r, errdefs.Invalidf("image %s has no entrypoint; give a command", spec.Image)
+	}
+	if err := r.Process.Allowed(); err != nil {
+		return r, fmt.Errorf("vm %s: %w", spec.Name, err)
 	}
 	return r, nil
 }
@@ -115,7 +131,7 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 func stopped(r *vm.Record, how ending, at time.Time) {
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt = vm.StateStopped, nil, 0, false, at
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
-	if vm.OfDisk(r.Reason) {
+	if vm.Passing(r.Reason) {
 		r.Reason, r.Message = "", ""
 	}
 	switch {

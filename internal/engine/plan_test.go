@@ -2,15 +2,15 @@ package engine
 
 import (
 	"context"
+	"reflect"
 	"slices"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -56,12 +56,24 @@ func TestStarted(t *testing.T) {
 func TestNodeWithoutNetwork(t *testing.T) {
 	e := newNode(Config{DefaultDriver: "d"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
 	disk := image.Image{Type: vm.ImageDisk}
-	r, err := e.design(vm.Spec{Image: "x", NICs: []vm.NICSpec{{}}}, disk)
+	r, err := e.design(vm.Spec{Image: "x", NICs: []vm.NICSpec{{}}}, "d", disk)
 	if err != nil || len(r.Spec.NICs) != 0 {
 		t.Errorf("interface on no network: %+v, %v", r.Spec.NICs, err)
 	}
-	if _, err := e.design(vm.Spec{Image: "x", NICs: []vm.NICSpec{{Network: "lan"}}}, disk); !errdefs.IsInvalid(err) {
+	if _, err := e.design(vm.Spec{Image: "x", NICs: []vm.NICSpec{{Network: "lan"}}}, "d", disk); !errdefs.IsInvalid(err) {
 		t.Errorf("interface on a network that is not there: %v", err)
+	}
+}
+
+func TestDriverOfAVM(t *testing.T) {
+	e := newNode(Config{DefaultDriver: "d", StandIns: []string{"other", "more"}}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}, "more": nopDriver{}}})
+	for want, driver := range map[string]string{"": "d", "d": "d", "other": "d", "more": "more"} {
+		if got, err := e.driverFor(want); err != nil || got != driver {
+			t.Errorf("%q runs in %q, %v; want %q", want, got, err, driver)
+		}
+	}
+	if _, err := e.driverFor("unknown"); !errdefs.IsInvalid(err) {
+		t.Errorf("an unknown hypervisor: %v", err)
 	}
 }
 
@@ -71,63 +83,43 @@ type nopDriver struct{ hypervisor.Driver }
 func TestCloudInitIsForDiskImages(t *testing.T) {
 	e := newNode(Config{DefaultDriver: "d", Kernel: "k"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
 	spec := vm.Spec{Image: "x", CloudInit: &vm.CloudInit{}}
-	if _, err := e.design(spec, image.Image{Type: vm.ImageDisk}); err != nil {
+	if _, err := e.design(spec, "d", image.Image{Type: vm.ImageDisk}); err != nil {
 		t.Error(err)
 	}
 	oci := image.Image{Type: vm.ImageOCI, Config: vm.Process{Entrypoint: []string{"sh"}}}
-	if _, err := e.design(spec, oci); !errdefs.IsInvalid(err) {
+	if _, err := e.design(spec, "d", oci); !errdefs.IsInvalid(err) {
 		t.Errorf("cloud-init of a container image: %v", err)
 	}
 	spec.CloudInit.UserData = "nothing known"
-	if _, err := e.design(spec, image.Image{Type: vm.ImageDisk}); !errdefs.IsInvalid(err) {
+	if _, err := e.design(spec, "d", image.Image{Type: vm.ImageDisk}); !errdefs.IsInvalid(err) {
 		t.Errorf("bad user data: %v", err)
 	}
 }
 
-func TestQueueIsFair(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var q queue
-		release, err := q.acquire(t.Context(), "a")
-		if err != nil {
-			t.Fatal(err)
+// DNS that a node offers to every pod is no reason to refuse an image that has its own.
+func TestDNSIsForContainerImages(t *testing.T) {
+	e := newNode(Config{DefaultDriver: "d", Kernel: "k"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
+	disk := image.Image{Type: vm.ImageDisk}
+	if _, err := e.design(vm.Spec{Image: "x", DNS: &vm.DNS{Servers: []string{"10.96.0.10"}}}, "d", disk); !errdefs.IsInvalid(err) {
+		t.Errorf("DNS that a pod asks for: %v", err)
+	}
+	if _, err := e.design(vm.Spec{Image: "x", DNS: &vm.DNS{Servers: []string{"10.96.0.10"}, Offered: true}}, "d", disk); err != nil {
+		t.Error(err)
+	}
+}
+
+// A clone resolves names as its own pod, not as that of the snapshot.
+func TestDNSOfAClone(t *testing.T) {
+	x := snapshot.Snapshot{Record: vm.Record{Spec: vm.Spec{DNS: &vm.DNS{Searches: []string{"old.example"}}}}}
+	for name, tc := range map[string]struct{ asked, want *vm.DNS }{
+		"its own":        {&vm.DNS{Searches: []string{"new.example"}}, &vm.DNS{Searches: []string{"new.example"}, Offered: true}},
+		"the snapshot's": {nil, x.Record.Spec.DNS},
+	} {
+		s, err := cloneSpec(x, vm.CloneSpec{DNS: tc.asked}, "id", true)
+		if err != nil || !reflect.DeepEqual(s.DNS, tc.want) {
+			t.Errorf("%s: %+v, %v", name, s.DNS, err)
 		}
-		var mu sync.Mutex
-		var order []int
-		impatient, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		var wg sync.WaitGroup
-		for i := range 5 {
-			ctx := t.Context()
-			if i == 2 {
-				ctx = impatient
-			}
-			wg.Go(func() {
-				release, err := q.acquire(ctx, "a")
-				if err != nil {
-					return
-				}
-				defer release()
-				mu.Lock()
-				defer mu.Unlock()
-				order = append(order, i)
-			})
-			synctest.Wait() // until it waits in line
-		}
-		other, err := q.acquire(t.Context(), "b")
-		if err != nil {
-			t.Fatal(err)
-		}
-		other()
-		<-time.After(2 * time.Second) // of the bubble: the impatient caller leaves
-		release()
-		wg.Wait()
-		if len(order) != 4 || order[0] != 0 || order[1] != 1 || order[2] != 3 || order[3] != 4 {
-			t.Errorf("order %v", order)
-		}
-		if len(q.waiting) != 0 {
-			t.Errorf("the queue keeps %v", q.waiting)
-		}
-	})
+	}
 }
 
 // based is a store whose images have layers.
@@ -148,7 +140,7 @@ func TestContainersShareLayers(t *testing.T) {
 	disks, _ := e.images.Base(t.Context(), image.Image{ID: "a"})
 	disks = append(disks, vm.Disk{Path: "cow", Role: vm.RoleCOW, Serial: image.SerialCOW})
 	containers := []vm.ContainerRecord{{Name: "x"}, {Name: "y"}, {Name: "z"}}
-	disks, err := e.layContainers(t.Context(), containers, []image.Image{{ID: "a"}, {ID: "b"}, {ID: "b"}}, disks)
+	disks, err := e.layContainers(t.Context(), vm.Record{Containers: containers}, []image.Image{{ID: "a"}, {ID: "b"}, {ID: "b"}}, disks)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func (p poolMaker) Make(ctx context.Context, snapshot string, spec vm.CloneSpec)
 	}
 	defer h.Release()
 	id := vm.NewID()
-	spec.Name, spec.Hostname, spec.Labels = "", "", nil
+	spec.Name, spec.Hostname, spec.Labels, spec.DNS = "", "", nil, nil
 	r, images, err := p.designClone(ctx, h.Snapshot(), spec, id)
 	if err != nil {
 		return nil, err

@@ -101,7 +101,7 @@ func (e *Engine) recover(ctx context.Context) error {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			release, err := e.vms.queue.acquire(ctx, m.id)
+			release, err := e.vms.queue.Lock(ctx, m.id)
 			if err == nil { // otherwise Run ends
 				m.recover(ctx, intents[m.id], release)
 			}

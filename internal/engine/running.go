@@ -102,7 +102,7 @@ func (m *machine) await(ctx context.Context, r *run) {
 	if err != nil {
 		m.log.Error("exit status of vm unknown", "vm", m.id, "err", err)
 	}
-	release, err := m.vms.queue.acquire(ctx, m.id)
+	release, err := m.vms.queue.Lock(ctx, m.id)
 	if err != nil {
 		return
 	}

@@ -22,7 +22,7 @@ func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSp
 		if err != nil {
 			return m.record(), err
 		}
-		c, err := m.capture(spec.Quiesce)
+		c, err := m.capture(ctx, spec.Quiesce)
 		if err != nil {
 			return m.record(), err
 		}

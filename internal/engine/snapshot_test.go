@@ -328,11 +328,14 @@ func TestManyClones(t *testing.T) {
 
 func TestQuiesce(t *testing.T) {
 	var frozen []bool
-	var broken atomic.Bool
+	var broken, late atomic.Bool
 	r := newRig(t, func(r *rig) {
 		r.world.Fault = func(call string) error {
 			if call == "driver.Save" && broken.Load() {
 				return errdefs.Unavailablef("fault")
+			}
+			if call == "agent.Setup" && late.Load() {
+				<-time.After(100 * time.Millisecond)
 			}
 			if call == "driver.Save done" {
 				for _, rec := range value(r.List(r.t.Context())) {
@@ -363,8 +366,13 @@ func TestQuiesce(t *testing.T) {
 	r.must(r.Launch(ctx, vm.Spec{Name: "mute", Image: "disk"}))
 	_, err = r.SaveSnapshot(ctx, "mute", vm.SaveSpec{Name: "mute", Quiesce: true})
 	wantClass(t, "quiesce without agent", err, errdefs.FailedPrecondition)
+	late.Store(true)
+	r.restart()
+	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "anew", Quiesce: true}); err != nil {
+		t.Errorf("before the engine has reached the guest again: %v", err)
+	}
 	_ = rec
-	r.clearAll("still")
+	r.clearAll("still", "anew")
 }
 
 // TestSettle: a guest settles before others resume from its state, and is saved even if it cannot settle.

@@ -100,7 +100,7 @@ func (s *strays) adopt(ctx context.Context, id vm.ID, name string) (vm.Record, e
 	if o := operationOf(*in); o != nil && !o.worthFinishing() {
 		return r, errdefs.Preconditionf("its %s was not finished; remove it with `cocoon recover rm %s`", in.Op, id)
 	}
-	release, err := s.vms.queue.acquire(ctx, id)
+	release, err := s.vms.queue.Lock(ctx, id)
 	if err != nil {
 		return r, err
 	}
@@ -167,7 +167,7 @@ func (s *strays) find(ctx context.Context, ref string) (vm.ID, error) {
 }
 
 func (s *strays) remove(caller context.Context, id vm.ID) error {
-	release, err := s.vms.queue.acquire(caller, id)
+	release, err := s.vms.queue.Lock(caller, id)
 	if err != nil {
 		return err
 	}

@@ -133,7 +133,7 @@ func (e *Engine) removeSnapshot(ctx context.Context, ref string) error {
 func unlist(ctx context.Context, m *machine, id string) {
 	ctx, cancel := m.life.bound(ctx)
 	defer cancel()
-	release, err := m.vms.queue.acquire(ctx, m.id)
+	release, err := m.vms.queue.Lock(ctx, m.id)
 	if err != nil {
 		return
 	}

@@ -22,7 +22,7 @@ import (
 
 // Config is cocoond's configuration. Its settings say what the fields mean.
 type Config struct {
-	StateDir, RunDir, Socket, Group, Listen, MetricsAddr, Driver string
+	StateDir, RunDir, Socket, Group, Listen, MetricsAddr, Driver, SnapshotForm string
 
 	TLS       nodeapi.TLS
 	Peer      Peer
@@ -39,6 +39,12 @@ type Config struct {
 
 	VirtualNode *vkcocoon.Config // a virtual node in this process; nil: none
 }
+
+// The forms in which a node pushes snapshots. It pulls both.
+const (
+	formChunks = "chunks" // our own form: nothing is sent that the registry has
+	formWhole  = "whole"  // the documented form
+)
 
 // Guest configures guests of container images and calls into all guests.
 type Guest struct {
@@ -66,8 +72,8 @@ type NetworkConfig struct {
 	Enabled, NAT                                          *bool
 	Mode, Name, Instance, Bridge, NetNS, IPv6Mode, Leases string
 	Subnet, Gateway, Subnet6, MasqueradeLink              string
-	Adopt, Isolation                                      bool
-	DNS, Search, Closed, Open                             []string
+	Adopt, Isolation, Switched                            bool
+	DNS, Search, Closed, Open, Services, Peers            []string
 	Routes                                                []bridge.Route
 	MTU                                                   int
 	CNI                                                   CNIConfig
@@ -111,6 +117,7 @@ func (c *Config) settings() []settings.Setting {
 		{Key: "images.pullCredentialsVerification", Default: string(pull.VerifyPulled), Value: settings.Text(&i.Verification), Usage: "who may use a private image that is here, or AlwaysVerify, NeverVerify"},
 		{Key: "images.gc", Value: settings.Tree(&i.GC), Usage: "{interval, minAge, maxAge, maxSize, high, low}: unused images go, every 5m (or off) those older than 2m when the disk is 85% full, to 80%"},
 		{Key: "pool", Value: settings.Tree(&c.Pool), Usage: "{size, memory}: clones to keep ready for each snapshot, and the bytes of memory for all (default: none)"},
+		{Flag: "snapshot-form", Env: "COCOOND_SNAPSHOT_FORM", Key: "snapshotForm", Default: formChunks, Value: settings.Text(&c.SnapshotForm), Usage: "how snapshots are pushed: chunks, or whole for other programs of the documented system"},
 		{Key: "cloneDirs", Value: settings.List(&c.CloneDirs), Usage: "folders with exported snapshots that pods of all namespaces may clone from (default: none)"},
 		{Flag: "log-level", Env: "COCOOND_LOG_LEVEL", Key: "log.level", Default: "info", Value: settings.Text(&c.Log.Level), Usage: "debug, info, warn or error"},
 		{Flag: "log-format", Env: "COCOOND_LOG_FORMAT", Key: "log.format", Default: "text", Value: settings.Text(&c.Log.Format), Usage: "text or json"},
@@ -136,6 +143,9 @@ func (c *Config) settings() []settings.Setting {
 		{Key: "network.nat", Value: settings.Tree(&n.NAT), Usage: "whether guests reach other networks through this host's address (default: true, with adopt false)"},
 		{Key: "network.masqueradeLink", Value: settings.Text(&n.MasqueradeLink), Usage: "the only link for that (default: all links)"},
 		{Key: "network.isolation", Value: settings.Bool(&n.Isolation), Usage: "guests of the bridge do not reach each other"},
+		{Key: "network.switched", Value: settings.Bool(&n.Switched), Usage: "guests of the bridge exchange frames directly; otherwise the host routes between them, as Services need it"},
+		{Key: "network.services", Value: settings.List(&n.Services), Usage: "ADDRESS:PORT of Services by which guests reach ports of this host that they do not reach directly"},
+		{Key: "network.peers", Value: settings.List(&n.Peers), Usage: "bridges of other nodes of the cluster on this machine: no address translation between their guests and these"},
 		{Key: "network.closed", Value: settings.List(&n.Closed), Usage: "networks that guests do not reach, besides metadata services and this host"},
 		{Key: "network.open", Value: settings.List(&n.Open), Usage: "networks that guests reach, even if another rule closes them"},
 		{Key: "network.leases", Value: settings.Text(&n.Leases), Usage: "lease file (default: STATE-DIR/net/leases.json)"},
@@ -168,6 +178,9 @@ func (c *Config) complete() error {
 	c.Socket = cmp.Or(c.Socket, filepath.Join(c.RunDir, "cocoond.sock"))
 	if c.Driver != qemu.Name && c.Driver != fake.Name {
 		return errdefs.Invalidf("invalid driver %q; use %s or %s", c.Driver, qemu.Name, fake.Name)
+	}
+	if c.SnapshotForm != formChunks && c.SnapshotForm != formWhole {
+		return errdefs.Invalidf("invalid snapshot form %q; use %s or %s", c.SnapshotForm, formChunks, formWhole)
 	}
 	if s := c.Guest.SilenceSeconds; s < 0 || s > 86400 {
 		return errdefs.Invalidf("guest.silenceSeconds is %d; it must be between 1 and 86400, or 0 for 60", s)
@@ -216,7 +229,7 @@ func (c *Config) bridge() bridge.Config {
 		Name: n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, Subnet6: n.Subnet6, IPv6Mode: n.IPv6Mode, DNS: dns,
 		Search: n.Search, Routes: n.Routes, MTU: n.MTU,
 		Adopt: n.Adopt, NAT: yes(n.NAT) && (!n.Adopt || n.NAT != nil), MasqueradeLink: n.MasqueradeLink, Isolation: n.Isolation,
-		Closed: n.Closed, Open: n.Open,
+		Closed: n.Closed, Open: n.Open, Switched: n.Switched, Services: n.Services, Peers: n.Peers,
 		StateDir: filepath.Join(c.StateDir, "network", strings.ReplaceAll(n.Name, string(filepath.Separator), "_")), LeasePath: n.Leases,
 	}
 }

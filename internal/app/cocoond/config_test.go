@@ -61,6 +61,18 @@ func TestMetricsStayOnLoopback(t *testing.T) {
 	}
 }
 
+func TestSnapshotForm(t *testing.T) {
+	for text, want := range map[string]string{"": formChunks, "snapshotForm: whole": formWhole} {
+		if cfg := read(t, text, nil); cfg.complete() != nil || cfg.SnapshotForm != want {
+			t.Errorf("%q: %q", text, cfg.SnapshotForm)
+		}
+	}
+	bad := read(t, "snapshotForm: v1", nil)
+	if err := bad.complete(); !errdefs.IsInvalid(err) {
+		t.Errorf("a form that does not exist: %v", err)
+	}
+}
+
 func TestImageSettings(t *testing.T) {
 	text := "images:\n  mappings: /file\n  downloadProtocol: http\n  regexpTranslation: true\n  stallTimeout: 45s\n" +
 		"  registries: {r.example: {mirrors: [m.example], insecure: true}}\n  gc: {interval: 1m, maxAge: 720h, maxSize: 10Gi, high: 70}\n" +

@@ -121,7 +121,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	e, err := engine.New(engine.Config{
-		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, DefaultNetwork: d.nets.first(),
+		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, StandIns: []string{string(contract.BackendCloudHypervisor), string(contract.BackendFirecracker)}, DefaultNetwork: d.nets.first(),
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
 		Silence:  time.Duration(d.cfg.Guest.SilenceSeconds) * time.Second,
 		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,

@@ -79,7 +79,7 @@ type vmCount struct{ lister }
 
 var (
 	vmStates   = prometheus.NewDesc("cocoon_vms", "VMs in each state.", []string{"state"}, nil)
-	vmTroubles = prometheus.NewDesc("cocoon_vm_troubles", "VMs that somebody has to see to: DiskFull, DiskError, DataLoss.", []string{"reason"}, nil)
+	vmTroubles = prometheus.NewDesc("cocoon_vm_troubles", "VMs that somebody has to see to: DiskFull, DiskError, ClockWrong, DataLoss.", []string{"reason"}, nil)
 )
 
 func (vmCount) Describe(out chan<- *prometheus.Desc) { describe(out, vmStates, vmTroubles) }
@@ -102,7 +102,7 @@ func (c vmCount) Collect(out chan<- prometheus.Metric) {
 
 // countTroubles counts VMs by problem; a problem that no VM has counts zero.
 func countTroubles(all []vm.Record) map[string]int64 {
-	n := map[string]int64{vm.ReasonDiskFull: 0, vm.ReasonDiskError: 0, vm.ReasonDataLoss: 0}
+	n := map[string]int64{vm.ReasonDiskFull: 0, vm.ReasonDiskError: 0, vm.ReasonClockWrong: 0, vm.ReasonDataLoss: 0}
 	for _, r := range all {
 		if _, ok := n[r.Reason]; ok {
 			n[r.Reason]++

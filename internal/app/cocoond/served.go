@@ -36,7 +36,8 @@ func (d *daemon) serve(h *host) *served {
 // remote connects to registries of snapshots.
 func (d *daemon) remote(h *host) snapshot.Remote {
 	return chunked.New(chunked.Config{
-		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, OwnerOf: ownerOf, Log: d.log.With("component", "snapshot"),
+		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, Whole: d.cfg.SnapshotForm == formWhole,
+		OwnerOf: ownerOf, Log: d.log.With("component", "snapshot"),
 	}, h.snapshots)
 }
 

@@ -29,6 +29,7 @@ type Guest struct {
 	content map[string][]vm.VolumeFile // of volumes
 	acked   bool
 	quiet   bool          // see Quiet
+	clock   runs          // see Clock
 	changed chan struct{} // closed at any change
 	drop    chan struct{} // closed to lose the sessions
 }
@@ -72,6 +73,24 @@ func (g *Guest) PrintIn(container string, e guest.LogEntry) {
 
 // Quiet makes the guest answer nothing, like one whose kernel has died, until it is called with false.
 func (g *Guest) Quiet(quiet bool) { g.change(func() { g.quiet = quiet }) }
+
+// runs is how fast the guest's clock is.
+type runs struct {
+	speed float64 // 1 is right; 0 means that the guest does not tell its uptime
+	since time.Time
+	sets  int
+}
+
+// Clock makes the guest's clock run at the given speed; 1 is right.
+func (g *Guest) Clock(speed float64) {
+	g.change(func() { g.clock.speed, g.clock.since = speed, time.Now() })
+}
+
+// ClockSets is how often the guest's clock was set.
+func (g *Guest) ClockSets() (n int) {
+	g.change(func() { n = g.clock.sets })
+	return n
+}
 
 // speaks waits until the guest answers.
 func (s *session) speaks(ctx context.Context) error {
@@ -212,6 +231,7 @@ var (
 	_ guest.NetworkReporter = (*session)(nil)
 	_ guest.Freezer         = (*session)(nil)
 	_ guest.Settler         = (*session)(nil)
+	_ guest.ClockSetter     = (*session)(nil)
 )
 
 func (s *session) alive(call string) error {
@@ -245,7 +265,18 @@ func (s *session) Info(ctx context.Context) (guest.Info, error) {
 	if err := s.speaks(ctx); err != nil {
 		return guest.Info{}, err
 	}
-	return guest.Info{Version: "1"}, s.alive("agent.Info")
+	info := guest.Info{Version: "1"}
+	s.g.change(func() {
+		c := s.g.clock
+		info.UptimeMS = int64(float64(time.Since(c.since).Milliseconds()) * c.speed)
+	})
+	return info, s.alive("agent.Info")
+}
+
+// SetClock implements guest.ClockSetter.
+func (s *session) SetClock(context.Context, time.Time) error {
+	s.g.change(func() { s.g.clock.sets++ })
+	return s.alive("agent.SetClock")
 }
 
 // PutVolume implements guest.VolumeKeeper.

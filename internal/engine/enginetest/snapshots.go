@@ -52,7 +52,7 @@ func (s Snapshots) Create(ctx context.Context, name string) (snapshot.Draft, err
 	owner := vm.Behalf(ctx)
 	key := owner.Qualify(name)
 	if s.w.taken[key] || slices.ContainsFunc(all, func(x snapshot.Snapshot) bool { return x.Owner.Qualify(x.Name) == key }) {
-		return nil, errdefs.Existsf("a snapshot called %s exists", key)
+		return nil, vm.Snapshots.Taken(key)
 	}
 	d := &draft{s: s, id: string(vm.NewID()), name: name, owner: owner}
 	if err := os.Mkdir(d.Dir(), 0o700); err != nil {
@@ -68,7 +68,7 @@ func (s Snapshots) Get(ctx context.Context, ref string) (snapshot.Snapshot, erro
 		return snapshot.Snapshot{}, err
 	}
 	all, err := s.List(ctx)
-	id, missing := vm.Kind{Noun: "snapshot"}.Match(vm.Behalf(ctx), ref, func(yield func(vm.Named) bool) {
+	id, missing := vm.Snapshots.Match(vm.Behalf(ctx), ref, func(yield func(vm.Named) bool) {
 		for _, x := range all {
 			if !yield(named(x)) {
 				return

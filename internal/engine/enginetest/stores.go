@@ -172,7 +172,7 @@ func (s Images) Get(_ context.Context, ref string) (image.Image, error) {
 	case "disk", "cloud":
 		return image.Image{ID: "sha256:" + ref, Name: ref, Type: vm.ImageDisk}, nil
 	}
-	return image.Image{}, errdefs.NotFoundf("no image is called %q", ref)
+	return image.Image{}, errdefs.NotFoundf("image not found: %q", ref)
 }
 
 // Prepare implements image.Store.

@@ -140,7 +140,7 @@ func (l *Link) setUpFailed(ctx context.Context, cause error) error {
 func Resumed(r vm.Record) guest.Resumed {
 	setup := setupOf(r)
 	out := guest.Resumed{
-		Now: time.Now(), Entropy: make([]byte, entropyBytes), Hostname: setup.Hostname, NICs: setup.NICs, Hosts: setup.Hosts,
+		Now: time.Now(), Entropy: make([]byte, entropyBytes), Hostname: setup.Hostname, NICs: setup.NICs, Hosts: setup.Hosts, Resolver: setup.Resolver,
 	}
 	out.Storage = r.Resume.Storage
 	_, _ = rand.Read(out.Entropy) // never fails

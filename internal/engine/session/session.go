@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -84,6 +86,28 @@ func (l *Link) OurAgent() bool { return l.agent != nil && l.kind == vm.ImageOCI 
 // Peek returns the session, nil if there is none, whether its guest is set up, and a channel that closes when either
 // changes.
 func (l *Link) Peek() (agent guest.Agent, ready bool, changed <-chan struct{}) { return l.state.peek() }
+
+// Ready waits until the guest is set up, and returns its session.
+// Errors: FailedPrecondition when the guest's process has ended, DeadlineExceeded after limit, and ctx's.
+func (l *Link) Ready(ctx context.Context, limit time.Duration) (guest.Agent, error) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		agent, ready, changed := l.state.peek()
+		if ready {
+			return agent, nil
+		}
+		select {
+		case <-changed:
+		case <-l.proc.Ended():
+			return nil, errdefs.Preconditionf("its process ended before its guest answered")
+		case <-timer.C:
+			return nil, errdefs.New(errdefs.DeadlineExceeded, "its guest has not answered for %s", limit)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
 
 // Unheard reports whether agent's session was closed because the guest had stopped answering; for nil, whether the
 // last session was.
@@ -242,7 +266,7 @@ func (l *Link) exited(ctx context.Context, agent guest.Agent, exit guest.Exit, p
 	_, err := l.vm.Update(ctx, func(r *vm.Record) {
 		code := exit.Code
 		r.ExitCode = &code
-		if !l.proc.Asked.Load() && (r.Reason == "" || vm.OfDisk(r.Reason)) {
+		if !l.proc.Asked.Load() && (r.Reason == "" || vm.Passing(r.Reason)) {
 			r.Reason, r.Message = vm.ReasonExited, ""
 		}
 	})
@@ -343,18 +367,29 @@ func (t Turn) Take(ctx context.Context) (leave func(), err error) {
 
 // setupOf returns what the guest is told about itself. It leaves out the names of the host's links and namespaces.
 func setupOf(r vm.Record) guest.Setup {
-	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes}
+	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes, Sysctls: r.Spec.Sysctls}
 	if len(r.Containers) > 0 {
 		s.Containers, s.Restart = containersOf(r), r.Spec.Restart
 	} else {
-		s.Process, s.Mounts = &r.Process, r.Spec.Mounts
+		s.Process, s.Mounts = new(r.Process.Addressed(r.NICs)), r.Spec.Mounts
 	}
+	dns := r.Spec.DNS
 	for _, n := range r.NICs {
 		n.Tap, n.NetNS = "", ""
+		if dns != nil && dns.Own {
+			n.DNS = nil
+		}
 		s.NICs = append(s.NICs, n)
 		if n.IP != "" {
-			s.Hosts = append(s.Hosts, n.IP+" "+s.Hostname)
+			s.Hosts = append(s.Hosts, n.IP+" "+strings.Join(r.Spec.HostNames(), " "))
 		}
+	}
+	if n := len(s.NICs); n > 0 && dns != nil {
+		s.NICs[n-1].DNS = slices.Concat(s.NICs[n-1].DNS, dns.Servers)
+	}
+	s.Resolver = dns.Lines()
+	for _, h := range r.Spec.Hosts {
+		s.Hosts = append(s.Hosts, h.Line())
 	}
 	return s
 }
@@ -365,8 +400,8 @@ func containersOf(r vm.Record) []guest.Container {
 	for i, c := range r.Containers {
 		spec := r.Spec.Containers[i]
 		out = append(out, guest.Container{
-			Name: c.Name, Kind: spec.Kind, Process: c.Process, Layers: c.Layers, Mounts: spec.Mounts, Run: c.Status.Next(),
-			Hold: spec.Hold,
+			Name: c.Name, Kind: spec.Kind, Process: c.Process.Addressed(r.NICs), Layers: c.Layers, Mounts: spec.Mounts, Run: c.Status.Next(),
+			Hold: spec.Hold, Root: spec.Root, MessagePath: spec.MessagePath, MessageFromLog: spec.MessageFromLog,
 		})
 	}
 	return out
@@ -378,6 +413,7 @@ const misses = 2
 
 // checkAlive asks the guest periodically whether it answers, and closes its session if it does not: all calls in it
 // end, and the next session begins when the guest answers again. The stream itself does not end when a kernel dies.
+// The answers show whether the guest's clock is right.
 //
 // It is not a gRPC keep-alive, for two reasons: a guest with an older agent ends a session that is probed so often,
 // and a guest that is being saved is paused for as long as that takes. Other agents check their sessions themselves.
@@ -386,17 +422,21 @@ func (l *Link) checkAlive(ctx context.Context, agent guest.Agent) {
 		return
 	}
 	patience := l.cfg.Silence / misses
+	var c clock
 	for missed := 0; missed < misses; {
 		if missed == 0 {
 			process.Pause(patience, ctx.Done(), agent.Done())
 		}
 		began := time.Now()
 		limited, cancel := context.WithTimeout(ctx, patience)
-		_, err := agent.Info(limited)
+		info, err := agent.Info(limited)
 		cancel()
 		switch {
 		case ctx.Err() != nil, errdefs.IsUnavailable(err):
 			return
+		case err == nil:
+			missed = 0
+			l.keepTime(ctx, agent, &c, reading{up: time.Duration(info.UptimeMS) * time.Millisecond, asked: began, answered: time.Now()})
 		case !errdefs.Is(err, errdefs.DeadlineExceeded), l.proc.Held.Load():
 			missed = 0
 		default:

@@ -23,9 +23,11 @@ import (
 type Guest struct {
 	BootID   string                     `json:"bootID"` // changes with every boot, and only then
 	Hostname string                     `json:"hostname"`
-	Env      map[string]string          `json:"env"` // of the main process
+	Env      map[string]string          `json:"env"` // of the main process, or of all containers
 	Volumes  map[string][]vm.VolumeFile `json:"volumes"`
 	SetUp    bool                       `json:"setUp"`
+	// Containers are running from the setup on.
+	Containers []vm.ContainerStatus `json:"containers"`
 }
 
 // guests are the guests of a node. They implement guest.Connector.
@@ -122,9 +124,10 @@ type session struct {
 }
 
 var (
-	_ guest.Agent        = (*session)(nil)
-	_ guest.Resumer      = (*session)(nil)
-	_ guest.VolumeKeeper = (*session)(nil)
+	_ guest.Agent           = (*session)(nil)
+	_ guest.Resumer         = (*session)(nil)
+	_ guest.VolumeKeeper    = (*session)(nil)
+	_ guest.ContainerKeeper = (*session)(nil)
 )
 
 func (s *session) exit() chan struct{} {
@@ -152,8 +155,16 @@ func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 			return
 		}
 		x.BootID, x.SetUp, x.Env = string(vm.NewID()), true, map[string]string{}
+		var processes []vm.Process
 		if setup.Process != nil {
-			for _, e := range setup.Process.Env {
+			processes = append(processes, *setup.Process)
+		}
+		for _, c := range setup.Containers {
+			processes = append(processes, c.Process)
+			x.Containers = append(x.Containers, vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now(), Restarts: c.Run - 1})
+		}
+		for _, p := range processes {
+			for _, e := range p.Env {
 				x.Env[e.Name] = e.Value
 			}
 		}
@@ -186,6 +197,37 @@ func (s *session) Logs(ctx context.Context, _ uint64, _ func(guest.LogEntry) err
 	_, err := s.Wait(ctx)
 	return err
 }
+
+// Containers implements guest.ContainerKeeper.
+func (s *session) Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error {
+	all := s.all.recall(s.id).Containers
+	if err := fn(slices.Clone(all)); err != nil {
+		return err
+	}
+	exit, err := s.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		all[i].State, all[i].Reason = vm.ContainerTerminated, vm.ContainerError
+		all[i].Exit = &vm.ContainerExit{Code: exit.Code, Reason: vm.ContainerError, StartedAt: all[i].StartedAt, FinishedAt: time.Now()}
+	}
+	return fn(all)
+}
+
+// ContainerLogs implements guest.ContainerKeeper.
+func (s *session) ContainerLogs(ctx context.Context, _ string, _ int, _ uint64, _ func(guest.LogEntry) error) error {
+	_, err := s.Wait(ctx)
+	return err
+}
+
+// KillContainer implements guest.ContainerKeeper.
+func (s *session) KillContainer(context.Context, string, int, time.Duration) error {
+	return errdefs.Unsupportedf("guests in memory do not restart containers")
+}
+
+// ReleaseContainer implements guest.ContainerKeeper.
+func (s *session) ReleaseContainer(context.Context, string) error { return nil }
 
 // Wait implements guest.Agent.
 func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
