@@ -166,6 +166,8 @@ type Server struct {
 	streams chan struct{} // one token per streaming call
 	closing chan struct{}
 	ready   chan struct{}
+
+	removals removals // of all connections
 }
 
 // New checks the configuration. It reads the certificates; Run opens the sockets.
@@ -249,9 +251,10 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 		grpc.UnaryInterceptor(s.unary),
 		grpc.StreamInterceptor(s.stream),
 		grpc.WaitForHandlers(true),
+		grpc.StatsHandler(endings{}),
 	)
 	e, sn := s.deps.Engine, s.deps.Snapshots
-	nodev1.RegisterVMsServer(g, &vms{life: e, records: e, guests: e, containers: e, states: e, snapshots: sn})
+	nodev1.RegisterVMsServer(g, &vms{life: e, records: e, guests: e, containers: e, states: e, snapshots: sn, removals: &s.removals})
 	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller})
 	if sn != nil {
 		nodev1.RegisterSnapshotsServer(g, &snapshots{vms: e, snapshotReader: sn, carrier: sn, registry: sn})

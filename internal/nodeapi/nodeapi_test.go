@@ -30,6 +30,7 @@ type scripted struct {
 	nodeapi.Engine // panics for what is not scripted
 	stop           func(ref string, grace time.Duration) (vm.Record, error)
 	inspect        func(ref string) (vm.Record, error)
+	remove         func(ref string) error
 	list           func() ([]vm.Record, error)
 	watch          func(ctx context.Context, after int64, fn func(vm.Event) error) error
 	exec           func(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
@@ -49,6 +50,8 @@ func (s *scripted) Stop(_ context.Context, ref string, g time.Duration) (vm.Reco
 
 func (s *scripted) Inspect(_ context.Context, ref string) (vm.Record, error) { return s.inspect(ref) }
 func (s *scripted) List(context.Context) ([]vm.Record, error)                { return s.list() }
+func (s *scripted) Remove(_ context.Context, ref string, _ bool) error       { return s.remove(ref) }
+
 func (s *scripted) Watch(ctx context.Context, after int64, fn func(vm.Event) error) error {
 	return s.watch(ctx, after, fn)
 }

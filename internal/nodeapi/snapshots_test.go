@@ -63,7 +63,7 @@ func (s *memory) Get(_ context.Context, ref string) (snapshot.Snapshot, error) {
 			return snap, nil
 		}
 	}
-	return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot is called %q", ref)
+	return snapshot.Snapshot{}, vm.Snapshots.Missing(vm.Owner{}, ref)
 }
 
 func (s *memory) List(context.Context) (all []snapshot.Snapshot, err error) {

@@ -21,6 +21,7 @@ type vms struct {
 	containers guest.Containers
 	states     states
 	snapshots  imageCloner // nil: no snapshots
+	removals   *removals
 }
 
 func (v *vms) Create(ctx context.Context, r *nodev1.CreateRequest) (*nodev1.Record, error) {
@@ -44,7 +45,14 @@ func (v *vms) Restart(ctx context.Context, r *nodev1.RestartRequest) (*nodev1.Re
 }
 
 func (v *vms) Remove(ctx context.Context, r *nodev1.RemoveRequest) (*nodev1.RemoveResponse, error) {
-	return &nodev1.RemoveResponse{}, v.life.Remove(ctx, r.GetRef(), r.GetForce())
+	rec, err := v.records.Inspect(ctx, r.GetRef())
+	if err != nil {
+		return nil, err
+	}
+	end := v.removals.begin(ctx, rec.ID)
+	err = v.life.Remove(ctx, string(rec.ID), r.GetForce())
+	end(err)
+	return &nodev1.RemoveResponse{}, err
 }
 
 func (v *vms) Inspect(ctx context.Context, r *nodev1.InspectRequest) (*nodev1.Record, error) {
@@ -56,9 +64,15 @@ func (v *vms) List(_ *nodev1.ListRequest, stream grpc.ServerStreamingServer[node
 }
 
 // Watch blocks in Send if the client does not read; the engine keeps no queue for it but continues to read the
-// journal.
+// journal. The event of a removal waits until the removal is answered.
 func (v *vms) Watch(r *nodev1.WatchRequest, stream grpc.ServerStreamingServer[nodev1.Event]) error {
-	return v.records.Watch(stream.Context(), r.GetAfter(), func(e vm.Event) error { return stream.Send(nodewire.EncodeEvent(e)) })
+	ctx := stream.Context()
+	return v.records.Watch(ctx, r.GetAfter(), func(e vm.Event) error {
+		if e.Type == vm.EventDeleted {
+			v.removals.wait(ctx, e.Record.ID)
+		}
+		return stream.Send(nodewire.EncodeEvent(e))
+	})
 }
 
 func (v *vms) Logs(r *nodev1.LogsRequest, stream grpc.ServerStreamingServer[nodev1.LogEntry]) error {

@@ -43,6 +43,13 @@ func (c *Client) Remove(ctx context.Context, ref string, force bool) error {
 	return do(ctx, c, c.vms.Remove, &nodev1.RemoveRequest{Ref: ref, Force: force})
 }
 
+// RemoveThenExit is Remove for a process that ends soon afterwards and does not close the connection itself. Watchers learn of
+// the removal when the kernel has closed it, or a few seconds later. So whoever waits for the end of the process does not
+// learn of the removal by a watch first.
+func (c *Client) RemoveThenExit(ctx context.Context, ref string, force bool) error {
+	return c.Remove(nodewire.SendThenExit(ctx), ref, force)
+}
+
 // Inspect returns the record of one VM.
 func (c *Client) Inspect(ctx context.Context, ref string) (vm.Record, error) {
 	return ask(ctx, c, c.vms.Inspect, &nodev1.InspectRequest{Ref: ref}, nodewire.DecodeRecord)

@@ -1,6 +1,7 @@
 package nodejson
 
 import (
+	"cmp"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -18,15 +19,16 @@ type Snapshot struct {
 	Image        string       `json:"image"`
 	ImageDigest  string       `json:"image_digest"`
 	ImageType    vm.ImageType `json:"image_type"`
-	ImageBlobIDs []string     `json:"image_blob_ids"`
+	ImageBlobIDs IDs          `json:"image_blob_ids"`
 	Network      string       `json:"network"`
 	Windows      bool         `json:"windows"`
-	Hypervisor   string       `json:"hypervisor"`
+	Hypervisor   string       `json:"hypervisor"` // snapshot.Snapshot.Backend
 	NICs         int          `json:"nics"`
 	CreatedAt    time.Time    `json:"created_at"`
 
-	Live     bool              `json:"live"` // with memory: a clone resumes from it; otherwise it boots
-	Size     int64             `json:"size"` // bytes on disk
+	Driver   string            `json:"driver,omitempty"` // snapshot.Snapshot.Hypervisor; earlier releases have it in Hypervisor
+	Live     bool              `json:"live"`             // with memory: a clone resumes from it; otherwise it boots
+	Size     int64             `json:"size"`             // bytes on disk
 	Source   Source            `json:"source"`
 	Machine  vm.Machine        `json:"machine"` // machine that can resume its memory
 	PauseMS  float64           `json:"pause_ms"`
@@ -51,8 +53,8 @@ type Source struct {
 func FromSnapshot(s snapshot.Snapshot) Snapshot {
 	return Snapshot{
 		ID: s.ID, Name: s.Name, Description: s.Description, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage,
-		Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType, ImageBlobIDs: append([]string{}, s.ImageBlobIDs...),
-		Network: s.Network, Windows: s.Windows, Hypervisor: s.Hypervisor, NICs: s.NICs, CreatedAt: s.CreatedAt,
+		Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType, ImageBlobIDs: newIDs(s.ImageBlobIDs),
+		Network: s.Network, Windows: s.Windows, Hypervisor: s.Backend(), Driver: s.Hypervisor, NICs: s.NICs, CreatedAt: s.CreatedAt,
 		Live: s.Live, Size: s.Size, Source: Source{s.Source.VMID, s.Source.VMName, s.Source.Node}, Machine: s.Machine,
 		PauseMS: Milliseconds(s.Pause), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest, UsedAt: optional(s.UsedAt), Labels: s.Labels,
 		Owner: s.Owner, Published: s.Published,
@@ -64,10 +66,14 @@ func Milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 
 
 // Value is the snapshot as Cocoon's own type, with the fields that JSON carries.
 func (s Snapshot) Value() snapshot.Snapshot {
+	asked := ""
+	if s.Driver != "" {
+		asked = s.Hypervisor
+	}
 	return snapshot.Snapshot{
 		ID: s.ID, Name: s.Name, Description: s.Description, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage,
-		Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType, ImageBlobIDs: s.ImageBlobIDs,
-		Network: s.Network, Windows: s.Windows, Hypervisor: s.Hypervisor, NICs: s.NICs, CreatedAt: s.CreatedAt,
+		Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType, ImageBlobIDs: s.ImageBlobIDs.list(),
+		Network: s.Network, Windows: s.Windows, Hypervisor: cmp.Or(s.Driver, s.Hypervisor), Record: vm.Record{Spec: vm.Spec{Driver: asked}}, NICs: s.NICs, CreatedAt: s.CreatedAt,
 		Live: s.Live, Size: s.Size, Source: snapshot.Source{VMID: s.Source.ID, VMName: s.Source.Name, Node: s.Source.Node}, Machine: s.Machine,
 		Pause: time.Duration(s.PauseMS * float64(time.Millisecond)), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest,
 		UsedAt: given(s.UsedAt), Labels: s.Labels, Owner: s.Owner, Published: s.Published,

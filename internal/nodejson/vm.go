@@ -6,6 +6,7 @@
 package nodejson
 
 import (
+	"cmp"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/vm"
@@ -21,7 +22,7 @@ type VM struct {
 	NetworkConfigs []NIC      `json:"network_configs"`
 	StorageConfigs []Storage  `json:"storage_configs"`
 	FirstBooted    bool       `json:"first_booted"`
-	SnapshotIDs    []string   `json:"snapshot_ids"`
+	SnapshotIDs    IDs        `json:"snapshot_ids"`
 	CreatedAt      time.Time  `json:"created_at"`
 	UpdatedAt      time.Time  `json:"updated_at"`
 	StartedAt      *time.Time `json:"started_at"`
@@ -70,7 +71,8 @@ type NIC struct {
 	Name      string   `json:"network_name"`
 	NetNSPath string   `json:"netns_path,omitempty"`
 	DHCP      bool     `json:"dhcp"`
-	Network   *Address `json:"network,omitempty"` // absent while the address is not known
+	Network   *Address `json:"network,omitempty"` // absent if the guest asks DHCP, and while the address is not known
+	Address   *Address `json:"address,omitempty"` // absent while it is not known; also of a guest that asks DHCP
 }
 
 // Address is the configuration of an interface in its network.
@@ -110,7 +112,7 @@ func FromRecord(r vm.Record) VM {
 			Image: r.Spec.Image, ImageDigest: r.ImageDigest, ImageType: r.ImageType,
 			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
-		PID: r.PID, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: append([]string{}, r.SnapshotIDs...),
+		PID: r.PID, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: newIDs(r.SnapshotIDs),
 		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Containers: containers(r.Containers),
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
 		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
@@ -120,7 +122,10 @@ func FromRecord(r vm.Record) VM {
 	for _, n := range r.NICs {
 		nic := NIC{Tap: n.Tap, MAC: n.MAC, Name: n.Network, NetNSPath: n.NetNS, DHCP: n.DHCP}
 		if n.IP != "" {
-			nic.Network = &Address{IP: n.IP, Gateway: n.Gateway, Prefix: n.Prefix, DNS: n.DNS, IPv6: n.IPv6, Addresses: n.Addresses, Routes: n.Routes}
+			nic.Address = &Address{IP: n.IP, Gateway: n.Gateway, Prefix: n.Prefix, DNS: n.DNS, IPv6: n.IPv6, Addresses: n.Addresses, Routes: n.Routes}
+			if !n.DHCP {
+				nic.Network = nic.Address
+			}
 		}
 		out.NetworkConfigs = append(out.NetworkConfigs, nic)
 	}
@@ -155,16 +160,16 @@ func (v VM) Record() vm.Record {
 			Hostname: v.Config.Hostname, Accel: v.Config.Accel, Firmware: v.Config.Firmware,
 			StopGrace: time.Duration(v.Config.StopGrace * float64(time.Second)), Volumes: v.Volumes,
 		},
-		PID: v.PID, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs, Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
+		PID: v.PID, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs.list(), Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
 		CreatedAt: v.CreatedAt, UpdatedAt: v.UpdatedAt, StartedAt: given(v.StartedAt), StoppedAt: given(v.StoppedAt),
 		Containers: containerRecords(v.Containers),
 		AgentReady: v.AgentReady, ExitCode: v.ExitCode, Reason: v.Reason, Message: v.Message, Restarts: v.Restarts, Revision: v.Revision,
 	}
 	for _, n := range v.NetworkConfigs {
 		nic := vm.NIC{Tap: n.Tap, MAC: n.MAC, Network: n.Name, NetNS: n.NetNSPath, DHCP: n.DHCP}
-		if n.Network != nil {
-			nic.IP, nic.Gateway, nic.Prefix, nic.DNS, nic.IPv6 = n.Network.IP, n.Network.Gateway, n.Network.Prefix, n.Network.DNS, n.Network.IPv6
-			nic.Addresses, nic.Routes = n.Network.Addresses, n.Network.Routes
+		if a := cmp.Or(n.Address, n.Network); a != nil { // earlier releases have only network
+			nic.IP, nic.Gateway, nic.Prefix, nic.DNS, nic.IPv6 = a.IP, a.Gateway, a.Prefix, a.DNS, a.IPv6
+			nic.Addresses, nic.Routes = a.Addresses, a.Routes
 		}
 		r.NICs = append(r.NICs, nic)
 	}
