@@ -53,11 +53,13 @@ func Run(ctx context.Context, args []string, o Options) int {
 type app struct {
 	Options
 	dir    string
+	runDir string
 	socket string
 
 	namespace string // on whose behalf; "": that of BehalfName in the environment, otherwise the operator
 
 	errorFD int  // descriptor for failures as JSON; 0: none
+	exits   bool // the connection to the daemon stays open until the process ends
 	parsed  bool // flags and arguments were accepted: later failures are no usage errors
 }
 
@@ -97,7 +99,11 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 		// A group without a verb shows its help.
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := cmd.ValidateFlagGroups(); err != nil { // cobra itself checks them too late to be a usage error
+				return err
+			}
 			a.parsed = true
+			a.noteAccepted(cmd)
 			return a.onBehalf(cmd)
 		},
 	}
@@ -107,6 +113,7 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 	f := root.PersistentFlags()
 	f.StringVar(&a.dir, "dir", a.Getenv("COCOON_DIR"), "`DIR` of an instance made by cocoon up [COCOON_DIR]")
 	f.StringVar(&a.socket, "socket", a.Getenv("COCOON_SOCKET"), "`PATH` of cocoond's socket; wins over --dir [COCOON_SOCKET] (default "+DefaultSocket+")")
+	f.StringVar(&a.runDir, "run-dir", "", "`DIR` of cocoond's sockets, as its own --run-dir says; wins over --dir")
 	f.StringVar(&a.namespace, "namespace", "", "act for the VMs and snapshots of `NAMESPACE` of the cluster alone; without it, for all")
 	f.IntVar(&a.errorFD, "error-fd", 0, "descriptor to which a failure is written as JSON, for programs")
 	f.Lookup("error-fd").Hidden = true
@@ -122,12 +129,13 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 		}
 	}
 	add("vm", a.vmCommand(), a.imageCommand(), a.snapshotCommand())
-	add("node", a.nodeCommand(), a.netCommand(), a.doctorCommand(), a.recoverCommand())
+	add("node", a.nodeCommand(), a.netCommand(), a.doctorCommand(), a.recoverCommand(), a.gcCommand("cocoon gc"))
 	if a.Extra != nil {
 		root.AddGroup(&cobra.Group{ID: "cluster", Title: "Clusters:"})
 		add("cluster", a.Extra(func() string { return a.dir })...)
 	}
 	root.AddCommand(a.versionCommand(), exitCodesTopic())
+	a.accept(root)
 	return root
 }
 
@@ -156,11 +164,13 @@ func group(use, short, example string, cmds ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// socketPath resolves --socket, --dir and their environment variables.
+// socketPath resolves --socket, --run-dir, --dir and their environment variables.
 func (a *app) socketPath() string {
 	switch {
 	case a.socket != "":
 		return a.socket
+	case a.runDir != "":
+		return filepath.Join(a.runDir, "cocoond.sock")
 	case a.dir != "":
 		return filepath.Join(a.dir, "run", "cocoond.sock")
 	}
@@ -173,7 +183,9 @@ func (a *app) withClient(fn func(c *nodeclient.Client) error) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close()
+	if !a.exits {
+		defer c.Close()
+	}
 	return fn(c)
 }
 

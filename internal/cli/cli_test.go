@@ -46,14 +46,14 @@ func TestErrorsAreOneSentence(t *testing.T) {
 		{[]string{"vm", "run", "--cpu", "0", "demo"}, 2, "at least one CPU"},
 		{[]string{"vm", "run", "--nics", "99", "demo"}, 2, "interfaces"},
 		{[]string{"vm", "run", "--label", "x", "demo"}, 2, "KEY=VALUE"},
-		{[]string{"vm", "run", "--name", "web", "demo"}, 4, "taken"},
+		{[]string{"vm", "run", "--name", "web", "demo"}, 4, "already exists"},
 		{[]string{"vm", "exec", "web", "ls", "-l"}, 2, "put -- before"},
 		{[]string{"vm", "exec", "web"}, 2, "requires at least 2 arg"},
 		{[]string{"vm", "list", "-o", "yaml"}, 2, "table or json"},
-		{[]string{"vm", "inspect", "nothing"}, 3, "nothing"},
+		{[]string{"vm", "inspect", "nothing"}, 3, `vm not found: "nothing"`},
 		{[]string{"snapshot", "save", "web"}, 2, "--name NAME"},
 		{[]string{"snapshot", "save", "--name", "s", "nothing"}, 3, "nothing"},
-		{[]string{"snapshot", "inspect", "nothing"}, 3, "nothing"},
+		{[]string{"snapshot", "inspect", "nothing"}, 3, `snapshot not found: "nothing"`},
 		{[]string{"snapshot", "rm", "kept"}, 5, "hibernated"},
 		{[]string{"snapshot", "export", "nothing", "-o", "/nowhere/f"}, 3, "nothing"},
 		{[]string{"snapshot", "export", "warm", "-o", "/nowhere/f"}, 5, "/nowhere"},
@@ -70,7 +70,7 @@ func TestErrorsAreOneSentence(t *testing.T) {
 		{[]string{"vm", "clone", "--nics", "99", "warm"}, 2, "interfaces"},
 		{[]string{"vm", "clone", "--auth-file", "f", "warm"}, 2, "--pull"},
 		{[]string{"vm", "clone", "--memory", "0", "warm"}, 2, "--memory"},
-		{[]string{"vm", "clone", "nothing"}, 3, "nothing"},
+		{[]string{"vm", "clone", "nothing"}, 3, "snapshot not found"},
 		{[]string{"vm", "hibernate", "--snapshot", "s", "a", "b"}, 2, "2 VMs"},
 		{[]string{"vm", "restore", "web"}, 2, "accepts 2 arg"},
 		{[]string{"vm", "rm", "web"}, 5, "--force"},
@@ -253,7 +253,9 @@ func TestJSONKeys(t *testing.T) {
 		NICs: []vm.NIC{
 			{Network: "default", Tap: "t0", MAC: "02:00:00:00:00:01", IP: "10.0.0.2", Prefix: 24, Gateway: "10.0.0.1", DHCP: true},
 			{Network: "other", Tap: "t1", MAC: "02:00:00:00:00:02", NetNS: "/run/netns/x"},
+			{Network: "static", Tap: "t2", MAC: "02:00:00:00:00:03", IP: "10.0.1.2", Prefix: 24, Gateway: "10.0.1.1"},
 		},
+		SnapshotIDs: []string{"snap"},
 	}}
 	_, out, _ := serve(t, n)("", "vm", "inspect", "web")
 	want := `{
@@ -280,7 +282,7 @@ func TestJSONKeys(t *testing.T) {
       "mac": "02:00:00:00:00:01",
       "network_name": "default",
       "dhcp": true,
-      "network": {
+      "address": {
         "ip": "10.0.0.2",
         "gateway": "10.0.0.1",
         "prefix": 24
@@ -292,6 +294,22 @@ func TestJSONKeys(t *testing.T) {
       "network_name": "other",
       "netns_path": "/run/netns/x",
       "dhcp": false
+    },
+    {
+      "tap": "t2",
+      "mac": "02:00:00:00:00:03",
+      "network_name": "static",
+      "dhcp": false,
+      "network": {
+        "ip": "10.0.1.2",
+        "gateway": "10.0.1.1",
+        "prefix": 24
+      },
+      "address": {
+        "ip": "10.0.1.2",
+        "gateway": "10.0.1.1",
+        "prefix": 24
+      }
     }
   ],
   "storage_configs": [
@@ -304,7 +322,9 @@ func TestJSONKeys(t *testing.T) {
     }
   ],
   "first_booted": true,
-  "snapshot_ids": [],
+  "snapshot_ids": {
+    "snap": {}
+  },
   "created_at": "2026-11-21T10:00:00Z",
   "updated_at": "2026-11-21T10:00:00Z",
   "started_at": "2026-11-21T10:00:00Z",

@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/postclone"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -21,7 +22,7 @@ type cloneFlags struct {
 	vm.CloneSpec
 	memory, storage sizeFlag
 	nics            int
-	network         string
+	network, bridge string
 	labels          []string
 	pull            bool
 	authFile        string
@@ -51,11 +52,13 @@ CPUs run, and says what remains to be done.` + snapshotHelp,
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&f.Name, "name", "", "name of the VM (default: cocoon-clone-ID)")
-	fs.IntVar(&f.CPUs, "cpu", 0, "number of virtual CPUs; another one than the snapshot's only with --cold")
-	fs.Var(&f.memory, "memory", "memory; other than the snapshot's only with --cold")
+	fs.IntVar(&f.CPUs, "cpu", 0, "number of virtual CPUs; a clone that resumes has its snapshot's, see --cold")
+	fs.Var(&f.memory, "memory", "memory; a clone that resumes has its snapshot's, see --cold")
 	fs.Var(&f.storage, "storage", "size of the writable disk, if more than the snapshot's: 40G")
 	fs.IntVar(&f.nics, "nics", 0, "number of network interfaces; another one than the snapshot's only with --cold")
 	fs.StringVar(&f.network, "network", "", "network of the interfaces (default: the node's)")
+	fs.StringVar(&f.bridge, "bridge", "", "the network whose bridge is `LINK`, instead of --network")
+	cmd.MarkFlagsMutuallyExclusive("network", "bridge")
 	fs.StringVar(&f.Hostname, "hostname", "", "host name of the guest (default: the VM's name)")
 	fs.BoolVar(&f.SSHHostKeys, "ssh-host-keys", false, "give the guest SSH host keys of its own")
 	fs.StringArrayVar(&f.labels, "label", nil, "label KEY=VALUE; may be repeated")
@@ -69,18 +72,18 @@ CPUs run, and says what remains to be done.` + snapshotHelp,
 	for _, name := range []string{"memory", "storage"} {
 		fs.Lookup(name).DefValue = ""
 	}
-	// Scripts written for other versions use these flags. Memory is always fetched on demand here, and the host
-	// decides how disks are opened.
-	for _, name := range []string{"on-demand", "no-direct-io"} {
-		fs.Bool(name, false, "accepted; it makes no difference")
-		fs.Lookup(name).Hidden = true
-	}
 	fs.SortFlags = false
 	return cmd
 }
 
 func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, args []string) error {
 	ctx := cmd.Context()
+	if f.bridge != "" {
+		var err error
+		if f.network, err = networkOn(ctx, c, f.bridge); err != nil {
+			return err
+		}
+	}
 	s, err := f.spec(args, cmd.Flags().Changed)
 	if err != nil {
 		return err
@@ -91,12 +94,15 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 			return err
 		}
 	}
-	if f.network != "" && len(s.NICs) == 0 {
+	if s.FromDir == "" && (f.network != "" && len(s.NICs) == 0 || s.CPUs != 0 || s.Memory != 0) {
 		snap, err := c.GetSnapshot(ctx, s.Snapshot)
 		if err != nil {
 			return err
 		}
-		s.NICs = nicSpecs(snap.NICs, f.network)
+		if f.network != "" && len(s.NICs) == 0 {
+			s.NICs = nicSpecs(snap.NICs, f.network)
+		}
+		s = a.keepSize(s, snap)
 	}
 	stop := a.waiting(ctx, "cloning "+argument(args, 0, s.FromDir))
 	var r vm.Record
@@ -114,6 +120,22 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 	}
 	a.noteStranger(r)
 	return a.printVM(r, f.out, nil)
+}
+
+// keepSize takes CPUs and memory out of s that a resumed guest cannot get, and says so. Programs of others request the sizes
+// of a pod for each clone.
+func (a *app) keepSize(s vm.CloneSpec, snap snapshot.Snapshot) vm.CloneSpec {
+	if !snap.Live || s.Cold {
+		return s
+	}
+	if s.CPUs != 0 && s.CPUs != snap.CPU {
+		a.warn("--cpu %d has no effect: the guest resumes with the %d CPUs of its snapshot; --cold changes that", s.CPUs, snap.CPU)
+	}
+	if s.Memory != 0 && s.Memory != snap.Memory {
+		a.warn("--memory %s has no effect: the guest resumes with the %s of its snapshot; --cold changes that", FormatSize(s.Memory), FormatSize(snap.Memory))
+	}
+	s.CPUs, s.Memory = 0, 0
+	return s
 }
 
 // spec creates the request. It leaves to the engine what only the engine can validate.

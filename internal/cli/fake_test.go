@@ -27,6 +27,7 @@ type node struct {
 	launched       vm.Spec
 	cloned         vm.CloneSpec
 	killed         []string // containers
+	stopped        []time.Duration
 	events         func(ctx context.Context, fn func(vm.Event) error) error
 	exec           func(ctx context.Context, e guest.Exec, s guest.Streams) (int, error)
 	console        io.ReadWriteCloser
@@ -64,15 +65,15 @@ func (n *node) List(context.Context) ([]vm.Record, error) {
 }
 
 func (n *node) Inspect(_ context.Context, ref string) (vm.Record, error) {
-	if ref != n.record.Spec.Name {
-		return vm.Record{}, errdefs.NotFoundf("no VM is called %q", ref)
+	if ref != n.record.Spec.Name && ref != string(n.record.ID) {
+		return vm.Record{}, vm.VMs.Missing(vm.Owner{}, ref)
 	}
 	return n.record, nil
 }
 
 func (n *node) Launch(_ context.Context, s vm.Spec) (vm.Record, error) {
 	if s.Name == n.record.Spec.Name {
-		return vm.Record{}, errdefs.Existsf("the name %s is taken", s.Name)
+		return vm.Record{}, vm.VMs.Taken(s.Name)
 	}
 	n.launched = s
 	return vm.Record{ID: "abcdefghijklmnop", Spec: s, State: vm.StateRunning, ImageType: vm.ImageOCI, Revision: 5}, nil
@@ -83,6 +84,11 @@ func (n *node) Remove(_ context.Context, ref string, force bool) error {
 		return errdefs.Preconditionf("VM %s is running; stop it first or use --force", ref)
 	}
 	return nil
+}
+
+func (n *node) Stop(_ context.Context, ref string, grace time.Duration) (vm.Record, error) {
+	n.stopped = append(n.stopped, grace)
+	return vm.Record{Spec: vm.Spec{Name: ref}}, nil
 }
 
 func (n *node) Watch(ctx context.Context, _ int64, fn func(vm.Event) error) error {
@@ -131,7 +137,7 @@ func (s *store) Collect(_ context.Context, l image.GCLimits) (image.Collected, e
 
 func (s *store) Export(_ context.Context, ref string, w io.Writer) error {
 	if ref != "web" {
-		return errdefs.NotFoundf("no image is called %q", ref)
+		return errdefs.NotFoundf("image not found: %q", ref)
 	}
 	_, err := io.WriteString(w, "the disk")
 	return err

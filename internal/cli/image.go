@@ -23,7 +23,7 @@ func (a *app) imageCommand() *cobra.Command {
   cocoon image list
   cocoon image rm demo`,
 		a.imagePullCommand(), a.imageExplainCommand(), a.imageImportCommand(), a.imageListCommand(), a.imageInspectCommand(),
-		a.imageRmCommand(), a.imageGCCommand(), a.imageExportCommand(), a.imagePushCommand(), a.imageBuildCommand())
+		a.imageRmCommand(), a.gcCommand("cocoon image gc"), a.imageExportCommand(), a.imagePushCommand(), a.imageBuildCommand())
 }
 
 func (a *app) imageImportCommand() *cobra.Command {

@@ -15,20 +15,21 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 )
 
-func (a *app) imageGCCommand() *cobra.Command {
+// gcCommand makes the command that collects images. It exists twice, under the given names.
+func (a *app) gcCommand(name string) *cobra.Command {
 	var out format
 	var l image.GCLimits
 	var maxSize sizeFlag
 	cmd := &cobra.Command{
-		Use: "gc", Aliases: []string{"prune"}, Short: "Remove what is not needed any more", Args: cobra.NoArgs,
-		Long: `Remove what is not needed any more.
+		Use: "gc", Aliases: []string{"prune"}, Short: "Remove images that are not needed any more", Args: cobra.NoArgs,
+		Long: `Remove images that are not needed any more.
 
 Content that no name refers to goes always, and images by age, by size and by how full the disk is when the flags say
 so: those used longest ago first. What a VM uses and what is being pulled or imported stays.`,
-		Example: `  cocoon image gc                              # only what has no name
+		Example: strings.ReplaceAll(`  cocoon image gc                              # only what has no name
   cocoon image gc --max-age 720h --dry-run     # what was not used for 30 days
   cocoon image gc --max-size 20G
-  cocoon image gc --high 85 --low 70           # when the disk is 85% full, until it is 70% full`,
+  cocoon image gc --high 85 --low 70           # when the disk is 85% full, until it is 70% full`, "cocoon image gc", name),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l.MaxSize = int64(maxSize)
 			return a.withClient(func(c *nodeclient.Client) error {

@@ -33,11 +33,15 @@ func (f *format) Set(v string) error {
 	return nil
 }
 
-// outputFlag adds -o to cmd.
+// outputFlag adds -o, and its other name --format, to cmd.
 func outputFlag(cmd *cobra.Command, f *format) {
 	*f = formatTable
 	cmd.Flags().VarP(f, "output", "o", "table or json")
-	completeWords(cmd, "output", string(formatTable), string(formatJSON))
+	cmd.Flags().Var(f, "format", "the same as --output")
+	cmd.Flags().Lookup("format").DefValue = ""
+	for _, name := range []string{"output", "format"} {
+		completeWords(cmd, name, string(formatTable), string(formatJSON))
+	}
 }
 
 func printJSON(w io.Writer, v any) error {

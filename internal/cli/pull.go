@@ -54,9 +54,9 @@ func (a *app) imagePullCommand() *cobra.Command {
 	var authFile, tokenFile string
 	var out format
 	cmd := &cobra.Command{
-		Use:   "pull NAME",
-		Short: "Fetch an image from where its name says",
-		Long: `Fetch an image from where its name says, and print what it is called here.
+		Use:   "pull NAME...",
+		Short: "Fetch images from where their names say",
+		Long: `Fetch images from where their names say, one after the other, and print what each is called here.
 
 NAME may be a container image of a registry (debian:12, ghcr.io/org/image@sha256:...), the web address of a disk image
 (https://example.net/disk.qcow2), or an alias of the name mappings; "cocoon image explain NAME" tells which. An image
@@ -68,9 +68,9 @@ configuration.`,
 		Example: `  cocoon image pull debian:12
   cocoon image pull --policy missing https://cloud.debian.org/images/cloud/bookworm/latest/debian-12-genericcloud-amd64.qcow2
   cocoon image pull --auth-file ~/.docker/config.json registry.example.com/team/app:1.4`,
-		Args: cobra.ExactArgs(1),
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r := image.PullRequest{Name: args[0], Policy: image.PullPolicy(policy), Force: force}
+			r := image.PullRequest{Policy: image.PullPolicy(policy), Force: force}
 			if force && r.Policy != image.PullAlways {
 				return errdefs.Invalidf("--force fetches in any case, and --policy %s does not", policy.String())
 			}
@@ -80,40 +80,58 @@ configuration.`,
 					return err
 				}
 			}
-			if tokenFile != "" {
-				if !strings.Contains(args[0], "/") {
-					return errdefs.Invalidf("--token-file is for a name that says its registry: HOST/REPOSITORY")
-				}
-				token, err := readToken(tokenFile)
-				if err != nil {
-					return err
-				}
-				r.Auth = append([]image.RegistryAuth{{Registry: registryHost(args[0]), Token: token}}, r.Auth...)
+			token, err := registryToken(tokenFile, args)
+			if err != nil {
+				return err
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
-				img, err := a.pull(cmd.Context(), c, r, quiet)
-				switch {
-				case err != nil:
-					return err
-				case out == formatJSON:
-					return printJSON(a.Stdout, img)
-				case quiet || img.Name == "":
-					a.printf("%s\n", img.ID)
-				default:
-					a.printf("%s\n", img.Name)
-				}
-				return nil
+				return each(args, func(name string) error {
+					r := r
+					r.Name = name
+					if token != "" {
+						r.Auth = append([]image.RegistryAuth{{Registry: registryHost(name), Token: token}}, r.Auth...)
+					}
+					img, err := a.pull(cmd.Context(), c, r, quiet)
+					switch {
+					case err != nil:
+						return err
+					case out == formatJSON:
+						return printJSON(a.Stdout, img)
+					case quiet || img.Name == "":
+						a.printf("%s\n", img.ID)
+					default:
+						a.printf("%s\n", img.Name)
+					}
+					return nil
+				})
 			})
 		},
 	}
 	pullPolicyFlag(cmd, &policy, "policy", image.PullAlways, "always: ask whether there is something newer; missing: only when it is not here; never")
 	cmd.Flags().BoolVar(&force, "force", false, "fetch anew even what has not changed, and in place of an imported image")
 	cmd.Flags().StringVar(&authFile, "auth-file", "", "docker config.json with credentials for registries")
-	cmd.Flags().StringVar(&tokenFile, "token-file", "", "`FILE` with a bearer token for the registry that NAME says")
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "`FILE` with a bearer token for the registry that the names say")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress; print the id")
 	outputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false
 	return cmd
+}
+
+// registryToken returns the token in a file for the registry that the names say; "" without a file. It is for one registry:
+// no other may see it.
+func registryToken(path string, names []string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	for _, name := range names {
+		if !strings.Contains(name, "/") {
+			return "", errdefs.Invalidf("--token-file is for a name that says its registry: HOST/REPOSITORY")
+		}
+		if registryHost(name) != registryHost(names[0]) {
+			return "", errdefs.Invalidf("--token-file is for one registry, and these names say %s and %s; pull them separately", registryHost(names[0]), registryHost(name))
+		}
+	}
+	return readToken(path)
 }
 
 func readAuth(path string) ([]image.RegistryAuth, error) {

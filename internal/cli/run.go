@@ -25,18 +25,18 @@ const (
 
 // specFlags are the flags of create and run.
 type specFlags struct {
-	name, hostname, user, workdir, network string
-	accel, firmware, driver                string
-	cpus, nics                             int
-	memory, storage                        sizeFlag
-	env, labels, offered                   []string
-	entrypoint                             string
-	tty, stdin                             bool
-	stopGrace                              time.Duration
-	pull                                   pullPolicy
-	cloudInit                              cloudInitFlags
-	storageGiven                           func() bool
-	out                                    format
+	name, hostname, user, workdir, network, bridge string
+	accel, firmware, driver                        string
+	cpus, nics                                     int
+	memory, storage                                sizeFlag
+	env, labels, offered                           []string
+	entrypoint                                     string
+	tty, stdin, fc                                 bool
+	stopGrace                                      time.Duration
+	pull                                           pullPolicy
+	cloudInit                                      cloudInitFlags
+	storageGiven                                   func() bool
+	out                                            format
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {
@@ -48,6 +48,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.Var(&f.storage, "storage", "size of the writable disk; a disk image larger than the default keeps its own")
 	fs.IntVar(&f.nics, "nics", 1, "number of network interfaces")
 	fs.StringVar(&f.network, "network", "", "network of the interfaces (default: the node's)")
+	fs.StringVar(&f.bridge, "bridge", "", "the network whose bridge is `LINK`, instead of --network")
+	cmd.MarkFlagsMutuallyExclusive("network", "bridge")
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on; may be repeated")
 	fs.StringVar(&f.entrypoint, "entrypoint", "", "program to run instead of the image's entrypoint")
 	fs.StringVar(&f.hostname, "hostname", "", "host name of the guest (default: the VM's name)")
@@ -59,7 +61,9 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringSliceVar(&f.offered, "offer", nil, "namespaces of the cluster of which a pod may take the VM over, and remove it")
 	fs.StringVar(&f.accel, "accel", string(vm.AccelAuto), "auto, kvm or tcg")
 	fs.StringVar(&f.firmware, "firmware", "", "bios or uefi, for disk images")
-	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's)")
+	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's); QEMU stands in for one that the node lacks")
+	fs.BoolVar(&f.fc, "fc", false, "the same as --driver firecracker")
+	cmd.MarkFlagsMutuallyExclusive("driver", "fc")
 	f.cloudInit.add(cmd)
 	fs.DurationVar(&f.stopGrace, "stop-grace", vm.DefaultStopGrace, "time a stop gives the guest")
 	pullPolicyFlag(cmd, &f.pull, "pull", image.PullIfNotPresent, "fetch the image first: missing (when it is not here), always (when there is a newer one) or never")
@@ -86,6 +90,9 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Hostname: f.hostname, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.user, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
+	if f.fc {
+		s.Driver = "firecracker"
+	}
 	if f.storageGiven() { // otherwise the node chooses: its default, or what the image needs
 		s.Storage = int64(f.storage)
 	}
@@ -110,6 +117,20 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	s.NICs, s.Offered = nicSpecs(f.nics, f.network), f.offered
 	s.Labels, err = parseLabels(f.labels)
 	return s, err
+}
+
+// networkOn returns the network whose bridge is link. A VM must not get to another network than the one asked for.
+func networkOn(ctx context.Context, c *nodeclient.Client, link string) (string, error) {
+	i, err := c.Info(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, n := range i.NetworkDetails {
+		if n.Bridge == link {
+			return n.Name, nil
+		}
+	}
+	return "", errdefs.NotFoundf("no network of the node has the bridge %s; `cocoon net status` shows all, `cocoon net adopt %s` how to add it", link, link)
 }
 
 func parseLabels(list []string) (map[string]string, error) {
@@ -153,6 +174,28 @@ func (a *app) vmCreateCommand() *cobra.Command {
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
 			r, err := a.make(ctx, c, &f, args, c.Create)
 			return a.printVM(r, f.out, err)
+		}),
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func (a *app) vmDebugCommand() *cobra.Command {
+	var f specFlags
+	cmd := &cobra.Command{
+		Use:   "debug IMAGE [-- CMD...]",
+		Short: "Print what run would request, and create nothing",
+		Long: `Print what run would request, as the JSON that "cocoon vm run --spec" takes. Nothing is created or fetched.
+
+There is no command line of the hypervisor to print: cocoond passes it files and sockets that it has opened, not paths.`,
+		Example: "  cocoon vm debug --name web demo > web.json && cocoon vm run --spec web.json",
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeImages,
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			s, err := a.request(ctx, c, &f, args)
+			if err != nil {
+				return err
+			}
+			return printJSON(a.Stdout, nodejson.FromSpec(s))
 		}),
 	}
 	f.add(cmd)
@@ -205,14 +248,14 @@ run returns when the machine is on.`,
 
 // make calls op with the spec of the flags, under a generated name if none was given.
 func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args []string, op func(context.Context, vm.Spec) (vm.Record, error)) (vm.Record, error) {
-	s, err := f.spec(args, a.Getenv)
+	s, err := a.request(ctx, c, f, args)
 	if err != nil {
 		return vm.Record{}, err
 	}
 	if s, err = a.provide(ctx, c, s, f); err != nil {
 		return vm.Record{}, err
 	}
-	if s.Name != "" {
+	if f.name != "" {
 		return op(ctx, s)
 	}
 	for try := 0; ; try++ {
@@ -229,13 +272,25 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 	}
 }
 
-// provide fetches the image of s as the flags say. It reports a mistake in s before a useless transfer.
-func (a *app) provide(ctx context.Context, c *nodeclient.Client, s vm.Spec, f *specFlags) (vm.Spec, error) {
-	check := s.Clone()
-	check.Name = cmp.Or(check.Name, freeName(s.Image, nil))
-	if err := check.Default().Validate(); err != nil {
+// request creates the spec of the flags and reports a mistake in it before a useless transfer. A name that was not given
+// is only a proposal.
+func (a *app) request(ctx context.Context, c *nodeclient.Client, f *specFlags, args []string) (vm.Spec, error) {
+	if f.bridge != "" {
+		var err error
+		if f.network, err = networkOn(ctx, c, f.bridge); err != nil {
+			return vm.Spec{}, err
+		}
+	}
+	s, err := f.spec(args, a.Getenv)
+	if err != nil {
 		return s, err
 	}
+	s.Name = cmp.Or(s.Name, freeName(s.Image, nil))
+	return s, s.Clone().Default().Validate()
+}
+
+// provide fetches the image of s as the flags say.
+func (a *app) provide(ctx context.Context, c *nodeclient.Client, s vm.Spec, f *specFlags) (vm.Spec, error) {
 	if image.PullPolicy(f.pull) == image.PullNever {
 		return s, nil
 	}

@@ -4,9 +4,28 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
+
+// seconds is the value of a flag for a duration, in seconds if it has no unit.
+type seconds time.Duration
+
+func (s *seconds) Type() string   { return "duration" }
+func (s *seconds) String() string { return time.Duration(*s).String() }
+
+func (s *seconds) Set(v string) error {
+	if _, err := strconv.Atoi(v); err == nil {
+		v += "s"
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil {
+		return errdefs.Invalidf("it is a number of seconds or a duration such as 1m30s")
+	}
+	*s = seconds(d)
+	return nil
+}
 
 var sizeUnits = []string{"", "K", "M", "G", "T", "P"} // powers of 1024
 

@@ -80,10 +80,16 @@ disks alone are consistent too; it needs the guest agent.` + refHelp,
 func (a *app) snapshotListCommand() *cobra.Command {
 	var out format
 	var quiet bool
+	var of string
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: "List snapshots", Args: cobra.NoArgs,
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
 			all, err := c.ListSnapshots(ctx)
+			if of != "" {
+				all = slices.DeleteFunc(all, func(s snapshot.Snapshot) bool {
+					return !vm.Named{ID: s.Source.VMID, Name: s.Source.VMName, Owner: s.Owner}.Is(of)
+				})
+			}
 			switch {
 			case err != nil:
 				return err
@@ -104,6 +110,7 @@ func (a *app) snapshotListCommand() *cobra.Command {
 	}
 	outputFlag(cmd, &out)
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
+	cmd.Flags().StringVar(&of, "vm", "", "only snapshots of the VM `REF`, which may have been removed since")
 	return cmd
 }
 

@@ -47,7 +47,7 @@ type catalog struct {
 
 func (s *catalog) GetSnapshot(_ context.Context, ref string) (snapshot.Snapshot, error) {
 	if ref != warm.Name && ref != warm.ID {
-		return snapshot.Snapshot{}, errdefs.NotFoundf("no snapshot is called %q", ref)
+		return snapshot.Snapshot{}, vm.Snapshots.Missing(vm.Owner{}, ref)
 	}
 	return warm, nil
 }
@@ -109,7 +109,7 @@ func (s *catalog) Push(_ context.Context, r image.PushRequest, _ func(image.Prog
 
 func (n *node) SaveSnapshot(_ context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error) {
 	if ref != n.record.Spec.Name {
-		return snapshot.Snapshot{}, errdefs.NotFoundf("no VM is called %q", ref)
+		return snapshot.Snapshot{}, vm.VMs.Missing(vm.Owner{}, ref)
 	}
 	saved := warm
 	saved.Name, saved.Description, saved.Quiesced, saved.Labels = s.Name, s.Description, s.Quiesce, s.Labels
@@ -125,7 +125,7 @@ func (n *node) RemoveSnapshot(_ context.Context, ref string) error {
 
 func (n *node) Clone(_ context.Context, s vm.CloneSpec) (vm.Record, error) {
 	if s.Snapshot != "warm" && s.FromDir == "" {
-		return vm.Record{}, errdefs.NotFoundf("no snapshot is called %q", s.Snapshot)
+		return vm.Record{}, vm.Snapshots.Missing(vm.Owner{}, s.Snapshot)
 	}
 	n.cloned = s
 	return n.record, nil
@@ -205,14 +205,15 @@ func TestSnapshotJSONKeys(t *testing.T) {
   "image": "demo:latest",
   "image_digest": "sha256:1",
   "image_type": "oci",
-  "image_blob_ids": [
-    "sha256:2"
-  ],
+  "image_blob_ids": {
+    "sha256:2": {}
+  },
   "network": "default",
   "windows": false,
-  "hypervisor": "qemu",
+  "hypervisor": "cloud-hypervisor",
   "nics": 2,
   "created_at": "2026-11-21T10:00:00Z",
+  "driver": "qemu",
   "live": true,
   "size": 100663296,
   "source": {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,7 +26,7 @@ func (a *app) vmCommand() *cobra.Command {
   cocoon vm stop web && cocoon vm rm web`,
 		a.vmRunCommand(), a.vmCreateCommand(), a.vmCloneCommand(), a.vmHibernateCommand(), a.vmWakeCommand(), a.vmRestoreCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmRmCommand(),
 		a.vmInspectCommand(), a.vmListCommand(), a.vmStatusCommand(), a.vmExecCommand(), a.vmAttachCommand(), a.vmForwardCommand(), a.vmLogsCommand(), a.vmConsoleCommand(),
-		a.vmStatsCommand(), a.vmVolumeCommand(), a.vmReleaseCommand())
+		a.vmStatsCommand(), a.vmDebugCommand(), a.vmVolumeCommand(), a.vmReleaseCommand())
 }
 
 // A REF is a VM's name, its id, or a prefix of the id.
@@ -79,16 +80,21 @@ func (a *app) stopping(verb, short string, op func(*nodeclient.Client, context.C
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
 	}
 	cmd.Flags().DurationVar(&grace, "grace", 0, "time for the guest to stop (default: what the VM was created with)")
+	cmd.Flags().Var((*seconds)(&grace), "timeout", "the same as --grace; a number without a unit is in seconds")
 	cmd.Flags().BoolVar(&now, "now", false, "do not ask, kill")
-	cmd.MarkFlagsMutuallyExclusive("grace", "now")
+	cmd.Flags().BoolVar(&now, "force", false, "the same as --now")
+	cmd.MarkFlagsMutuallyExclusive("grace", "timeout", "now", "force")
 	outputFlag(cmd, &out)
 	cmd.RunE = func(cmd *cobra.Command, refs []string) error {
 		if grace < 0 {
 			return errdefs.Invalidf("--grace %s is negative", grace)
 		}
 		g := grace
-		if !now && !cmd.Flags().Changed("grace") {
+		if !now && !cmd.Flags().Changed("grace") && !cmd.Flags().Changed("timeout") {
 			g = -1
+		}
+		if now {
+			g = 0
 		}
 		return a.eachVM(&out, func(c *nodeclient.Client, ctx context.Context, ref string) (vm.Record, error) {
 			return op(c, ctx, ref, g)
@@ -117,13 +123,30 @@ func (a *app) eachVM(out *format, op func(*nodeclient.Client, context.Context, s
 }
 
 func (a *app) vmRmCommand() *cobra.Command {
+	var out format
 	var force bool
 	cmd := &cobra.Command{
 		Use: "rm REF...", Aliases: []string{"remove"}, Short: "Remove VMs with their disks",
-		Long: "Remove VMs with their disks. A VM that runs is refused unless --force is given, which kills it." + refHelp,
+		Long: "Remove VMs with their disks. A VM that runs is refused unless --force is given, which kills it.\n" +
+			"With -o json what is printed of a VM is what it was before." + refHelp,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
-		RunE: a.removing(func(ctx context.Context, c *nodeclient.Client, ref string) error { return c.Remove(ctx, ref, force) }),
+		RunE: func(cmd *cobra.Command, refs []string) error {
+			a.exits = true
+			if out == formatJSON {
+				return a.eachVM(&out, func(c *nodeclient.Client, ctx context.Context, ref string) (vm.Record, error) {
+					r, err := c.Inspect(ctx, ref)
+					if err != nil {
+						return r, err
+					}
+					return r, c.RemoveThenExit(ctx, string(r.ID), force)
+				})(cmd, refs)
+			}
+			return a.removing(func(ctx context.Context, c *nodeclient.Client, ref string) error {
+				return c.RemoveThenExit(ctx, ref, force)
+			})(cmd, refs)
+		},
 	}
+	outputFlag(cmd, &out)
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove running VMs too")
 	return cmd
 }
@@ -131,7 +154,7 @@ func (a *app) vmRmCommand() *cobra.Command {
 func (a *app) vmInspectCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect REF", Short: "Print everything known of one VM as JSON", Long: "Print everything known of one VM as JSON." + refHelp,
-		Example: "  cocoon vm inspect web | jq -r .network_configs[0].network.ip",
+		Example: "  cocoon vm inspect web | jq -r .network_configs[0].address.ip",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeVMs,
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
 			r, err := c.Inspect(ctx, args[0])
@@ -148,16 +171,17 @@ func (a *app) vmListCommand() *cobra.Command {
 	var quiet bool
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls", "ps"}, Short: "List VMs", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.list(cmd.Context(), out, quiet) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.list(cmd.Context(), nil, out, quiet) },
 	}
 	outputFlag(cmd, &out)
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "ids only")
 	return cmd
 }
 
-func (a *app) list(ctx context.Context, out format, quiet bool) error {
+// list prints the VMs of refs, or all if there are none.
+func (a *app) list(ctx context.Context, refs []string, out format, quiet bool) error {
 	return a.withClient(func(c *nodeclient.Client) error {
-		all, err := c.List(ctx)
+		all, err := records(ctx, c, refs)
 		switch {
 		case err != nil:
 			return err
@@ -175,6 +199,19 @@ func (a *app) list(ctx context.Context, out format, quiet bool) error {
 		}
 		return a.printVMs(all)
 	})
+}
+
+// records returns the VMs of refs, or all if there are none.
+func records(ctx context.Context, c *nodeclient.Client, refs []string) (all []vm.Record, err error) {
+	if len(refs) == 0 {
+		return c.List(ctx)
+	}
+	err = each(refs, func(ref string) error {
+		r, err := c.Inspect(ctx, ref)
+		all = append(all, r)
+		return err
+	})
+	return all, err
 }
 
 func (a *app) printVMs(all []vm.Record) error {
@@ -215,45 +252,43 @@ func addresses(r vm.Record) string {
 }
 
 func (a *app) vmStatusCommand() *cobra.Command {
-	var out, old format
+	var out format
 	var events bool
 	var after int64
 	cmd := &cobra.Command{
-		Use: "status", Short: "List VMs, or follow what happens to them",
-		Long: `List VMs, or with --event follow what happens to them, until interrupted.
+		Use: "status [REF...]", Short: "List VMs, or follow what happens to them",
+		Long: `List VMs, or with --event follow what happens to them, until interrupted. Without REF: all VMs.
 
 First comes every VM there is as ADDED, then each change. With --format json every event is one line:
 {"event":"ADDED|MODIFIED|DELETED","vm":{...},"revision":N}. To go on after an interruption without missing anything,
-give the last revision seen to --after.`,
-		Example: "  cocoon vm status --event --format json",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("format") {
-				out = old
+give the last revision seen to --after. A REF of --event may be of a VM to come.` + refHelp,
+		Example:           "  cocoon vm status --event --format json\n  cocoon vm status web db",
+		ValidArgsFunction: a.completeVMs,
+		RunE: func(cmd *cobra.Command, refs []string) error {
+			if events {
+				return a.events(cmd.Context(), refs, out, after)
 			}
-			if !events {
-				return a.list(cmd.Context(), out, false)
-			}
-			return a.events(cmd.Context(), out, after)
+			return a.list(cmd.Context(), refs, out, false)
 		},
 	}
 	outputFlag(cmd, &out)
-	old = formatTable
-	cmd.Flags().Var(&old, "format", "the same as --output")
 	cmd.Flags().BoolVar(&events, "event", false, "follow changes")
 	cmd.Flags().Int64Var(&after, "after", -1, "with --event: only changes after this revision")
 	return cmd
 }
 
-func (a *app) events(ctx context.Context, out format, after int64) error {
+func (a *app) events(ctx context.Context, refs []string, out format, after int64) error {
 	return a.withClient(func(c *nodeclient.Client) error {
 		enc := json.NewEncoder(a.Stdout)
 		enc.SetEscapeHTML(false)
 		return c.Watch(ctx, after, func(e vm.Event) error {
-			if out == formatJSON {
-				return enc.Encode(nodejson.Event{Event: e.Type, VM: nodejson.FromRecord(e.Record), Revision: e.Revision})
-			}
 			r := e.Record
+			if len(refs) > 0 && !slices.ContainsFunc(refs, vm.Named{ID: r.ID, Name: r.Spec.Name, Owner: r.Owner}.Is) {
+				return nil
+			}
+			if out == formatJSON {
+				return enc.Encode(nodejson.Event{Event: e.Type, VM: nodejson.FromRecord(r), Revision: e.Revision})
+			}
 			a.printf("%s  %-8s  %-30s  %-20s  %s\n", r.UpdatedAt.Local().Format(time.TimeOnly), e.Type, r.Spec.Name, stateWord(r), r.Message)
 			return nil
 		})

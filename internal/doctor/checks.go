@@ -254,7 +254,12 @@ func (d doctor) folder(path string) func(context.Context) finding {
 }
 
 func makeFolder(path string) func() error {
-	return func() error { return os.MkdirAll(path, 0o711) }
+	return func() error {
+		if err := os.MkdirAll(path, 0o711); err != nil {
+			return err
+		}
+		return os.Chmod(path, 0o711) //nolint:gosec // hypervisors, which have other users, pass through
+	}
 }
 
 // space checks the file system that holds, or will hold, the state.
