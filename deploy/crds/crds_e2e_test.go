@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -66,7 +67,9 @@ func TestSchema(t *testing.T) {
 		{"cocoonsets", set + `{agent: {image: a}, toolboxes: [{name: "7", image: b}]}`, "spec.toolboxes[0].name"},
 		{"cocoonsets", set + `{agent: {image: a}, toolboxes: [{name: t, image: b}, {name: t, image: c}]}`, "spec.toolboxes[1]"},
 		{"cocoonsets", set + `{agent: {image: a}, toolboxes: [{name: t, mode: clone, image: "h:1/b"}]}`, "spec.toolboxes[0].image"},
-		{"cocoonsets", set + `{agent: {image: a}, toolboxes: [{name: t, image: b, backend: firecracker}]}`, "spec.toolboxes"},
+		{"cocoonsets", set + `{agent: {image: a, backend: qemu}, toolboxes: [{name: t, image: b, backend: cloud-hypervisor}]}`, "spec.toolboxes"},
+		{"cocoonsets", set + `{agent: {image: a}, toolboxes: [{name: t, image: b, backend: cloud-hypervisor}]}`, ""},
+		{"cocoonsets", set + `{agent: {image: a, backend: qemu}, toolboxes: [{name: t, image: b}]}`, ""},
 
 		{"cocoonsets", set + `{sticky: 1h30m, agent: {image: a}}`, ""},
 		{"cocoonsets", set + `{sticky: "true", agent: {image: a}}`, "spec.sticky"},
@@ -93,8 +96,22 @@ func TestSchema(t *testing.T) {
 		}
 	}
 
+	// Another program of this contract leaves out what is zero. Its status is accepted.
+	if _, err := create("cocoonsets", "metadata: {name: status}\nspec: {agent: {image: a}, toolboxes: [{name: t, image: b}]}"); err != nil {
+		t.Fatal(err)
+	}
+	patch := `{"status":{"observedGeneration":1,"phase":"Pending","desiredAgents":1,"agents":[{"role":"main","podName":"status-0","phase":"Pending"}],"toolboxes":[{"name":"t"}]}}`
+	o, err := client.Resource(gvr("cocoonsets")).Namespace("default").Patch(t.Context(), "status", types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	agents, _, _ := unstructured.NestedSlice(o.Object, "status", "agents")
+	if phase, _, _ := unstructured.NestedString(o.Object, "status", "phase"); phase != "Pending" || len(agents) != 1 || agents[0].(map[string]any)["slot"] != int64(0) {
+		t.Errorf("the status is %v", o.Object["status"])
+	}
+
 	// Defaults, and immutable fields.
-	o, err := create("cocoonsets", "metadata: {name: defaults}\nspec: {snapshotCompatibilityClass: v4, agent: {image: a}, toolboxes: [{name: t, image: b}]}")
+	o, err = create("cocoonsets", "metadata: {name: defaults}\nspec: {snapshotCompatibilityClass: v4, agent: {image: a}, toolboxes: [{name: t, image: b}]}")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,8 +2,8 @@
 // but that their schema allows. It completes and validates the pods of VMs. It prevents scale-downs and evictions from losing
 // VMs that hold state.
 //
-// Every answer depends only on the request and on caches. The only write marks an evicted VM to hibernate; a dry run does not
-// even write that.
+// Every answer depends only on the request and on caches. The only write marks an evicted VM to hibernate. A dry run writes
+// nothing.
 package admission
 
 import (
@@ -37,7 +37,7 @@ type Webhooks struct {
 	Client client.Client
 	// Live reads Deployments and StatefulSets, which the manager does not cache.
 	Live     client.Reader
-	Registry controller.Registry // nil: no VM is ever durable
+	Registry controller.Registry // nil: no VM counts as saved in the registry
 	// CloneDirs are the node directories from which pods may be cloned.
 	CloneDirs []string
 	Metrics   *Metrics
@@ -117,7 +117,7 @@ func failed(err error) ctrladmission.Response {
 	return ctrladmission.Errored(http.StatusInternalServerError, err)
 }
 
-// fresh removes the errors that the object had before, so that an invalid stored object can still be changed in other ways.
+// fresh removes the errors that the stored object already has, so that users can still change its other fields.
 func fresh(now, before field.ErrorList) field.ErrorList {
 	had := map[string]bool{}
 	for _, e := range before {

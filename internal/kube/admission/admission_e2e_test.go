@@ -41,12 +41,12 @@ func (r *rig) refused(t *testing.T, manifest string, words ...string) {
 	t.Helper()
 	out, err := r.TryKubectl(t, manifest, "apply", "--dry-run=server", "-f", "-")
 	if err == nil {
-		t.Errorf("%s\nis taken", manifest)
+		t.Errorf("%s\nis accepted, want a refusal", manifest)
 		return
 	}
 	for _, w := range words {
 		if !strings.Contains(out, w) {
-			t.Errorf("%s\nis refused without %q: %s", manifest, w, out)
+			t.Errorf("%s\nthe refusal does not contain %q: %s", manifest, w, out)
 		}
 	}
 }
@@ -62,8 +62,8 @@ func (r *rig) sets(t *testing.T) {
 	r.refused(t, setManifest("default", "s", `{agent: {mode: run, image: a, storage: "-1Gi"}}`), "spec.agent.storage", "must be a positive quantity")
 	r.refused(t, setManifest("default", "s", `{agent: {mode: run, image: a}, toolboxes: [{name: t, mode: static, staticIP: x, staticVMID: id}]}`), "spec.toolboxes[0].staticIP", "must be an IP address")
 
-	// VMs of a set with a long name have distinct names. So have those of two sets whose namespace and name are equal when
-	// joined by a dash. The first of these sets is suspended, so that it creates no pods.
+	// VMs of a set with a long name have distinct names. VMs of sets default/b-c and default-b/c have distinct names too. The
+	// first of these sets is suspended, so that it creates no pods.
 	r.Kubectl(t, setManifest("default", long[1:], `{agent: {mode: run, image: a}}`), "apply", "--dry-run=server", "-f", "-")
 	r.Kubectl(t, setManifest("default", "b-c", `{suspend: true, agent: {mode: run, image: a}}`), "apply", "-f", "-")
 	r.Kubectl(t, "", "create", "namespace", "default-b")
@@ -72,7 +72,7 @@ func (r *rig) sets(t *testing.T) {
 	r.Kubectl(t, "", "label", "cocoonset", "b-c", "a=b")
 	out, err := r.TryKubectl(t, "", "patch", "cocoonset", "b-c", "--type=merge", "-p", `{"spec":{"agent":{"storage":"0"}}}`)
 	if err == nil || !strings.Contains(out, "spec.agent.storage") {
-		t.Errorf("an update: %v %s", err, out)
+		t.Errorf("update with storage 0: %v %s, want a refusal of spec.agent.storage", err, out)
 	}
 	r.Kubectl(t, "", "delete", "cocoonset", "b-c", "--timeout=60s")
 
@@ -128,10 +128,10 @@ func (r *rig) pods(t *testing.T) {
 	}
 	for _, tol := range pod.Spec.Tolerations { // other pods get five minutes from the API server
 		if tol.TolerationSeconds != nil {
-			t.Errorf("a VM with state leaves a node that is away: %+v", tol)
+			t.Errorf("a VM with state may be evicted from an unreachable node: %+v", tol)
 		}
 	}
-	// A pod created from a completed one stays the same.
+	// Completion does not change a pod that is already complete.
 	pod.ResourceVersion, pod.UID = "", ""
 	again, err := json.Marshal(pod)
 	if err != nil {
@@ -139,7 +139,7 @@ func (r *rig) pods(t *testing.T) {
 	}
 	r.Kubectl(t, "", "delete", "pod", "p", "--force", "--grace-period=0")
 	if got := create(string(again)); ours(got) != want || len(got.Spec.Tolerations) != len(pod.Spec.Tolerations) {
-		t.Errorf("made again: %q %v", ours(got), got.Spec.Tolerations)
+		t.Errorf("completed a second time: %q %v", ours(got), got.Spec.Tolerations)
 	}
 	r.Kubectl(t, "", "delete", "pod", "p", "--force", "--grace-period=0")
 
@@ -163,11 +163,11 @@ func (r *rig) pods(t *testing.T) {
 	}
 	r.refused(t, podManifest("default", "p", `annotations: {cocoonset.cocoonstack.io/managed: "true", vm.cocoonstack.io/clone-from-dir: /var/lib/cocoon/snapshots/x}`, tolerates), "metadata.annotations[vm.cocoonstack.io/clone-from-dir]", "the operator lists the allowed folders")
 	if out := r.Kubectl(t, podManifest("default", "p", "", tolerates+"\n  hostNetwork: true"), "create", "--dry-run=server", "-f", "-"); !strings.Contains(out, "Warning: Cocoon nodes of this version refuse the pod: spec.hostNetwork") {
-		t.Errorf("what the nodes refuse is not told: %s", out)
+		t.Errorf("no warning for a pod that the nodes refuse: %s", out)
 	}
 }
 
-// Another webhook changes the pod after ours. Then ours is called again and changes nothing.
+// Another webhook changes the pod after our webhook. The API server then calls our webhook again, and it changes nothing.
 func (r *rig) reinvocation(t *testing.T) {
 	late := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		var review admissionv1.AdmissionReview
@@ -197,7 +197,7 @@ func (r *rig) reinvocation(t *testing.T) {
 			return out
 		}
 		if p, a := r.answers(t, "patched")-patched, r.answers(t, "allowed")-allowed; p != 1 || a != 1 {
-			t.Errorf("ours changed the pod %d times and left it %d times, want once each", p, a)
+			t.Errorf("our webhook patched the pod %d times and allowed it unchanged %d times, want once each", p, a)
 		}
 		return out
 	}, `yes {"vm.cocoonstack.io/name":"vk-default-p"} {"cocoonstack.io/pool":"default"}`)

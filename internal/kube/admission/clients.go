@@ -8,12 +8,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 )
 
-// Clients says which callers may use the webhooks. A caller must present a certificate in the TLS handshake that one of the
+// Clients says which callers may use the webhooks. In the TLS handshake, a caller must present a certificate that one of the
 // authorities has signed. The server must request certificates (tls.RequestClientCert).
 type Clients struct {
 	// Authorities returns the verify options. It is called for each request. false: no client can be verified.
 	Authorities func() (x509.VerifyOptions, bool)
-	Names       []string // common names; nil: every certificate of the authorities
+	Names       []string // allowed common names; nil: every certificate of the authorities
 }
 
 // Guarded returns s with webhooks that answer only these clients. Precondition: c.Authorities is set.
@@ -29,7 +29,7 @@ func (g guarded) Register(path string, h http.Handler) {
 	g.Server.Register(path, g.clients.guard(h))
 }
 
-// guard refuses other clients before it reads the body. The API server reports the status to its user.
+// guard refuses other clients before it reads the body. The API server shows the status and the text to its user.
 func (c Clients) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {

@@ -24,10 +24,10 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// asking is the name in the certificate with which the rig's API server calls webhooks.
+// asking is the common name in the client certificate of the rig's API server.
 const asking = "apiserver-webhooks"
 
-// access is the certificate authority by which the managers recognize the API server, and its directory.
+// access is the certificate authority with which the managers verify the API server, and its directory.
 type access struct {
 	authority *tls.Certificate
 	dir       string
@@ -67,18 +67,19 @@ func encode(kind string, der []byte) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
 }
 
-// In all other tests of this package the API server calls with its certificate; clients without it get no answer.
+// Clients without the API server's certificate are refused. In all other tests of this package the API server calls with its
+// certificate.
 func (r *rig) strangers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		cert *tls.Certificate
 		want string
 	}{
-		"nobody":           {nil, "401 a client certificate is required"},
-		"of others":        {admission.Pair(t, asking, admission.Pair(t, "other", nil, nil), nil), "401 the client certificate is not valid"},
-		"somebody else":    {admission.Pair(t, "kubelet", r.access.authority, nil), "403 the common name of the client certificate is not allowed"},
-		"the API server's": {admission.Pair(t, asking, r.access.authority, nil), "200 {"},
+		"no certificate":      {nil, "401 a client certificate is required"},
+		"another authority":   {admission.Pair(t, asking, admission.Pair(t, "other", nil, nil), nil), "401 the client certificate is not valid"},
+		"another common name": {admission.Pair(t, "kubelet", r.access.authority, nil), "403 the common name of the client certificate is not allowed"},
+		"API server":          {admission.Pair(t, asking, r.access.authority, nil), "200 {"},
 	} {
-		config := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // whom it asks is known; who asks is the question
+		config := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // the test checks the client's certificate, not the server's
 		if tc.cert != nil {
 			config.Certificates = []tls.Certificate{*tc.cert}
 		}
@@ -122,7 +123,7 @@ func (r *rig) files(t *testing.T) {
 	m.args = append(own[:len(own):len(own)], "--tls-cert", crt, "--tls-key", key)
 	t.Cleanup(func() { m.kill(t); m.args = own })
 	serves := func() string {
-		c, err := tls.Dial("tcp", m.webhooks, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // it is looked at
+		c, err := tls.Dial("tcp", m.webhooks, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // the test compares the certificate itself
 		if err != nil {
 			return err.Error()
 		}
@@ -175,7 +176,7 @@ func (r *rig) trust(t *testing.T, bundle []byte) {
 	}
 	for _, c := range all {
 		if bytes.Equal(c.CABundle, bundle) {
-			t.Error("somebody else has written the bundle")
+			t.Error("the manager changed the caBundle")
 		}
 		c.CABundle = bundle
 	}

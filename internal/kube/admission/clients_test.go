@@ -81,27 +81,27 @@ func TestClients(t *testing.T) {
 		cert *tls.Certificate
 		want int
 	}{
-		"nobody":          {nil, http.StatusUnauthorized},
-		"the API server":  {pair(t, "apiserver", ours, nil), http.StatusTeapot},
-		"through another": {through, http.StatusTeapot},
-		"somebody else":   {pair(t, "kubelet", ours, nil), http.StatusForbidden},
-		"of others":       {pair(t, "apiserver", theirs, nil), http.StatusUnauthorized},
-		"of itself":       {pair(t, "apiserver", nil, nil), http.StatusUnauthorized},
-		"expired":         {pair(t, "apiserver", ours, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), http.StatusUnauthorized},
-		"of a server":     {pair(t, "apiserver", ours, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), http.StatusUnauthorized},
+		"no certificate":         {nil, http.StatusUnauthorized},
+		"the API server":         {pair(t, "apiserver", ours, nil), http.StatusTeapot},
+		"intermediate authority": {through, http.StatusTeapot},
+		"another common name":    {pair(t, "kubelet", ours, nil), http.StatusForbidden},
+		"another authority":      {pair(t, "apiserver", theirs, nil), http.StatusUnauthorized},
+		"self-signed":            {pair(t, "apiserver", nil, nil), http.StatusUnauthorized},
+		"expired":                {pair(t, "apiserver", ours, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), http.StatusUnauthorized},
+		"server certificate":     {pair(t, "apiserver", ours, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), http.StatusUnauthorized},
 	} {
 		if got := ask(tc.cert); got != tc.want {
-			t.Errorf("%s: %d, want %d", name, got, tc.want)
+			t.Errorf("%s: status %d, want %d", name, got, tc.want)
 		}
 	}
 	authority = theirs // the file has changed
 	if got := ask(pair(t, "apiserver", theirs, nil)); got != http.StatusTeapot {
-		t.Errorf("of the new authority: %d", got)
+		t.Errorf("certificate of the new authority: status %d", got)
 	}
 	if got := ask(pair(t, "apiserver", ours, nil)); got != http.StatusUnauthorized {
-		t.Errorf("of the old authority: %d", got)
+		t.Errorf("certificate of the old authority: status %d", got)
 	}
 	if authority = nil; ask(pair(t, "apiserver", ours, nil)) != http.StatusUnauthorized {
-		t.Error("without any authority somebody is let in")
+		t.Error("a client is accepted although no authority is loaded")
 	}
 }

@@ -34,12 +34,12 @@ func (r *rig) drain(t *testing.T) {
 		return r.kube.CoreV1().Pods("default").EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "team-0"}, DeleteOptions: &metav1.DeleteOptions{DryRun: dry}})
 	}
 
-	// The node accepts pods: the VM does not change, and the client learns what to do.
+	// The node accepts pods, so the VM does not change. The answer tells the client what to do.
 	if err := evict(); !apierrors.IsTooManyRequests(err) || !strings.Contains(err.Error(), "cordon node "+from) {
-		t.Errorf("an eviction on a node that takes pods: %v", err)
+		t.Errorf("an eviction on a node that accepts pods: %v", err)
 	}
 	if contract.Hibernate(r.mainPod(t).Annotations) {
-		t.Error("and its VM is told to hibernate")
+		t.Error("an eviction on a node that accepts pods told the VM to hibernate")
 	}
 	r.Kubectl(t, "", "cordon", from)
 	// A dry run changes nothing.
@@ -52,10 +52,10 @@ func (r *rig) drain(t *testing.T) {
 	if contract.Hibernate(r.mainPod(t).Annotations) {
 		t.Error("a dry run told the VM to hibernate")
 	}
-	// Started and cancelled: it wakes.
+	// A drain that was started and cancelled: the VM wakes.
 	kubetest.Eventually(t, "the eviction", func() string {
 		if err := evict(); !apierrors.IsTooManyRequests(err) {
-			t.Fatalf("the pod may go although the state of its VM is nowhere: %v", err)
+			t.Fatalf("the eviction is allowed although the VM's state is not saved: %v", err)
 		}
 		return r.mainPod(t).Annotations[contract.KeyHibernate]
 	}, "true")
@@ -65,7 +65,7 @@ func (r *rig) drain(t *testing.T) {
 		return a[contract.KeyHibernate] + a[contract.KeyLifecycleState]
 	}, "ready")
 	if g := r.nodes[from].Guest(vm); g == nil || g.BootID != boot {
-		t.Errorf("it is another guest: %+v", g)
+		t.Errorf("the VM is another guest: %+v", g)
 	}
 
 	r.Kubectl(t, "", "drain", from, "--timeout=60s")
@@ -75,11 +75,11 @@ func (r *rig) drain(t *testing.T) {
 	}, to)
 	kubetest.Eventually(t, "the set", running, "Running")
 	if g := r.nodes[to].Guest(vm); g == nil || g.BootID != boot {
-		t.Errorf("the VM was lost on the way: %+v", g)
+		t.Errorf("the VM lost its state when it moved: %+v", g)
 	}
 	r.Kubectl(t, "", "uncordon", from)
 
-	// A VM whose state may be lost is evicted like any pod; one that must stay is not evicted.
+	// With eviction policy "refuse" a VM is not evicted. With "delete" it is evicted like any pod.
 	r.Kubectl(t, "", "annotate", "pod", "team-0", contract.KeyEvictionPolicy+"=refuse")
 	kubetest.Eventually(t, "the refusal", func() string {
 		if err := evict(); !apierrors.IsForbidden(err) {
@@ -97,7 +97,7 @@ func (r *rig) drain(t *testing.T) {
 	r.Kubectl(t, "", "delete", "cocoonset", "team", "--timeout=60s")
 }
 
-// One manager is enough. Without any, only requests that the webhooks guard are refused.
+// One manager is enough. Without a manager, only requests that the webhooks guard are refused.
 func (r *rig) replicas(t *testing.T) {
 	create := func(namespace, spec string) error {
 		_, err := r.TryKubectl(t, podManifest(namespace, "p", "", spec), "create", "--dry-run=server", "-f", "-")
@@ -134,6 +134,6 @@ func (r *rig) replicas(t *testing.T) {
 		t.Errorf("with both managers again: %v", err)
 	}
 	if after := secret(); after != before {
-		t.Error("a start made the certificate anew")
+		t.Error("a restart of the manager replaced the certificate")
 	}
 }

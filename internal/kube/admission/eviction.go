@@ -19,7 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// evictionGuard makes a VM that would lose its state hibernate before its pod is evicted.
+// evictionGuard hibernates a VM before its pod is evicted, if the VM would lose its state.
 type evictionGuard struct {
 	client   client.Client
 	registry controller.Registry
@@ -66,12 +66,12 @@ func (g *evictionGuard) Handle(ctx context.Context, req ctrladmission.Request) c
 			return failed(fmt.Errorf("tell VM of pod %s to hibernate: %w", req.Name, err))
 		}
 	}
-	// No retry delay is suggested: clients would wait for it silently. kubectl drain prints the reason and retries after five
-	// seconds.
+	// No retry delay is suggested, because clients would wait for it silently. kubectl drain prints the reason and retries
+	// after five seconds.
 	return deny(apierrors.NewTooManyRequests(v.Why, 0))
 }
 
-// dryRun reports whether the request is a dry run: kubectl drain sets it in the eviction, other clients in the request.
+// dryRun reports whether the request is a dry run. kubectl drain sets dryRun in the eviction, other clients in the request.
 func dryRun(req ctrladmission.Request) (bool, error) {
 	if req.DryRun != nil && *req.DryRun {
 		return true, nil

@@ -30,7 +30,7 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/podgen"
 )
 
-// world holds what the webhooks can look up: one pod, one node and one claim, returned for any name.
+// world holds the objects that the webhooks can look up: one pod, one node and one claim, returned for any name.
 type world struct {
 	client.Client // nil: no other method is called
 	scheme        *runtime.Scheme
@@ -87,7 +87,7 @@ func serve(w *world) map[string]http.Handler {
 	return s.at
 }
 
-// ask sends body to one of the webhooks. The answer must always be one that the API server understands.
+// ask sends body to one of the webhooks. It fails the test unless the answer is a valid AdmissionReview.
 func ask(t *testing.T, h http.Handler, body []byte) *admissionv1.AdmissionResponse {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", bytes.NewReader(body))
@@ -125,8 +125,8 @@ func review(t *testing.T, op admissionv1.Operation, namespace string, now, old r
 	return out
 }
 
-// FuzzPods calls the webhooks for any pod. Completion changes only what it may, and is idempotent. The checker recognizes
-// what was completed. What it allows has valid keys. VMs are not scaled down.
+// FuzzPods calls the webhooks for any pod. Completion changes only the allowed fields, and is idempotent. The checker
+// refuses invalid keys of a completed pod. VMs are not scaled down.
 func FuzzPods(f *testing.F) {
 	for i, s := range podgen.Seeds() {
 		f.Add(s, i%2 == 0, int32(i%4), int32(i%3))
@@ -140,7 +140,7 @@ func FuzzPods(f *testing.F) {
 		pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
 		resp := ask(t, at[PathPod], review(t, admissionv1.Create, pod.Namespace, pod, nil))
 		if resp == nil || !resp.Allowed {
-			t.Fatalf("completing refuses: %+v", resp)
+			t.Fatalf("the completer refuses the pod: %+v", resp)
 		}
 		onlyPlacing(t, resp.Patch)
 		done := pod.DeepCopy()
@@ -163,22 +163,22 @@ func FuzzPods(f *testing.F) {
 		}
 		for _, op := range []admissionv1.Operation{admissionv1.Update, admissionv1.Delete, admissionv1.Connect} {
 			if r := ask(t, at[PathPod], review(t, op, pod.Namespace, pod, pod)); r == nil || len(r.Patch) > 0 {
-				t.Errorf("%s changes the pod", op)
+				t.Errorf("operation %s changes the pod", op)
 			}
 		}
 		checked := ask(t, at[PathCheckPod], review(t, admissionv1.Create, pod.Namespace, done, nil))
 		ours := tolerates(done.Spec.Tolerations) && done.Spec.NodeSelector[contract.LabelPool] != ""
 		if checked != nil && checked.Allowed && ours && len(convert.CheckKeys(done)) > 0 {
-			t.Errorf("allowed with %v", convert.CheckKeys(done))
+			t.Errorf("the checker allows a pod with invalid keys: %v", convert.CheckKeys(done))
 		}
 		if checked != nil && !checked.Allowed && !ours {
-			t.Errorf("somebody else's pod is refused: %v", checked.Result)
+			t.Errorf("a pod that is not a VM is refused: %v", checked.Result)
 		}
 		scaled(t, at[PathScale], pod, was, is)
 	})
 }
 
-// onlyPlacing fails if patch changes anything else than allowed.
+// onlyPlacing fails the test if patch changes a field that the completer may not change.
 func onlyPlacing(t *testing.T, patch []byte) {
 	t.Helper()
 	if len(patch) == 0 {
@@ -196,7 +196,7 @@ func onlyPlacing(t *testing.T, patch []byte) {
 		// Unmounted volumes name the objects of annotations; the pod's own volumes stay.
 		allowed = allowed || o.Op == "add" && (o.Path == "/spec/volumes" || strings.HasPrefix(o.Path, "/spec/volumes/"))
 		if !allowed {
-			t.Errorf("the patch does %s to %s", o.Op, o.Path)
+			t.Errorf("the patch has an operation that is not allowed: %s %s", o.Op, o.Path)
 		}
 	}
 }
@@ -211,7 +211,7 @@ func scaled(t *testing.T, h http.Handler, pod *corev1.Pod, was, is int32) {
 		return d
 	}
 	old, now := of(was), of(is)
-	now.Spec.Template.Spec, now.Spec.Template.ObjectMeta = corev1.PodSpec{}, metav1.ObjectMeta{} // hide that they are VMs
+	now.Spec.Template.Spec, now.Spec.Template.ObjectMeta = corev1.PodSpec{}, metav1.ObjectMeta{} // the new template does not look like a VM
 	resp := ask(t, h, review(t, admissionv1.Update, pod.Namespace, now, old))
 	if resp == nil {
 		t.Fatal("no answer")
@@ -222,7 +222,7 @@ func scaled(t *testing.T, h http.Handler, pod *corev1.Pod, was, is int32) {
 	}
 	now.Annotations = map[string]string{contract.KeyAllowScaleDown: "true"}
 	if resp := ask(t, h, review(t, admissionv1.Update, pod.Namespace, now, old)); resp == nil || !resp.Allowed {
-		t.Error("the annotation does not allow it")
+		t.Errorf("scaling down is refused although annotation %s allows it", contract.KeyAllowScaleDown)
 	}
 }
 

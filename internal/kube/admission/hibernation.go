@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// hibernationChecker refuses the hibernation of pods that cannot hibernate. The schema ensures that a pod is named. A pod
+// hibernationChecker refuses CocoonHibernations of pods that cannot hibernate. The schema ensures that a pod is named. A pod
 // that does not exist is allowed, because it may be created later.
 type hibernationChecker struct {
 	decoder ctrladmission.Decoder
@@ -44,7 +44,7 @@ func (c *hibernationChecker) Handle(ctx context.Context, req ctrladmission.Reque
 	case !tolerates(pod.Spec.Tolerations) && !asks(pod):
 		errs = append(errs, field.Invalid(path, name, "the pod is not a VM"))
 	case convert.Static(pod):
-		errs = append(errs, field.Invalid(path, name, "the pod represents a static VM, and no node can hibernate that"))
+		errs = append(errs, field.Invalid(path, name, "the pod represents a static VM, and no node can hibernate a static VM"))
 	}
 	return refuse(v1.GroupVersion.WithKind("CocoonHibernation").GroupKind(), h.Name, errs)
 }

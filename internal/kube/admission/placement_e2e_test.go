@@ -16,7 +16,8 @@ import (
 
 const staying = `annotations: {vm.cocoonstack.io/sticky: wait}`
 
-// stays keeps a VM on its node in the default way: the webhook binds its next pod there, and the stock scheduler follows.
+// stays keeps a VM on its node without the sticky scheduler: the webhook adds a node affinity to the VM's next pod, and the
+// stock scheduler obeys it.
 func (r *rig) stays(t *testing.T) {
 	claims := func() string {
 		return r.Kubectl(t, "", "get", "vmplacements", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.resourceVersion} {end}`)
@@ -64,10 +65,10 @@ func (r *rig) stays(t *testing.T) {
 		t.Errorf("dry run: placed on %q; claims %s, before %s", again.Annotations[contract.KeyPlacedOn], claims(), before)
 	}
 	if out, err := r.TryKubectl(t, "", "get", "pod", "stays"); err == nil {
-		t.Errorf("a dry run makes a pod: %s", out)
+		t.Errorf("a dry run created a pod: %s", out)
 	}
 
-	// Every next pod goes there, whichever node has more room.
+	// Every next pod goes to that node, even if another node has more room.
 	var pod *corev1.Pod
 	for range 3 {
 		if pod = create(manifest("stays")); bound(pod) != home || pod.Spec.SchedulerName != corev1.DefaultSchedulerName {
@@ -77,7 +78,7 @@ func (r *rig) stays(t *testing.T) {
 		r.Kubectl(t, "", "delete", "pod", "stays", "--timeout=60s")
 	}
 
-	// A pod that was exported and renamed is another VM. Neither the claim nor the stamp binds it.
+	// A pod that was exported and renamed is another VM. Neither the claim nor the copied stamp binds it to the node.
 	copied := pod.DeepCopy()
 	copied.ObjectMeta = metav1.ObjectMeta{Name: "copied", Namespace: "default", Annotations: pod.Annotations}
 	delete(copied.Annotations, contract.KeyName)
@@ -97,7 +98,7 @@ func (r *rig) stays(t *testing.T) {
 	if got := create(string(text), "--dry-run=server"); bound(got) != home {
 		t.Errorf("another pod of the VM is bound to %q", bound(got))
 	}
-	// After the release, it may go to any node.
+	// After the claim is released, the VM's next pod may go to any node.
 	r.Kubectl(t, "", "delete", "vmplacement", "vk-default-stays")
 	kubetest.Eventually(t, "the pod would be bound to", func() string { return bound(create(manifest("stays"), "--dry-run=server")) }, "")
 }

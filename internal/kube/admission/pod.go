@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// podCompleter adds to a pod that asks for a VM what it needs to be scheduled to a virtual node.
+// podCompleter adds the fields that a pod with a VM needs to be scheduled to a virtual node.
 type podCompleter struct {
 	decoder ctrladmission.Decoder
 	claims  client.Reader
@@ -38,7 +38,7 @@ func (c *podCompleter) Handle(ctx context.Context, req ctrladmission.Request) ct
 	if req.Operation != admissionv1.Create || !tolerates(pod.Spec.Tolerations) && !asks(pod) {
 		return ctrladmission.Allowed("")
 	}
-	// Both sides hold only the fields that this version knows. Fields of a newer API server are in neither side, so the patch
+	// before and after hold only the fields that this version knows. Fields of a newer API server are in neither, so the patch
 	// keeps them.
 	before, err := json.Marshal(pod)
 	if err != nil {
@@ -87,15 +87,15 @@ func (c *podCompleter) claim(ctx context.Context, pod *corev1.Pod) (*v1.VMPlacem
 	return claim, nil
 }
 
-// tolerates reports whether one of the tolerations names the taint of our nodes. A pod that tolerates every taint does not
-// match.
+// tolerates reports whether one of the tolerations names the taint of virtual nodes. A toleration of every taint does not
+// count.
 func tolerates(list []corev1.Toleration) bool {
 	return slices.ContainsFunc(list, func(t corev1.Toleration) bool {
 		return t.Key == contract.TaintKey && (t.Operator == corev1.TolerationOpExists || t.Value == contract.TaintValue)
 	})
 }
 
-// asks reports whether the pod's metadata or node selector asks for a VM: it names one of our pools or has VM annotations.
+// asks reports whether the pod asks for a VM: it names a pool or has VM annotations.
 func asks(pod *corev1.Pod) bool {
 	if pod.Spec.NodeSelector[contract.LabelPool] != "" || pod.Labels[contract.LabelPool] != "" || pod.Annotations[contract.LabelPool] != "" {
 		return true
@@ -112,14 +112,14 @@ func saysVM(annotations map[string]string) bool {
 	return false
 }
 
-// defaultPool is the pool of VMs that name no pool.
+// defaultPool is the pool of pods that name no pool.
 const defaultPool = "default"
 
-// complete adds what the pod lacks: its VM's name, the toleration, the pool, and volumes for the objects that its annotations
-// name. It reports whether it changed the pod. It keeps what the pod already says, and a second call changes nothing.
+// complete adds the VM's name, the toleration, the pool, and volumes for the objects that the pod's annotations name. It
+// reports whether it changed the pod. It keeps fields that are already set, and a second call changes nothing.
 func complete(pod *corev1.Pod) bool {
 	changed := false
-	if pod.Name != "" && pod.Annotations[contract.KeyName] == "" { // for other pods the API server has not generated a name yet
+	if pod.Name != "" && pod.Annotations[contract.KeyName] == "" { // an empty name: the API server has not generated it yet
 		pod.Annotations = with(pod.Annotations, contract.KeyName, contract.VMName(pod.Namespace, pod.Name))
 		changed = true
 	}
@@ -147,8 +147,8 @@ func with(m map[string]string, key, value string) map[string]string {
 	return m
 }
 
-// poolOf returns the pool in which the pod is to run: the one that it names, else the default pool unless the pod selects its
-// nodes in another way.
+// poolOf returns the pool in which the pod runs: the pool that it names, else the default pool. It returns "" if the pod
+// selects its nodes in another way.
 func poolOf(pod *corev1.Pod) string {
 	for _, said := range []map[string]string{pod.Spec.NodeSelector, pod.Labels, pod.Annotations} {
 		if pool := said[contract.LabelPool]; pool != "" {
@@ -162,11 +162,11 @@ func poolOf(pod *corev1.Pod) string {
 	return defaultPool
 }
 
-// defaultStay is how long, in seconds, the API server by default lets a pod stay on a node that is not ready or unreachable.
+// defaultStay is the API server's default tolerationSeconds for a node that is not ready or unreachable.
 const defaultStay = 300
 
-// stay keeps a VM with state on a node that is not ready or unreachable: the VM still exists, so its pod must exist too. It
-// changes only the default of the API server, not what the user chose.
+// stay keeps the pod of a VM with state on a node that is not ready or unreachable, because the VM still exists there. It
+// changes only the default of the API server, not a value that the user chose.
 func stay(list []corev1.Toleration) (changed bool) {
 	for i := range list {
 		t := &list[i]
@@ -178,7 +178,7 @@ func stay(list []corev1.Toleration) (changed bool) {
 	return changed
 }
 
-// podChecker refuses pods with VM settings that are invalid, and warns of pods that our nodes refuse.
+// podChecker refuses pods with invalid VM settings, and warns about pods that nodes of this version refuse.
 type podChecker struct {
 	decoder   ctrladmission.Decoder
 	cloneDirs []string
@@ -192,7 +192,7 @@ func (c *podChecker) Handle(_ context.Context, req ctrladmission.Request) ctrlad
 	}
 	pod.Namespace = req.Namespace
 	if req.Operation != admissionv1.Create || !tolerates(pod.Spec.Tolerations) || pod.Spec.NodeSelector[contract.LabelPool] == "" {
-		return ctrladmission.Allowed("") // the pod may not be ours
+		return ctrladmission.Allowed("") // the pod may belong to other nodes
 	}
 	if errs := checkPod(pod, c.cloneDirs); len(errs) > 0 {
 		return refuse(corev1.SchemeGroupVersion.WithKind("Pod").GroupKind(), pod.Name, errs)
@@ -204,7 +204,7 @@ func (c *podChecker) Handle(_ context.Context, req ctrladmission.Request) ctrlad
 	return resp
 }
 
-// checkPod refuses unknown or invalid annotations of the contract, names that the pod may not give or use, and node
+// checkPod refuses unknown or invalid annotations of the contract, names of VMs and snapshots of other namespaces, and node
 // directories that are not listed in cloneDirs.
 func checkPod(pod *corev1.Pod, cloneDirs []string) field.ErrorList {
 	errs := append(convert.CheckKeys(pod), convert.CheckNames(pod)...)

@@ -10,37 +10,37 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// Invalid VM settings of a pod are refused before a node sees it.
+// The webhook refuses pods with invalid VM settings, before a node sees them.
 func TestCheckPod(t *testing.T) {
 	dirs := []string{"/srv/golden", "/srv/more/"}
 	const name, image, mode, fork, dir, managed = contract.KeyName, contract.KeyImage, contract.KeyMode, contract.KeyForkFrom, contract.KeyCloneFromDir, contract.KeyManaged
 	for what, tc := range map[string]struct {
 		namespace string
 		says      map[string]string
-		want      string // the field and a part of why; "": it passes
+		want      string // the field and a part of the reason; "": the pod is allowed
 	}{
-		"nothing":                          {"prod", nil, ""},
-		"its name":                         {"prod", map[string]string{name: "vk-prod-web"}, ""},
-		"a name of its own":                {"prod", map[string]string{name: "agent"}, ""},
-		"another's name":                   {"prod", map[string]string{name: "vk-victim-db"}, name + "]: Forbidden: \"vk-victim-db\" is the name of a VM of another namespace"},
-		"another's name, with a dash":      {"prod", map[string]string{name: "vk--prod-eu.db"}, name + "]: Forbidden"},
-		"the old name that two may have":   {"prod", map[string]string{name: "vk-prod-eu-db"}, ""}, // owners distinguish them
-		"its name by the old rule":         {"prod-eu", map[string]string{name: "vk-prod-eu-db"}, ""},
-		"no name of a VM":                  {"prod", map[string]string{name: "no/name"}, name + "]: Invalid"},
-		"a fork of another's":              {"prod", map[string]string{fork: "vk-victim-db"}, fork + "]: Forbidden"},
-		"a fork of its own":                {"prod", map[string]string{fork: "vk-prod-db"}, ""},
-		"a clone of another's state":       {"prod", map[string]string{mode: "clone", image: "vk-victim-db:hibernate"}, image + "]: Forbidden"},
-		"a clone of another's, in a place": {"prod", map[string]string{mode: "clone", image: "victim/vk-victim-db"}, image + "]: Forbidden"},
-		"a clone of its own":               {"prod", map[string]string{mode: "clone", image: "vk-prod-db"}, ""},
-		"a clone of a template":            {"prod", map[string]string{mode: "clone", image: "team/base:v2"}, ""},
-		"an image of such a name, booted":  {"prod", map[string]string{mode: "run", image: "vk-victim-db"}, ""},
-		"a key nobody understands":         {"prod", map[string]string{managed: "perhaps"}, managed + "]: Invalid"},
-		"a folder that is listed":          {"prod", map[string]string{managed: "true", dir: "/srv/golden"}, ""},
-		"a folder below one":               {"prod", map[string]string{managed: "true", dir: "/srv/golden/v2"}, ""},
-		"a folder below one with a slash":  {"prod", map[string]string{managed: "true", dir: "/srv/more/v2"}, ""},
-		"a folder beside one":              {"prod", map[string]string{managed: "true", dir: "/srv/golden-secret"}, dir + "]: Forbidden: pods may not be cloned from this folder"},
-		"the store of the node":            {"prod", map[string]string{managed: "true", dir: "/var/lib/cocoon/snapshots/x"}, dir + "]: Forbidden"},
-		"out of one by dots":               {"prod", map[string]string{managed: "true", dir: "/srv/golden/../secret"}, dir + "]"},
+		"nothing":                                           {"prod", nil, ""},
+		"its default name":                                  {"prod", map[string]string{name: "vk-prod-web"}, ""},
+		"a name that the user chose":                        {"prod", map[string]string{name: "agent"}, ""},
+		"name of another namespace":                         {"prod", map[string]string{name: "vk-victim-db"}, name + "]: Forbidden: \"vk-victim-db\" is the name of a VM of another namespace"},
+		"name of another namespace with a dash":             {"prod", map[string]string{name: "vk--prod-eu.db"}, name + "]: Forbidden"},
+		"old name that two namespaces share":                {"prod", map[string]string{name: "vk-prod-eu-db"}, ""}, // owners distinguish them
+		"its name in an earlier release":                    {"prod-eu", map[string]string{name: "vk-prod-eu-db"}, ""},
+		"invalid VM name":                                   {"prod", map[string]string{name: "no/name"}, name + "]: Invalid"},
+		"a fork of another namespace's VM":                  {"prod", map[string]string{fork: "vk-victim-db"}, fork + "]: Forbidden"},
+		"a fork of its own namespace's VM":                  {"prod", map[string]string{fork: "vk-prod-db"}, ""},
+		"a clone of another namespace's state":              {"prod", map[string]string{mode: "clone", image: "vk-victim-db:hibernate"}, image + "]: Forbidden"},
+		"a clone of another namespace's repository":         {"prod", map[string]string{mode: "clone", image: "victim/vk-victim-db"}, image + "]: Forbidden"},
+		"a clone of its own namespace's VM":                 {"prod", map[string]string{mode: "clone", image: "vk-prod-db"}, ""},
+		"a clone of a template":                             {"prod", map[string]string{mode: "clone", image: "team/base:v2"}, ""},
+		"an image with the name of a VM":                    {"prod", map[string]string{mode: "run", image: "vk-victim-db"}, ""},
+		"an invalid value":                                  {"prod", map[string]string{managed: "perhaps"}, managed + "]: Invalid"},
+		"a listed folder":                                   {"prod", map[string]string{managed: "true", dir: "/srv/golden"}, ""},
+		"a folder below a listed folder":                    {"prod", map[string]string{managed: "true", dir: "/srv/golden/v2"}, ""},
+		"a folder below a listed folder with a final slash": {"prod", map[string]string{managed: "true", dir: "/srv/more/v2"}, ""},
+		"a folder beside a listed folder":                   {"prod", map[string]string{managed: "true", dir: "/srv/golden-secret"}, dir + "]: Forbidden: pods may not be cloned from this folder"},
+		"the snapshot store of the node":                    {"prod", map[string]string{managed: "true", dir: "/var/lib/cocoon/snapshots/x"}, dir + "]: Forbidden"},
+		"a folder outside by ..":                            {"prod", map[string]string{managed: "true", dir: "/srv/golden/../secret"}, dir + "]"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			pod := &corev1.Pod{
@@ -50,12 +50,12 @@ func TestCheckPod(t *testing.T) {
 			errs := checkPod(pod, dirs)
 			switch got := errs.ToAggregate(); {
 			case tc.want == "" && got != nil:
-				t.Errorf("it is refused: %v", got)
+				t.Errorf("the pod is refused: %v", got)
 			case tc.want != "" && (len(errs) != 1 || !strings.Contains(got.Error(), tc.want)):
-				t.Errorf("%v, want one with %q", got, tc.want)
+				t.Errorf("errors %v, want one that contains %q", got, tc.want)
 			}
 			if tc.says[dir] != "" && len(checkPod(pod, nil)) == 0 {
-				t.Error("it passes where no folder is listed")
+				t.Error("the folder is allowed although none is listed")
 			}
 		})
 	}

@@ -23,8 +23,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/port"
 )
 
-// rig is a control plane with what deploy/ ships, two managers with the shipped permissions behind one address that answer
-// only the API server, a registry, and two nodes whose VMs are only records.
+// rig is a control plane with the manifests of deploy/, a registry, and two fake nodes, whose VMs are only records. Two
+// managers with the shipped permissions share one address and answer only the API server.
 type rig struct {
 	*kubetest.Cluster
 	kube     *kubernetes.Clientset
@@ -66,7 +66,7 @@ func newRig(t *testing.T) *rig {
 		t.Cleanup(func() { m.kill(t) })
 		m.start(t)
 	}
-	// They must not be ready yet: the API server does not call them yet.
+	// The managers must not be ready yet, because the API server does not call them yet.
 	for _, m := range r.managers {
 		kubetest.Eventually(t, "the reason why a manager is not ready", func() string {
 			if _, text := get(t, "http://"+m.probe+"/readyz?verbose"); strings.Contains(text, "[+]webhook-server ok") && strings.Contains(text, "[-]webhook-certificate failed") {
@@ -135,7 +135,7 @@ func (m *replica) ready(t *testing.T) {
 	}, "")
 }
 
-// balance returns an address that forwards connections to a manager that answers, like a Service.
+// balance returns an address that, like a Service, forwards each connection to a manager that accepts it.
 func (r *rig) balance(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -161,7 +161,7 @@ func (r *rig) balance(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// dial connects to the nth manager, or to the next one that answers; nil: none answers.
+// dial connects to the nth manager, or to the next one that accepts the connection. nil: no manager does.
 func (r *rig) dial(n int) net.Conn {
 	for i := range r.managers {
 		if c, err := net.Dial("tcp", r.managers[(n+i)%len(r.managers)].webhooks); err == nil {

@@ -15,8 +15,8 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// scaleGuard refuses to scale down Deployments and StatefulSets of VMs: nobody can choose which VMs, with their state, are
-// deleted.
+// scaleGuard refuses to scale down Deployments and StatefulSets of VMs, because nobody can choose which VMs, with their
+// state, are deleted.
 type scaleGuard struct {
 	decoder ctrladmission.Decoder
 	live    client.Reader
@@ -51,8 +51,8 @@ func (w workload) vms() bool {
 
 func (w workload) allowed() bool { return w.annotations[contract.KeyAllowScaleDown] == "true" }
 
-// Handle implements admission.Handler. The old object decides whether the pods are VMs: an update cannot evade the check by
-// removing the toleration and scaling down at the same time.
+// Handle implements admission.Handler. The old object decides whether the pods are VMs, so that an update cannot evade the
+// check by removing the toleration and scaling down at the same time.
 func (g *scaleGuard) Handle(ctx context.Context, req ctrladmission.Request) ctrladmission.Response {
 	old, now, err := g.read(ctx, req)
 	switch {

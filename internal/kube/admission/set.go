@@ -21,7 +21,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// setChecker refuses CocoonSets whose pods or VMs could not be created.
+// setChecker refuses CocoonSets whose pods or VMs cannot be created.
 type setChecker struct {
 	decoder ctrladmission.Decoder
 	sets    client.Reader
@@ -50,7 +50,7 @@ func (c *setChecker) Handle(ctx context.Context, req ctrladmission.Request) ctrl
 	return refuse(v1.GroupVersion.WithKind("CocoonSet").GroupKind(), set.Name, errs)
 }
 
-// checkSet checks what the schema cannot express about a single set.
+// checkSet checks the rules for a single set that the schema cannot express.
 func checkSet(set *v1.CocoonSet) field.ErrorList {
 	spec := field.NewPath("spec")
 	agent := &set.Spec.Agent
@@ -79,7 +79,7 @@ func checkSet(set *v1.CocoonSet) field.ErrorList {
 	return errs
 }
 
-// labelled refuses a name that is not a valid label value: the pods of a set carry it in a label.
+// labelled refuses a name that is not a valid label value, because the pods of a set have the name in a label.
 func labelled(path *field.Path, value string) field.ErrorList {
 	return valid(path, value, validation.IsValidLabelValue)
 }
@@ -95,7 +95,7 @@ func valid(path *field.Path, value string, check func(string) []string) field.Er
 	return nil
 }
 
-// checkImage refuses what cannot name an image, or a snapshot of the namespace.
+// checkImage refuses invalid image names, and in mode clone, names of snapshots of other namespaces.
 func checkImage(namespace string, mode contract.Mode, image string, path *field.Path) field.ErrorList {
 	if image == "" {
 		return nil // the schema reports that
@@ -196,8 +196,8 @@ func (t taken) has(name string) bool {
 	return ok && err == nil && strconv.FormatInt(n, 10) == slot && n >= 0 && int32(n) <= t.replicas
 }
 
-// checkNamesTaken refuses a set if a pod of it, and so a VM, would have the name of another set's. A name is set and slot
-// joined by a dash, and both may contain dashes. Sets of other namespaces cannot conflict.
+// checkNamesTaken refuses a set if one of its pods, and so its VM, would have the name of a pod of another set. A pod's name
+// is the set's name and the slot joined by a dash, and both may contain dashes. Sets of other namespaces cannot conflict.
 func checkNamesTaken(set *v1.CocoonSet, others []v1.CocoonSet) field.ErrorList {
 	const why = "the pod name %s belongs to CocoonSet %s; choose another name"
 	mine := namesOf(set)

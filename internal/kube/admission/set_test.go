@@ -20,7 +20,7 @@ func set(t *testing.T, namespace, name, spec string) v1.CocoonSet {
 	return s
 }
 
-// A pod, and its VM, belongs to one set: dashes in set and slot do not make a second set own it.
+// A pod, and its VM, belongs to one set, although names of sets and slots may contain dashes.
 func TestNamesTaken(t *testing.T) {
 	const one, four = `{agent: {image: a}}`, `{agent: {image: a, replicas: 4}}`
 	for name, c := range map[string]struct {
@@ -28,15 +28,15 @@ func TestNamesTaken(t *testing.T) {
 		namespace2, set2, spec2 string
 		field                   string // "": both are valid
 	}{
-		"the same in another namespace": {"a", "b", one, "c", "b", one, ""},
-		"dashes move":                   {"a", "b-c", one, "a-b", "c", one, ""},
-		"toolbox is another's agent":    {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-3, image: x}]}`, "a", "b-c", four, "spec.toolboxes[0].name"},
-		"but not of one with fewer":     {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-5, image: x}]}`, "a", "b-c", four, ""},
-		"nor with a leading zero":       {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-03, image: x}]}`, "a", "b-c", four, ""},
-		"agent is another's toolbox":    {"a", "b-c", four, "a", "b", `{agent: {image: a}, toolboxes: [{name: c-3, image: x}]}`, "metadata.name"},
-		"toolboxes are the same":        {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-d, image: x}]}`, "a", "b-c", `{agent: {image: a}, toolboxes: [{name: d, image: x}]}`, "spec.toolboxes[0].name"},
-		"a static one is no VM":         {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-3, mode: static}]}`, "a", "b-c", four, ""},
-		"itself":                        {"a", "b", one, "a", "b", four, ""},
+		"same names in another namespace":             {"a", "b", one, "c", "b", one, ""},
+		"dash in the namespace or in the name":        {"a", "b-c", one, "a-b", "c", one, ""},
+		"toolbox has the name of another set's agent": {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-3, image: x}]}`, "a", "b-c", four, "spec.toolboxes[0].name"},
+		"another set has fewer agents":                {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-5, image: x}]}`, "a", "b-c", four, ""},
+		"leading zero":                                {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-03, image: x}]}`, "a", "b-c", four, ""},
+		"agent has the name of another set's toolbox": {"a", "b-c", four, "a", "b", `{agent: {image: a}, toolboxes: [{name: c-3, image: x}]}`, "metadata.name"},
+		"toolboxes have the same name":                {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-d, image: x}]}`, "a", "b-c", `{agent: {image: a}, toolboxes: [{name: d, image: x}]}`, "spec.toolboxes[0].name"},
+		"static toolbox creates no VM":                {"a", "b", `{agent: {image: a}, toolboxes: [{name: c-3, mode: static}]}`, "a", "b-c", four, ""},
+		"the set itself":                              {"a", "b", one, "a", "b", four, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			mine := set(t, c.namespace, c.set, c.spec)
@@ -82,12 +82,12 @@ func TestCheckSet(t *testing.T) {
 		s := set(t, c.namespace, c.name, c.spec)
 		errs := checkSet(&s)
 		if c.field == "" && len(errs) > 0 || c.field != "" && (len(errs) != 1 || errs[0].Field != c.field) {
-			t.Errorf("%s/%s %s\nwant %q: %v", c.namespace, c.name, c.spec, c.field, errs)
+			t.Errorf("%s/%s %s\nerrors %v, want one on field %q", c.namespace, c.name, c.spec, errs, c.field)
 		}
 	}
 }
 
-// Errors that existed before are tolerated: the set must stay changeable otherwise.
+// An update is not refused for errors that the stored set already has, so that its other fields can be changed.
 func TestFresh(t *testing.T) {
 	old := set(t, "default", "s", `{nodeName: "a b", agent: {image: a}}`)
 	now := set(t, "default", "s", `{nodeName: "a b", suspend: true, agent: {image: a, storage: "0"}}`)
@@ -111,18 +111,18 @@ spec: {nodeSelector: {cocoonstack.io/pool: gpu}, tolerations: [{key: virtual-kub
 		"by the pool's annotation": {`metadata: {annotations: {cocoonstack.io/pool: gpu, vm.cocoonstack.io/name: mine}}`, `
 metadata: {annotations: {cocoonstack.io/pool: gpu, vm.cocoonstack.io/name: mine}}
 spec: {nodeSelector: {cocoonstack.io/pool: gpu}, tolerations: [{key: virtual-kubelet.io/provider, operator: Equal, value: cocoon, effect: NoSchedule}]}`},
-		"nothing is to be done": {full, full},
-		"its node may read what annotations name": {`
+		"complete already": {full, full},
+		"volumes for objects that annotations name": {`
 metadata: {annotations: {vm.cocoonstack.io/name: mine, VirtletSSHKeySource: secret/keys}}
 spec: {nodeName: a, tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]}`, `
 metadata: {annotations: {vm.cocoonstack.io/name: mine, VirtletSSHKeySource: secret/keys}}
 spec: {nodeName: a, tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}], volumes: [{name: cocoon-source-0, secret: {secretName: keys, optional: true}}]}`},
-		"nodes of its own choice": {`
+		"pod selects its nodes": {`
 metadata: {annotations: {cocoonset.cocoonstack.io/mode: run}}
 spec: {nodeSelector: {kubernetes.io/hostname: a}}`, `
 metadata: {annotations: {cocoonset.cocoonstack.io/mode: run, vm.cocoonstack.io/name: vk-ns-p}}
 spec: {nodeSelector: {kubernetes.io/hostname: a}, tolerations: [{key: virtual-kubelet.io/provider, operator: Equal, value: cocoon, effect: NoSchedule}]}`},
-		"one with state stays on a node that is away": {`
+		"VM with state stays on an unreachable node": {`
 metadata: {annotations: {cocoonset.cocoonstack.io/managed: "true"}}
 spec: {nodeName: a, tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}, {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 300}, {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 10}]}`, `
 metadata: {annotations: {cocoonset.cocoonstack.io/managed: "true", vm.cocoonstack.io/name: vk-ns-p}}
@@ -146,7 +146,7 @@ spec: {nodeName: a, tolerations: [{key: virtual-kubelet.io/provider, operator: E
 				t.Errorf("changed %v:\n%s\nwant\n%s", changed, got, want)
 			}
 			if complete(pod) {
-				t.Error("a second time changes it again")
+				t.Error("a second call changes the pod again")
 			}
 		})
 	}

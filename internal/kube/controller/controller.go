@@ -19,7 +19,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
-// VM identifies a VM: names are unique in a namespace.
+// VM identifies a VM. Its name is unique in its namespace.
 type VM struct{ Namespace, Name string }
 
 // Registry is what controllers need from the snapshot registry. A VM's snapshots are below its namespace; see
@@ -27,16 +27,17 @@ type VM struct{ Namespace, Name string }
 type Registry interface {
 	// Has reports whether the registry has a durable, complete snapshot of the VM under the tag.
 	Has(ctx context.Context, of VM, tag string) (bool, error)
-	// HadOld reports whether a snapshot exists where releases without owners kept it, and is not recorded as another
-	// namespace's. The node verifies that before it uses the snapshot.
+	// HadOld reports whether the registry has a snapshot in the old repository, which earlier releases without owners used,
+	// and no record says that the snapshot belongs to another namespace. The node verifies the owner before it uses the
+	// snapshot.
 	HadOld(ctx context.Context, of VM, tag string) (bool, error)
-	// Delete removes the tag, also where earlier releases kept it, if the snapshot is recorded as one of the VM's namespace. A
-	// missing tag is no error.
+	// Delete removes the tag, also in the old repository, if the snapshot is recorded as one of the VM's namespace. A missing
+	// tag is no error.
 	Delete(ctx context.Context, of VM, tag string) error
 }
 
-// Mark makes hibernate and generation the only annotations of the pod that this owner sets. Several owners may request
-// hibernation; the VM wakes when none requests it any more. A pod that is deleted or replaced is no error.
+// Mark makes hibernate and generation the only annotations of the pod that this field owner sets. Several owners may request
+// hibernation. The VM wakes when no owner requests it any more. A pod that is deleted or replaced is no error.
 func Mark(ctx context.Context, c client.Client, owner string, pod *corev1.Pod, hibernate bool, generation string) error {
 	annotations := map[string]string{}
 	if hibernate {
@@ -59,7 +60,7 @@ func Marked(pod *corev1.Pod, owner string) bool {
 	return false
 }
 
-// IgnoreStale ignores the errors of an object that was changed or deleted meanwhile: that change triggers the next
+// IgnoreStale ignores the error if the object was changed or deleted meanwhile, because that change triggers the next
 // reconciliation.
 func IgnoreStale(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
@@ -119,7 +120,7 @@ func answers(observed, asked string) bool {
 	return o >= a
 }
 
-// PodChanged passes pod changes that matter to controllers that follow the VM. It drops heartbeats and timestamp changes.
+// PodChanged passes changes of pods that matter to controllers of VMs. It drops heartbeats and changes of timestamps.
 func PodChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		old, ok := e.ObjectOld.(*corev1.Pod)

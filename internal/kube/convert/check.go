@@ -14,8 +14,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Check returns everything about pod that its VM cannot provide; an empty list means that Spec can be used. It accepts
-// settings that a VM may safely ignore because it isolates more strongly, such as dropped capabilities and seccomp.
+// Check returns an error for each setting of pod that its VM cannot provide. If it returns none, Spec may be called. It
+// accepts settings that a VM may ignore because it isolates more strongly, such as AppArmor's default.
 func Check(pod *corev1.Pod) field.ErrorList {
 	if Static(pod) {
 		return checkStatic(pod)
@@ -31,7 +31,7 @@ func Check(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// forbid returns a function that adds to errs, when its first argument is true, that the field at path is forbidden.
+// forbid returns a function that, if its first argument is true, adds the error that the field at path is forbidden.
 func forbid(errs *field.ErrorList) func(when bool, path *field.Path, why string) {
 	return func(when bool, path *field.Path, why string) {
 		if when {
@@ -40,7 +40,7 @@ func forbid(errs *field.ErrorList) func(when bool, path *field.Path, why string)
 	}
 }
 
-// checkAnnotations refuses invalid keys and those that ask for what this node does not have.
+// checkAnnotations refuses annotations with invalid values, and annotations that ask for features that this node lacks.
 func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	ask, err := contract.ParseVMSpec(pod.Annotations)
@@ -54,7 +54,7 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// badKeys turns the errors of the contract's parsers into errors of the pod.
+// badKeys converts the errors of the contract's parsers to errors of the pod's annotations.
 func badKeys(err error) (errs field.ErrorList) {
 	bad, _ := errors.AsType[contract.Errors](err)
 	for _, e := range bad {
@@ -62,6 +62,9 @@ func badKeys(err error) (errs field.ErrorList) {
 	}
 	return errs
 }
+
+// WrongOS reports whether pod is for another operating system than that of all guests, Linux.
+func WrongOS(pod *corev1.Pod) bool { return pod.Spec.OS != nil && pod.Spec.OS.Name != corev1.Linux }
 
 func checkPod(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
@@ -72,42 +75,12 @@ func checkPod(pod *corev1.Pod) field.ErrorList {
 	no(s.HostPID, spec.Child("hostPID"), own)
 	no(s.HostIPC, spec.Child("hostIPC"), own)
 	no(len(s.Containers) == 0, spec.Child("containers"), "the pod must have at least one container")
-	no(s.OS != nil && s.OS.Name != corev1.Linux, spec.Child("os", "name"), "this node runs only Linux guests")
-	no(len(s.HostAliases) > 0, spec.Child("hostAliases"), "a VM does not support hostAliases")
-	no(s.DNSConfig != nil, spec.Child("dnsConfig"), "a VM gets its DNS settings from its network")
-	no(s.DNSPolicy == corev1.DNSNone, spec.Child("dnsPolicy"), "a VM gets its DNS settings from its network")
-	no(s.SetHostnameAsFQDN != nil && *s.SetHostnameAsFQDN, spec.Child("setHostnameAsFQDN"), "the host name of a guest cannot be an FQDN")
+	no(s.DNSPolicy == corev1.DNSNone && (s.DNSConfig == nil || len(s.DNSConfig.Nameservers) == 0), spec.Child("dnsConfig"), "dnsPolicy None needs a name server")
 	no(len(s.ResourceClaims) > 0, spec.Child("resourceClaims"), "a VM cannot have devices")
 	if sc := s.SecurityContext; sc != nil {
 		podPath := spec.Child("securityContext")
-		no(len(sc.Sysctls) > 0, podPath.Child("sysctls"), "a VM does not support sysctls of the pod")
-		no(len(sc.SupplementalGroups) > 0, podPath.Child("supplementalGroups"), "a VM does not support supplementalGroups; the image sets the groups of the main process")
 		no(sc.WindowsOptions != nil, podPath.Child("windowsOptions"), "this node runs only Linux guests")
 	}
-	return errs
-}
-
-// checkSecurity checks the combined settings of the pod and its container at that path.
-func checkSecurity(pod *corev1.Pod, c *corev1.Container, at *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	no := forbid(&errs)
-	uid, gid := runAs(pod, c)
-	nonRoot := false
-	path := field.NewPath("spec", "securityContext")
-	if sc := pod.Spec.SecurityContext; sc != nil {
-		nonRoot = yes(sc.RunAsNonRoot)
-	}
-	if sc := c.SecurityContext; sc != nil {
-		path = at.Child("securityContext")
-		if sc.RunAsNonRoot != nil {
-			nonRoot = *sc.RunAsNonRoot
-		}
-		no(yes(sc.Privileged), path.Child("privileged"), "a VM has no privileges on its host")
-		no(sc.WindowsOptions != nil, path.Child("windowsOptions"), "this node runs only Linux guests")
-	}
-	no(gid != nil && uid == nil, path.Child("runAsGroup"), "runAsGroup needs runAsUser")
-	no(nonRoot && uid == nil, path.Child("runAsNonRoot"), "the user of the image is not known before the start; set runAsUser")
-	no(nonRoot && uid != nil && *uid == 0, path.Child("runAsUser"), "runAsNonRoot forbids user 0")
 	return errs
 }
 
@@ -117,7 +90,6 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 	for i, p := range c.Ports {
 		no(p.HostPort != 0, path.Child("ports").Index(i).Child("hostPort"), "a VM has its own IP address; connect to that address, or use a Service")
 	}
-	errs = append(errs, checkHooks(c.Lifecycle, path.Child("lifecycle"))...)
 	foreign(c.Resources.Limits, path.Child("resources", "limits"), no)
 	foreign(c.Resources.Requests, path.Child("resources", "requests"), no)
 	no(len(c.Resources.Claims) > 0, path.Child("resources", "claims"), "a VM cannot have devices")
@@ -127,35 +99,12 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 			continue
 		}
 		from := path.Child("env").Index(i).Child("valueFrom")
-		if ref := e.ValueFrom.FieldRef; ref != nil {
-			no(ref.FieldPath == "status.podIP" || ref.FieldPath == "status.podIPs", from.Child("fieldRef"),
-				"the address of a VM is not known before it starts")
-		}
 		no(e.ValueFrom.FileKeyRef != nil, from.Child("fileKeyRef"), "a VM cannot read environment variables from a file of a volume")
 	}
 	return errs
 }
 
-// checkHooks refuses hooks at which the kubelet only fails later.
-func checkHooks(l *corev1.Lifecycle, path *field.Path) field.ErrorList {
-	if l == nil {
-		return nil
-	}
-	var errs field.ErrorList
-	hook := func(h *corev1.LifecycleHandler, name string) {
-		if h != nil && h.Exec == nil && h.HTTPGet == nil && h.Sleep == nil {
-			errs = append(errs, field.Forbidden(path.Child(name, "tcpSocket"), "a hook must be exec, httpGet or sleep"))
-		}
-	}
-	hook(l.PostStart, "postStart")
-	hook(l.PreStop, "preStop")
-	if l.StopSignal != nil && *l.StopSignal != corev1.SIGTERM {
-		errs = append(errs, field.Forbidden(path.Child("stopSignal"), "a VM's process is always stopped with SIGTERM"))
-	}
-	return errs
-}
-
-// foreign refuses resources other than those that every VM has.
+// foreign refuses resources that a VM cannot have.
 func foreign(list corev1.ResourceList, path *field.Path, no func(bool, *field.Path, string)) {
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		switch name {
@@ -166,7 +115,7 @@ func foreign(list corev1.ResourceList, path *field.Path, no func(bool, *field.Pa
 	}
 }
 
-// checkVM applies the engine's own rules, so that a pod that can never run is refused at once.
+// checkVM applies the engine's rules, so that a pod that can never run is refused immediately.
 func checkVM(pod *corev1.Pod) field.ErrorList {
 	if err := Spec(pod, Node{}, nil).Validate(); err != nil {
 		return field.ErrorList{field.Invalid(field.NewPath("spec"), pod.Name, err.Error())}
@@ -174,8 +123,8 @@ func checkVM(pod *corev1.Pod) field.ErrorList {
 	return nil
 }
 
-// CheckNames returns the names of VMs and snapshots in pod that are invalid or belong to another namespace. The default name
-// of a pod is always valid.
+// CheckNames returns an error for each name of a VM or snapshot in pod that is invalid or belongs to another namespace. The
+// default name of a pod's VM is always valid.
 func CheckNames(pod *corev1.Pod) field.ErrorList {
 	if Static(pod) {
 		return nil
@@ -204,7 +153,7 @@ func CheckNames(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// CheckKeys returns the annotations of pod whose values are invalid for any node.
+// CheckKeys returns an error for each annotation of pod whose value is invalid on every node.
 func CheckKeys(pod *corev1.Pod) field.ErrorList {
 	_, spec := contract.ParseVMSpec(pod.Annotations)
 	_, runtime := contract.ParseVMRuntime(pod.Annotations)
@@ -217,14 +166,13 @@ func CheckKeys(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// Static reports whether pod represents an existing machine that no node creates, starts or stops.
+// Static reports whether pod represents an existing machine, which no node creates, starts or stops.
 func Static(pod *corev1.Pod) bool {
 	return pod.Annotations[contract.KeyMode] == string(contract.ModeStatic)
 }
 
-// checkStatic returns what prevents the machine of a static pod from being adopted. It ignores most of what the pod says of
-// containers, because nothing of it runs. It refuses only settings that would never take effect although somebody waits for
-// them.
+// checkStatic returns the errors of a static pod. It ignores most settings of containers, because the containers do not run.
+// It refuses settings, such as a deadline, whose effect the user would wait for in vain.
 func checkStatic(pod *corev1.Pod) field.ErrorList {
 	ask, err := contract.ParseVMSpec(pod.Annotations)
 	errs := badKeys(err)

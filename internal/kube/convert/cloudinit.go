@@ -19,16 +19,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// defaultSSHKey is the key of VirtletSSHKeySource when it names none.
+// defaultSSHKey is the key that is read if VirtletSSHKeySource names no key.
 const defaultSSHKey = "authorized_keys"
 
-// CloudInit returns what the Virtlet annotations of pod add to its guest's cloud-init. It returns nil without such
-// annotations: then a disk guest gets only the generated documents. A source that is missing or has invalid content is a
-// FailedPrecondition error: the pod waits until somebody fixes it. Other errors are the Resolver's own. No error quotes a
-// source.
+// CloudInit returns the additions of the Virtlet annotations of pod to its guest's cloud-init. It returns nil without such
+// annotations. A disk guest then gets only the generated documents. If a source is missing or has invalid content, the error
+// is FailedPrecondition, and the pod waits until somebody fixes the source. Other errors are the Resolver's. No error quotes
+// the content of a source.
 //
-// The user-data is, first match wins: the value of one key of the source; the script; the source's keys with the annotation's
-// document merged over them, or with VirtletCloudInitUserDataOverwrite that document alone.
+// The user-data is the first of these that exists: the value of one key of the source; the script; the source's keys with the
+// annotation's document merged over them, or with VirtletCloudInitUserDataOverwrite only that document.
 func CloudInit(ctx context.Context, pod *corev1.Pod, from Resolver) (*vm.CloudInit, error) {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
 	if !ask.CloudInit() {
@@ -95,7 +95,7 @@ func (s sources) userData(ctx context.Context, ask contract.Virtlet) (string, er
 	return doc, errdefs.As(errdefs.FailedPrecondition, err)
 }
 
-// expandMounts replaces the mount script by nothing: the files of a disk guest exist before a script runs.
+// expandMounts removes the mount script, because the files of a disk guest exist before a script runs.
 func expandMounts(doc string) string { return strings.ReplaceAll(doc, contract.MountScript, "") }
 
 func (s sources) sshKeys(ctx context.Context, ask contract.Virtlet) ([]string, error) {
@@ -124,7 +124,7 @@ func lines(to []string, text string) []string {
 	return to
 }
 
-// files reads each key X with its keys X_path and X_encoding; the encoding is base64 unless it is plain.
+// files reads each key X with its keys X_path and X_encoding. The default encoding is base64.
 func (s sources) files(ctx context.Context, src contract.Source) ([]cloudinit.File, error) {
 	const what = contract.KeyVirtletFiles
 	data, err := s.read(ctx, what, src)
@@ -155,7 +155,7 @@ func (s sources) files(ctx context.Context, src contract.Source) ([]cloudinit.Fi
 	return files, nil
 }
 
-// attribute reports whether key describes another key.
+// attribute reports whether key, with that suffix, describes another key.
 func attribute(data map[string]string, key, suffix string) bool {
 	of, ok := strings.CutSuffix(key, suffix)
 	if ok {
@@ -206,14 +206,14 @@ func value(what string, src contract.Source, data map[string]string, key string)
 
 func decode(what string, src contract.Source, key, text string) (string, error) {
 	b, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(text), ""))
-	if err != nil { // its text would quote the content
+	if err != nil { // do not wrap err, because its text quotes the content
 		return "", errdefs.Preconditionf("%s %s: key %s is not valid base64", what, src, key)
 	}
 	return string(b), nil
 }
 
-// checkVirtlet refuses annotations that can never work, without reading sources. Errors do not quote the documents: they may
-// be secret.
+// checkVirtlet refuses annotations that can never work, without reading sources. Errors do not quote the documents, because
+// they may be secret.
 func checkVirtlet(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	ask, err := contract.ParseVirtlet(pod.Annotations)
@@ -231,7 +231,7 @@ func checkVirtlet(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// Ignored describes, for an Event, the annotations of Virtlet that are valid but have no effect here.
+// Ignored describes, for an Event, the Virtlet annotations that are valid but have no effect.
 func Ignored(pod *corev1.Pod) []string {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
 	var out []string

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// objects are ConfigMaps and Secrets by name; the keys of a Secret's map have the prefix "secret/".
+// objects are ConfigMaps and Secrets by name. The names of Secrets have the prefix "secret/".
 type objects map[string]map[string]string
 
 func (o objects) ConfigMap(_ context.Context, namespace, name string) (*corev1.ConfigMap, error) {
@@ -60,7 +60,6 @@ var store = objects{
 	"secret/pw":   {"password": "hush", "runcmd": "[ls]"},
 }
 
-// The rules of Virtlet's annotations, by name.
 func TestVirtletAnnotations(t *testing.T) {
 	files := func(doc string, f ...cloudinit.File) string {
 		out, err := cloudinit.AddFiles(doc, f)
@@ -159,7 +158,8 @@ func TestVirtletAnnotations(t *testing.T) {
 	}
 }
 
-// The pod waits for what can still be fixed, and no message quotes what may be secret.
+// The error of a source that a user can fix is FailedPrecondition, so that the pod waits. No message quotes content that may
+// be secret.
 func TestVirtletSourcesThatCannotBeUsed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		annotations []string
@@ -191,7 +191,7 @@ func TestVirtletSourcesThatCannotBeUsed(t *testing.T) {
 	}
 	down := errors.New("connection refused")
 	if _, err := CloudInit(t.Context(), plain(annotate(contract.KeyVirtletUserDataSource, "configmap/cm")), cluster{fail: down}); !errors.Is(err, down) {
-		t.Errorf("an unreachable API server is no missing ConfigMap: %v", err)
+		t.Errorf("if the API server is unreachable, the error must be the Resolver's: %v", err)
 	}
 }
 

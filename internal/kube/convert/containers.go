@@ -3,6 +3,7 @@ package convert
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,9 +15,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Several reports whether pod's VM runs separate containers instead of one main process.
+// Several reports whether the containers of pod's VM have roots of their own. A pod's only container has the VM's root.
 func Several(pod *corev1.Pod) bool {
 	return len(pod.Spec.Containers) > 1 || len(pod.Spec.InitContainers) > 0
+}
+
+// ImageOf returns the name of the image that c, a container of pod, runs from.
+func ImageOf(pod *corev1.Pod, c *corev1.Container) string {
+	if !Several(pod) {
+		return Image(pod)
+	}
+	return c.Image
 }
 
 // IsSidecar reports whether an init container keeps running.
@@ -54,16 +63,25 @@ func several(pod *corev1.Pod, env Environment) []vm.Container {
 				kind = vm.ContainerSidecar
 			}
 		}
-		out = append(out, vm.Container{
-			Name: c.Name, Image: c.Image, Kind: kind,
-			Process: process(pod, c, env[c.Name]), Mounts: mounts(c, valuesOf(env[c.Name])), Hold: holds(pod, i, c),
-		})
+		x := app(pod, c, env)
+		x.Image, x.Kind, x.Hold = c.Image, kind, holds(pod, i, c)
+		out = append(out, x)
 	}
 	return out
 }
 
-// holds reports whether the containers after c, the i-th of containers, wait until the node reports that c has started: its
-// startup probe (sidecars only) has succeeded, or its postStart hook has ended.
+// app returns c as an app container without an image of its own.
+func app(pod *corev1.Pod, c *corev1.Container, env Environment) vm.Container {
+	x := vm.Container{Name: c.Name, Kind: vm.ContainerApp, Process: process(pod, c, env[c.Name]), Mounts: mounts(c, valuesOf(env[c.Name]))}
+	if c.TerminationMessagePath != "" { // the API server has filled in the default
+		x.MessagePath = path.Join("/", c.TerminationMessagePath)
+	}
+	x.MessageFromLog = c.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError
+	return x
+}
+
+// holds reports whether the containers after c, the i-th of containers, wait until the node reports that c has started. c has
+// started when its startup probe (only of a sidecar) has succeeded and its postStart hook has ended.
 func holds(pod *corev1.Pod, i int, c *corev1.Container) bool {
 	n := len(pod.Spec.InitContainers)
 	hooked := c.Lifecycle != nil && c.Lifecycle.PostStart != nil
@@ -88,14 +106,14 @@ func restart(pod *corev1.Pod) vm.RestartPolicy {
 	return vm.RestartAlways
 }
 
-// checkContainers refuses unsupported settings of containers, and settings that only a VM with one main process can have.
+// checkContainers refuses unsupported settings of containers, and annotations that only a pod with one container can have.
 func checkContainers(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	no := forbid(&errs)
 	for i, c := range containers(pod) {
 		at := containerPath(pod, i)
 		errs = append(errs, checkContainer(c, at)...)
-		errs = append(errs, checkSecurity(pod, c, at)...)
+		errs = append(errs, checkSecurity(c, at)...)
 		sidecar := i < len(pod.Spec.InitContainers) && IsSidecar(c)
 		no(c.RestartPolicy != nil && !sidecar || len(c.RestartPolicyRules) > 0, at.Child("restartPolicy"), "a container of a VM cannot have its own restart policy; set the pod's restartPolicy")
 	}
@@ -110,12 +128,12 @@ func checkContainers(pod *corev1.Pod) field.ErrorList {
 // SameContainers reports whether rec, the record of a clone, has the containers of pod.
 func SameContainers(pod *corev1.Pod, rec vm.Record) bool {
 	if !Several(pod) {
-		return len(rec.Containers) == 0
+		return len(rec.Containers) == 0 || rec.RootContainer()
 	}
 	return slices.EqualFunc(containers(pod), rec.Containers, func(c *corev1.Container, r vm.ContainerRecord) bool { return c.Name == r.Name })
 }
 
-// commonUser returns the user that all containers of pod run as, or nil if they differ or it is not known.
+// commonUser returns the user that all containers of pod run as. It returns nil if the users differ or one is not known.
 func commonUser(pod *corev1.Pod) *int64 {
 	var common *int64
 	for i, c := range containers(pod) {
@@ -129,8 +147,8 @@ func commonUser(pod *corev1.Pod) *int64 {
 }
 
 // sum returns how much of one resource the containers of pod need together. of returns the amount for one container. Apps and
-// sidecars run at the same time; a plain init container runs with the sidecars before it. False if of knows no amount for any
-// container.
+// sidecars run at the same time. A plain init container runs with the sidecars before it. sum returns false if of returns no
+// amount for any container.
 func sum(pod *corev1.Pod, of func(*corev1.Container) (resource.Quantity, bool)) (resource.Quantity, bool) {
 	var running, most resource.Quantity
 	known := false
@@ -152,16 +170,13 @@ func sum(pod *corev1.Pod, of func(*corev1.Container) (resource.Quantity, bool)) 
 	return most, known
 }
 
-// Pulls returns the requests that pull the images of pod's VM, each image once, without credentials. The API server has
-// completed the policies of the containers. A force-pull annotation takes precedence over them.
+// Pulls returns the requests that pull the images of pod's VM, each image once, without credentials. The API server has set
+// the default pull policies of the containers. A force-pull annotation takes precedence over them.
 func Pulls(pod *corev1.Pod) []image.PullRequest {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	var out []image.PullRequest
 	for _, c := range containers(pod) {
-		r := image.PullRequest{Name: c.Image, Policy: image.PullIfNotPresent}
-		if !Several(pod) {
-			r.Name = Image(pod)
-		}
+		r := image.PullRequest{Name: ImageOf(pod, c), Policy: image.PullIfNotPresent}
 		if c.ImagePullPolicy != "" {
 			r.Policy = image.PullPolicy(c.ImagePullPolicy)
 		}
@@ -179,9 +194,8 @@ func Pulls(pod *corev1.Pod) []image.PullRequest {
 	return out
 }
 
-// PullAuth reads the pod's imagePullSecrets, in their order. (They include those of its service account, because admission
-// has added them.) Like the kubelet it continues without a secret that cannot be fetched or decoded, and returns its name in
-// lost.
+// PullAuth reads the pod's imagePullSecrets, in their order. (Admission has added the secrets of its service account to them.)
+// Like the kubelet it continues without a secret that cannot be fetched or decoded. lost has the names of such secrets.
 func PullAuth(ctx context.Context, pod *corev1.Pod, from Resolver) (auth []image.RegistryAuth, lost []string) {
 	for _, ref := range pod.Spec.ImagePullSecrets {
 		if ref.Name == "" {
@@ -200,8 +214,8 @@ func PullAuth(ctx context.Context, pod *corev1.Pod, from Resolver) (auth []image
 	return auth, lost
 }
 
-// registryAuth reads the credentials in a secret of one of the two docker types, sorted by registry. A secret of another type
-// holds none. Errors are InvalidArgument and never contain the content of the secret.
+// registryAuth reads the credentials in a secret of one of the two Docker types, sorted by registry. A secret of another type
+// has no credentials. Errors are InvalidArgument and never contain the content of the secret.
 func registryAuth(secret *corev1.Secret) ([]image.RegistryAuth, error) {
 	var auth []image.RegistryAuth
 	var err error
@@ -210,7 +224,7 @@ func registryAuth(secret *corev1.Secret) ([]image.RegistryAuth, error) {
 		auth, err = image.ParseDockerConfig(secret.Data[corev1.DockerConfigJsonKey])
 	case corev1.SecretTypeDockercfg:
 		auth, err = image.ParseDockerCfg(secret.Data[corev1.DockerConfigKey])
-	default: // it holds none
+	default: // no credentials
 	}
 	if err != nil {
 		return nil, fmt.Errorf("secret %s: %w", secret.Name, err)

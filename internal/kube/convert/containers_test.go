@@ -45,7 +45,7 @@ func TestSeveralContainers(t *testing.T) {
 	if db.Process.User != "33" || db.Process.Args[0] != "--me=db" || len(db.Mounts) != 1 || len(s.Mounts) != 0 || !s.Process.Empty() {
 		t.Errorf("process and mounts: %+v, of the VM %+v %+v", db, s.Process, s.Mounts)
 	}
-	// 250m + 500m + 600m run together; the second init container with the sidecar needs as much memory as the first.
+	// 250m + 500m + 600m run together. The second init container and the sidecar together need as much memory as the first.
 	if s.CPUs != 2 || s.Memory != 1<<30 || s.Restart != vm.RestartOnFailure || Image(pod) != "web:1" {
 		t.Errorf("%d CPUs, %d bytes, restart %s, image %s", s.CPUs, s.Memory, s.Restart, s.Image)
 	}
@@ -58,7 +58,7 @@ func TestSeveralContainers(t *testing.T) {
 	}
 }
 
-// A container holds the ones after it only if the node must decide whether it has started.
+// A container holds the containers after it only if the node must decide whether it has started.
 func TestContainersThatHoldOthers(t *testing.T) {
 	hook := &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 1}}}
 	probe := &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"up"}}}}

@@ -1,12 +1,11 @@
-// Package convert turns a Pod into the specification of a VM, or into the list of everything in it that a VM cannot provide.
+// Package convert converts a Pod to the specification of a VM, or returns the list of the pod's settings that a VM cannot
+// provide.
 //
-// It is pure: ConfigMaps, Secrets and tokens of the cluster come through a Resolver or Source. It starts nothing and writes
-// no status.
+// It is pure: it reads ConfigMaps, Secrets and tokens of the cluster only through a Resolver or Source. It starts nothing and
+// writes no status.
 package convert
 
 import (
-	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,13 +21,20 @@ const (
 	DefaultMemory = 256 << 20
 )
 
-// Node holds the data about its node that a VM may see.
+// DefaultClusterDomain is the DNS domain of a cluster that configures no other.
+const DefaultClusterDomain = "cluster.local"
+
+// Node holds the data about the node that a VM may see.
 type Node struct {
-	Name string
-	IP   string
+	Name          string
+	IP            string
+	ClusterDomain string // "": DefaultClusterDomain
+
+	ClusterDNS []string // name servers of the cluster; none: pods have those of their VM's network
+	Searches   []string // the node's own domains
 }
 
-// VMName is the name of pod's VM: the annotation, else derived from namespace and name. See CheckNames.
+// VMName returns the name of pod's VM: the annotation, else a name derived from namespace and name. See CheckNames.
 func VMName(pod *corev1.Pod) string {
 	if name := pod.Annotations[contract.KeyName]; name != "" {
 		return name
@@ -36,7 +42,7 @@ func VMName(pod *corev1.Pod) string {
 	return contract.VMName(pod.Namespace, pod.Name)
 }
 
-// Image is the image of pod's VM: the annotation, else that of the container.
+// Image returns the image of pod's VM: the annotation, else the image of the container.
 func Image(pod *corev1.Pod) string {
 	if image := pod.Annotations[contract.KeyImage]; image != "" {
 		return image
@@ -47,7 +53,7 @@ func Image(pod *corev1.Pod) string {
 	return ""
 }
 
-// maxGrace limits what a pod may request, so that later additions do not overflow.
+// maxGrace is the longest grace period that a pod may request, so that later additions do not overflow.
 const maxGrace = 10 * 365 * 24 * time.Hour
 
 // Seconds returns n seconds as a grace period: 0 if n is negative, and at most ten years.
@@ -55,7 +61,7 @@ func Seconds(n int64) time.Duration {
 	return time.Duration(min(max(n, 0), int64(maxGrace/time.Second))) * time.Second
 }
 
-// Grace is how long the guest may take to shut down.
+// Grace returns how long the guest may take to shut down.
 func Grace(pod *corev1.Pod) time.Duration {
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil && *s >= 0 {
 		return Seconds(*s)
@@ -66,8 +72,8 @@ func Grace(pod *corev1.Pod) time.Duration {
 // Environment is the environment of each container of a pod, by its name.
 type Environment map[string][]vm.EnvVar
 
-// Spec returns the VM of pod on node, with env (from Env) as the environment of its containers. Its volumes have no content;
-// see Fill. Precondition: Check(pod) found nothing.
+// Spec returns the specification of pod's VM on node, with env (from Env) as the environment of its containers. Its volumes
+// have no content yet; see Fill. Precondition: Check(pod) returned no errors.
 func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	size := sizeOf(pod, ask)
@@ -78,21 +84,29 @@ func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 		Memory:    size.memory,
 		Storage:   size.storage,
 		Driver:    string(ask.Backend),
-		Hostname:  hostname(pod),
+		Hosts:     hostAliases(pod),
+		DNS:       dns(pod, node),
 		Labels:    labels(pod, node),
 		NICs:      []vm.NICSpec{{Network: ask.Network}},
 		StopGrace: Grace(pod),
 		Volumes:   volumes(pod),
+		Sysctls:   sysctls(pod),
 	}
+	s.Hostname, s.Domain = hostname(pod, node)
 	if Several(pod) {
 		s.Containers, s.Restart = several(pod, env), restart(pod)
 	} else if c := container(pod); c != nil {
-		s.Process, s.Mounts = process(pod, c, env[c.Name]), mounts(c, valuesOf(env[c.Name]))
+		whole := app(pod, c, env)
+		whole.Root = true
+		s.Containers, s.Restart = []vm.Container{whole}, restart(pod)
+		if ask.Managed { // its VM ends with the process and is restarted as a whole, or evicted
+			s = s.Bootable()
+		}
 	}
 	return s.Default()
 }
 
-// container is the pod's first application container, nil when there is none.
+// container returns the pod's first app container, or nil if there is none.
 func container(pod *corev1.Pod) *corev1.Container {
 	if len(pod.Spec.Containers) == 0 {
 		return nil
@@ -103,6 +117,10 @@ func container(pod *corev1.Pod) *corev1.Container {
 func process(pod *corev1.Pod, c *corev1.Container, env []vm.EnvVar) vm.Process {
 	values := valuesOf(env)
 	p := vm.Process{Env: env, WorkDir: c.WorkingDir, User: user(pod, c), TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce}
+	p.Security = security(pod, c)
+	if c.Lifecycle != nil && c.Lifecycle.StopSignal != nil {
+		p.StopSignal = string(*c.Lifecycle.StopSignal)
+	}
 	p.ReadOnlyRoot = c.SecurityContext != nil && yes(c.SecurityContext.ReadOnlyRootFilesystem)
 	for _, a := range c.Command {
 		p.Entrypoint = append(p.Entrypoint, expand(a, values))
@@ -113,48 +131,7 @@ func process(pod *corev1.Pod, c *corev1.Container, env []vm.EnvVar) vm.Process {
 	return p
 }
 
-// user returns uid or uid:gid, or "" for the image's own user.
-func user(pod *corev1.Pod, c *corev1.Container) string {
-	uid, gid := runAs(pod, c)
-	if uid == nil {
-		return ""
-	}
-	s := strconv.FormatInt(*uid, 10)
-	if gid != nil {
-		s += ":" + strconv.FormatInt(*gid, 10)
-	}
-	return s
-}
-
-// runAs merges the security contexts of pod and container, the container's first.
-func runAs(pod *corev1.Pod, c *corev1.Container) (uid, gid *int64) {
-	if sc := pod.Spec.SecurityContext; sc != nil {
-		uid, gid = sc.RunAsUser, sc.RunAsGroup
-	}
-	if c.SecurityContext != nil {
-		if c.SecurityContext.RunAsUser != nil {
-			uid = c.SecurityContext.RunAsUser
-		}
-		if c.SecurityContext.RunAsGroup != nil {
-			gid = c.SecurityContext.RunAsGroup
-		}
-	}
-	return uid, gid
-}
-
-// hostname returns the pod's host name, cut to one DNS label: pod names may be longer and contain dots.
-func hostname(pod *corev1.Pod) string {
-	h := pod.Spec.Hostname
-	if h == "" {
-		h = strings.ReplaceAll(pod.Name, ".", "-")
-	}
-	if len(h) > 63 {
-		h = h[:63]
-	}
-	return strings.Trim(h, "-")
-}
-
-// ProbeCommand returns the command of a probe of c. It replaces only variables whose values are in the spec.
+// ProbeCommand returns the command of a probe of c. It expands only variables whose values are in the pod's spec.
 func ProbeCommand(c *corev1.Container, command []string) []string {
 	values := map[string]string{}
 	for _, e := range c.Env {

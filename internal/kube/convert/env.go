@@ -27,11 +27,12 @@ type Resolver interface {
 type Absent struct {
 	Kind     string // ConfigMap or Secret
 	Name     string
-	Key      string // of an existing object; "" if the object itself does not exist
+	Key      string // the missing key; "" if the object itself does not exist
 	Optional bool
 }
 
-// Reason is virtual-kubelet's name for it in Events, such as OptionalSecretNotFound or MandatoryConfigMapKeyNotFound.
+// Reason returns the reason that virtual-kubelet uses in Events, such as OptionalSecretNotFound or
+// MandatoryConfigMapKeyNotFound.
 func (a Absent) Reason() string {
 	reason := "Mandatory" + a.Kind
 	if a.Optional {
@@ -43,7 +44,7 @@ func (a Absent) Reason() string {
 	return reason + "NotFound"
 }
 
-// String describes it in a sentence.
+// String returns a sentence for the message of an Event.
 func (a Absent) String() string {
 	kind := strings.ToLower(a.Kind)
 	if a.Key != "" {
@@ -53,9 +54,9 @@ func (a Absent) String() string {
 }
 
 // Env returns the environment of each of the pod's containers. The order is: variables of the services that the pod may see,
-// then envFrom, then env; later names replace earlier ones.
-// A missing reference is reported to absent (nil: to nobody). Unless optional, it is also a FailedPrecondition error: the pod
-// waits for it. Other errors are the Resolver's own.
+// then envFrom, then env. A later variable replaces an earlier one of the same name.
+// Env reports a missing reference to absent, which may be nil. Unless the reference is optional, the error is also
+// FailedPrecondition, and the pod waits for the object. Other errors are the Resolver's.
 func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver, services []*corev1.Service, absent func(Absent)) (Environment, error) {
 	if absent == nil {
 		absent = func(Absent) {}
@@ -138,7 +139,7 @@ func (e *environment) addAll(ctx context.Context, src corev1.EnvFromSource) erro
 	return nil
 }
 
-// value returns the value of v, and false when an optional source is absent.
+// value returns the value of v, or false if an optional source is absent.
 func (e *environment) value(ctx context.Context, v corev1.EnvVar) (string, bool, error) {
 	if v.ValueFrom == nil {
 		return expand(v.Value, e.values), true, nil
@@ -157,7 +158,7 @@ func (e *environment) value(ctx context.Context, v corev1.EnvVar) (string, bool,
 		data, err := e.secret(ctx, s.SecretKeyRef.Name, s.SecretKeyRef.Optional)
 		return e.pick(data, "Secret", s.SecretKeyRef.Name, s.SecretKeyRef.Key, s.SecretKeyRef.Optional, err)
 	}
-	return "", false, errdefs.Preconditionf("this node does not support the kind of its source")
+	return "", false, errdefs.Preconditionf("this node does not support a source of this kind in valueFrom")
 }
 
 func (e *environment) pick(data map[string]string, kind, name, key string, optional *bool, err error) (string, bool, error) {
@@ -165,7 +166,7 @@ func (e *environment) pick(data map[string]string, kind, name, key string, optio
 		return "", false, err
 	}
 	value, ok := data[key]
-	if !ok && data != nil { // nil: the object does not exist, which was reported
+	if !ok && data != nil { // nil: the object does not exist, which is reported already
 		e.absent(Absent{kind, name, key, yes(optional)})
 	}
 	if !ok && !yes(optional) {
@@ -216,7 +217,8 @@ func missing(err error, kind, name string, optional *bool) error {
 
 func yes(b *bool) bool { return b != nil && *b }
 
-// field reads the downward API. Check has refused paths that are unknown before the guest starts.
+// field returns the value of a field of the pod (downward API). Check has refused fields that are unknown before the guest
+// starts.
 func (e *environment) field(path string) (string, error) {
 	switch path {
 	case "metadata.name":
@@ -235,6 +237,10 @@ func (e *environment) field(path string) (string, error) {
 		return e.pod.Spec.ServiceAccountName, nil
 	case "status.hostIP", "status.hostIPs":
 		return e.node.IP, nil
+	case "status.podIP": // known when the VM has its interfaces
+		return vm.OwnAddress, nil
+	case "status.podIPs":
+		return vm.OwnAddresses, nil
 	}
 	if key, ok := subscript(path, "metadata.labels"); ok {
 		return e.pod.Labels[key], nil
@@ -262,10 +268,10 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// resource returns the value in the spec, or what the VM really has if the spec has none.
+// resource returns the value in the pod's spec, or the real size of the VM if the spec has no value.
 func (e *environment) resource(ref *corev1.ResourceFieldSelector) (string, error) {
 	which, name, _ := strings.Cut(ref.Resource, ".")
-	c := e.container // nil: for a volume
+	c := e.container // nil if the value is for a volume
 	for _, other := range containers(e.pod) {
 		if c == nil || ref.ContainerName != "" && other.Name == ref.ContainerName {
 			c = other
@@ -314,8 +320,8 @@ func ceilDiv(a, b int64) int64 {
 // nameable reports whether name is a valid name of an environment variable.
 func nameable(name string) bool { return name != "" && !strings.ContainsAny(name, "=\x00") }
 
-// expand replaces $(NAME) by the value of NAME, as Kubernetes does in commands, arguments and environment values: $$ stands
-// for one $, so $$(NAME) is the text $(NAME). A name of no variable stays unchanged.
+// expand replaces each $(NAME) in s with the value of the variable NAME, as Kubernetes does in commands, arguments and
+// environment values. $$ becomes $, so $$(NAME) becomes the text $(NAME). If there is no variable NAME, $(NAME) stays.
 func expand(s string, values map[string]string) string {
 	var out strings.Builder
 	for i := 0; i < len(s); i++ {

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Objects of annotations are added to the spec once, whatever else it contains.
+// Each object that annotations name is added to the spec once, if no volume of the pod uses it already.
 func TestNameWhatAnnotationsName(t *testing.T) {
 	volume := func(name string, s corev1.VolumeSource) corev1.Volume {
 		return corev1.Volume{Name: name, VolumeSource: s}
@@ -58,7 +58,7 @@ func TestNameWhatAnnotationsName(t *testing.T) {
 	}
 }
 
-// A node that may not read a source reports what to do, and keeps retrying.
+// If a node may not read a source, the error says what to do, and the node retries.
 func TestSourceThatTheNodeMayNotRead(t *testing.T) {
 	denied := errdefs.As(errdefs.Unavailable, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "a", nil))
 	_, err := CloudInit(t.Context(), plain(annotate(contract.KeyVirtletSSHKeySource, "configmap/a")), cluster{fail: denied})

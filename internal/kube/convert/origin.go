@@ -20,8 +20,8 @@ type Origin struct {
 // Boots reports whether the VM boots from its image.
 func (o Origin) Boots() bool { return o == Origin{} }
 
-// OriginOf returns what pod's VM is created from: a directory, else a fork, else a snapshot, else its image. Precondition:
-// Check found nothing.
+// OriginOf returns the origin of pod's VM: a directory, else a fork, else a snapshot, else its image. Precondition: Check
+// returned no errors.
 func OriginOf(pod *corev1.Pod) Origin {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	switch {
@@ -64,7 +64,7 @@ func checkOrigin(pod *corev1.Pod, ask contract.VMSpec) field.ErrorList {
 	return errs
 }
 
-// Member is the place of pod in its CocoonSet.
+// Member returns the place of pod in its CocoonSet.
 func Member(pod *corev1.Pod) contract.Member {
 	return contract.Member{Namespace: pod.Namespace, Labels: pod.Labels, Owners: pod.OwnerReferences}
 }
@@ -78,14 +78,15 @@ func Saves(pod *corev1.Pod) bool {
 	return contract.ShouldSnapshotVM(ask, Member(pod).Main(VMName(pod)))
 }
 
-// Clone returns the clone that pod asks for, without its origin. Sizes, environment and command of the pod are ignored: the
-// VM keeps what it has.
+// Clone returns the specification of the clone that pod asks for, without its origin. It ignores sizes, environment and
+// command of the pod, because a clone keeps those of its snapshot.
 func Clone(pod *corev1.Pod, node Node) vm.CloneSpec {
-	return vm.CloneSpec{Name: VMName(pod), Labels: labels(pod, node), Hostname: hostname(pod), StopGrace: Grace(pod)}
+	name, _ := hostname(pod, node)
+	return vm.CloneSpec{Name: VMName(pod), Labels: labels(pod, node), Hostname: name, StopGrace: Grace(pod), DNS: dns(pod, node)}
 }
 
-// Inherited describes, for an Event, the settings of pod that a clone takes from its snapshot instead; nil if there are none.
-// (Sizes are not included: users who clone know that they are the snapshot's.)
+// Inherited describes, for an Event, the settings of pod that have no effect, because a clone takes them from its snapshot. It
+// returns nil if there are none. It does not mention sizes, because users expect the snapshot's sizes.
 func Inherited(pod *corev1.Pod) []string {
 	var out []string
 	say := func(when bool, what string) {
@@ -93,6 +94,8 @@ func Inherited(pod *corev1.Pod) []string {
 			out = append(out, what)
 		}
 	}
+	say(len(sysctls(pod)) > 0, "sysctls")
+	say(len(pod.Spec.HostAliases) > 0, "hostAliases")
 	for _, c := range containers(pod) {
 		of := ""
 		if Several(pod) {
@@ -101,6 +104,8 @@ func Inherited(pod *corev1.Pod) []string {
 		say(len(c.Command)+len(c.Args) > 0, "command"+of)
 		say(len(c.Env)+len(c.EnvFrom) > 0, "env"+of)
 		say(c.SecurityContext != nil && yes(c.SecurityContext.ReadOnlyRootFilesystem), "readOnlyRootFilesystem"+of)
+		say(c.SecurityContext != nil && (c.SecurityContext.Capabilities != nil || c.SecurityContext.AllowPrivilegeEscalation != nil || yes(c.SecurityContext.Privileged)),
+			"capabilities and privileges"+of)
 		for _, m := range c.VolumeMounts {
 			say(m.MountPath != tokenPath, "the mount of "+m.Name+of)
 		}

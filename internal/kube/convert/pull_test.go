@@ -73,12 +73,12 @@ func TestRegistryAuthOfSecrets(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("%s: the error tells the secret: %v", name, err)
+			t.Errorf("%s: the error contains the secret: %v", name, err)
 		}
 	}
 }
 
-// secrets is a Resolver of these secrets.
+// secrets is a Resolver with fixed Secrets.
 type secrets map[string]*corev1.Secret
 
 func (secrets) ConfigMap(context.Context, string, string) (*corev1.ConfigMap, error) {

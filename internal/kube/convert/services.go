@@ -13,15 +13,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// serviceEnv returns the variables through which containers of pod find Services, as on every Kubernetes node: always that of
-// the API server, and the Services of pod's namespace unless enableServiceLinks is false. If the names of two Services give
-// the same variable, the Service that sorts later wins.
+// serviceEnv returns the variables through which containers of pod find Services, as on every Kubernetes node: always the
+// Service of the API server, and the Services of pod's namespace unless enableServiceLinks is false. If the names of two
+// Services give the same variable, the Service with the later name in alphabetical order wins.
 func serviceEnv(pod *corev1.Pod, services []*corev1.Service) (env []vm.EnvVar) {
 	links := pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks
 	byName := map[string]*corev1.Service{}
 	for _, s := range services {
 		switch {
-		case net.ParseIP(s.Spec.ClusterIP) == nil || len(s.Spec.Ports) == 0: // it has no address of its own
+		case net.ParseIP(s.Spec.ClusterIP) == nil || len(s.Spec.Ports) == 0: // a headless Service, or one without ports
 		case s.Namespace == pod.Namespace && links:
 			byName[s.Name] = s
 		case s.Namespace == corev1.NamespaceDefault && s.Name == apiService && byName[apiService] == nil:
@@ -37,7 +37,7 @@ func serviceEnv(pod *corev1.Pod, services []*corev1.Service) (env []vm.EnvVar) {
 // apiService is the Service of the API server.
 const apiService = "kubernetes"
 
-// variables returns those of one Service: its address, and for each port the variables of Docker links.
+// variables returns the variables of one Service: its address, and for each port the variables of Docker links.
 func variables(s *corev1.Service) []vm.EnvVar {
 	host, ports := s.Spec.ClusterIP, s.Spec.Ports
 	prefix := envName(s.Name)
@@ -64,5 +64,5 @@ func variables(s *corev1.Service) []vm.EnvVar {
 	return env
 }
 
-// envName turns the name of a cluster object into the name of an environment variable.
+// envName converts the name of a cluster object to the name of an environment variable.
 func envName(name string) string { return strings.ToUpper(strings.ReplaceAll(name, "-", "_")) }

@@ -17,8 +17,9 @@ type size struct {
 	storage int64 // bytes
 }
 
-// sizeOf uses the limits, else the requests, of the container and then of the pod as a whole. With several containers it uses
-// those of the pod first, else what the containers need together. Annotations take precedence, ours over Virtlet's.
+// sizeOf returns the size of pod's VM. It uses the limits, else the requests, of the container, else those of the pod. With
+// several containers it uses those of the pod, else the sum that the containers need. Annotations take precedence, ours over
+// Virtlet's.
 func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	s := size{cpus: DefaultCPUs, memory: DefaultMemory}
 	if q, ok := quantity(pod, corev1.ResourceCPU); ok {
@@ -43,7 +44,7 @@ func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	return s
 }
 
-// quantity returns the amount of one resource, rounded up to a whole unit. Zero counts as not given.
+// quantity returns the amount of one resource, rounded up to a whole unit. An amount of zero counts as not set.
 func quantity(pod *corev1.Pod, name corev1.ResourceName) (int64, bool) {
 	in := func(lists ...corev1.ResourceList) (resource.Quantity, bool) {
 		for _, l := range lists {

@@ -18,8 +18,8 @@ import (
 // Source reads the content of volumes.
 type Source interface {
 	Resolver
-	// Token returns a token of pod's service account that is bound to the pod, for the audience ("" is the API server's own).
-	// It is valid for about that many seconds.
+	// Token returns a token of pod's service account that is bound to the pod, for the audience ("" is the API server). The
+	// token is valid for about that many seconds.
 	Token(ctx context.Context, pod *corev1.Pod, audience string, seconds int64) (string, error)
 }
 
@@ -45,7 +45,7 @@ const (
 	tokenSeconds = 3600
 )
 
-// Live returns the names of pod's volumes whose content may change while it runs, and the objects that they use.
+// Live returns the names of the volumes whose content may change while pod runs, and the objects that these volumes use.
 func Live(pod *corev1.Pod) (names []string, objects []Object) {
 	for _, def := range volumes(pod) {
 		if def.Kind != vm.VolumeFiles {
@@ -66,8 +66,8 @@ func Live(pod *corev1.Pod) (names []string, objects []Object) {
 	}))
 }
 
-// Fill reads the content of all volumes of pod concurrently. A missing object that is not optional is a FailedPrecondition
-// error that names the volume: the pod waits for it. Other errors are the Source's own.
+// Fill reads the content of all volumes of pod concurrently. If an object that is not optional is missing, the error is
+// FailedPrecondition and names the volume, and the pod waits for the object. Other errors are the Source's.
 func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes []vm.Volume) error {
 	errs := make([]error, len(volumes))
 	var wg sync.WaitGroup
@@ -80,7 +80,7 @@ func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes 
 	return errors.Join(errs...)
 }
 
-// Files returns the content of pod's volume called name. Errors as of Fill.
+// Files returns the content of pod's volume called name. Errors: those of Fill.
 func Files(ctx context.Context, pod *corev1.Pod, node Node, from Source, name string) ([]vm.VolumeFile, error) {
 	f := &filler{pod: pod, node: node, from: from}
 	all := partsOf(pod, name)
@@ -107,7 +107,7 @@ func Files(ctx context.Context, pod *corev1.Pod, node Node, from Source, name st
 	return out, nil
 }
 
-// part is one source of a volume: a plain volume has one, a projected one several.
+// part is one source of a volume. A projected volume may have several sources, any other volume has one.
 type part struct {
 	corev1.VolumeProjection
 	mode int32
@@ -141,7 +141,7 @@ func partsOf(pod *corev1.Pod, name string) []part {
 	return nil
 }
 
-// or returns what p points to, or otherwise if p is nil.
+// or returns *p, or otherwise if p is nil.
 func or[T any](p *T, otherwise T) T {
 	if p == nil {
 		return otherwise
@@ -179,10 +179,10 @@ func (f *filler) read(ctx context.Context, s part) ([]vm.VolumeFile, error) {
 	case s.ServiceAccountToken != nil:
 		return f.token(ctx, s.ServiceAccountToken, s.mode)
 	}
-	return nil, errdefs.Preconditionf("this node does not support the kind of a source")
+	return nil, errdefs.Preconditionf("this node does not support one of its sources")
 }
 
-// items selects keys of an object; without a list every key is a file.
+// items selects keys of an object. Without a list, every key is a file.
 func items(data map[string][]byte, list []corev1.KeyToPath, mode int32, what string, optional bool) ([]vm.VolumeFile, error) {
 	var out []vm.VolumeFile
 	if len(list) == 0 {
@@ -223,7 +223,8 @@ func (f *filler) downward(list []corev1.DownwardAPIVolumeFile, mode int32) ([]vm
 	return out, nil
 }
 
-// token is readable only for the container's user if that is known, as with the kubelet.
+// token returns the file of a service account token. As with the kubelet, only the containers' user may read the file, if that
+// user is known.
 func (f *filler) token(ctx context.Context, p *corev1.ServiceAccountTokenProjection, mode int32) ([]vm.VolumeFile, error) {
 	token, err := f.from.Token(ctx, f.pod, p.Audience, or(p.ExpirationSeconds, tokenSeconds))
 	if err != nil {

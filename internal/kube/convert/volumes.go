@@ -42,7 +42,7 @@ func checkVolumes(pod *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-// unservable returns why a VM cannot have v, or "" if it can.
+// unservable returns why a VM cannot have volume v, or "" if it can.
 func unservable(v *corev1.Volume) string {
 	switch {
 	case v.ConfigMap != nil, v.Secret != nil, v.DownwardAPI != nil:
@@ -67,10 +67,10 @@ func unservable(v *corev1.Volume) string {
 	if kind := kindOf(v.VolumeSource); kind != "" {
 		return kind + ": a VM cannot have volumes on disks yet"
 	}
-	return "it has no source"
+	return "the volume has no source"
 }
 
-// kindOf returns the name of the one field of source that is set, as in a manifest.
+// kindOf returns the name, as in a manifest, of the field of source that is set.
 func kindOf(source any) string {
 	set := map[string]json.RawMessage{}
 	text, err := json.Marshal(source)
@@ -83,7 +83,7 @@ func kindOf(source any) string {
 	return ""
 }
 
-// volumes returns those of pod that its containers mount, without their content.
+// volumes returns the volumes of pod that its containers mount, without their content.
 func volumes(pod *corev1.Pod) []vm.Volume {
 	var out []vm.Volume
 	for i := range pod.Spec.Volumes {
@@ -91,7 +91,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 		if !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool {
 			return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name })
 		}) {
-			continue // like the kubelet, skip it
+			continue // like the kubelet, skip volumes that no container mounts
 		}
 		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles}
 		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil {
@@ -100,7 +100,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 		}
 		if d := v.EmptyDir; d != nil {
 			def.Kind, def.Memory = vm.VolumeEmpty, d.Medium == corev1.StorageMediumMemory
-			if def.Memory && d.SizeLimit != nil { // for a disk the limit is that of the whole disk
+			if def.Memory && d.SizeLimit != nil { // an emptyDir on disk is limited only by the size of the disk
 				def.SizeLimit = d.SizeLimit.Value()
 			}
 		}
@@ -109,7 +109,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 	return out
 }
 
-// mounts returns the mounts of a container, outer ones before those inside them.
+// mounts returns the mounts of a container. A mount comes before the mounts inside it.
 func mounts(c *corev1.Container, values map[string]string) []vm.Mount {
 	var out []vm.Mount
 	for _, m := range c.VolumeMounts {
@@ -142,7 +142,7 @@ func CheckMounts(pod *corev1.Pod, env Environment) error {
 	return errors.Join(errs...)
 }
 
-// unknown returns the first name that expand would not find, or "" if it finds all.
+// unknown returns the first variable in s that values does not have, or "" if it has all.
 func unknown(s string, values map[string]string) string {
 	s = strings.ReplaceAll(s, "$$", "")
 	for {
@@ -169,8 +169,8 @@ func valuesOf(env []vm.EnvVar) map[string]string {
 	return values
 }
 
-// Unnamed returns the ConfigMaps and Secrets that annotations of pod name but none of its volumes. A node with its own
-// identity may not read them: the API server lets it read only what the specs of its pods name, and ignores annotations.
+// Unnamed returns the ConfigMaps and Secrets that annotations of pod name but no volume of it. A node with its own credentials
+// may not read them: the API server lets a node read only objects that the specs of its pods name, and ignores annotations.
 func Unnamed(pod *corev1.Pod) []Object {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
 	var out []Object
@@ -204,13 +204,13 @@ func names(pod *corev1.Pod, o Object) bool {
 	})
 }
 
-// Name adds to pod, which is about to be created, a volume that no container mounts for each of its Unnamed objects, so that
-// its node may read them. It reports whether there were any. A second call changes nothing.
+// Name adds a volume to pod, which is about to be created, for each of its Unnamed objects, so that its node may read them. No
+// container mounts these volumes. Name reports whether it changed the pod. A second call changes nothing.
 func Name(pod *corev1.Pod) bool {
 	objects := Unnamed(pod)
 	for _, o := range objects {
 		v := corev1.Volume{Name: freeVolume(pod)}
-		if optional := new(true); o.Kind == KindSecret { // the node reports a missing object
+		if optional := new(true); o.Kind == KindSecret { // optional, because the node reports a missing object with a better message
 			v.Secret = &corev1.SecretVolumeSource{SecretName: o.Name, Optional: optional}
 		} else {
 			v.ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: o.Name}, Optional: optional}

@@ -36,7 +36,7 @@ func (c depot) Secret(_ context.Context, _, name string) (*corev1.Secret, error)
 
 func (c depot) Token(_ context.Context, pod *corev1.Pod, audience string, seconds int64) (string, error) {
 	if audience == "refused" {
-		return "", errdefs.Unavailablef("no tokens today")
+		return "", errdefs.Unavailablef("no tokens now")
 	}
 	return fmt.Sprintf("token of %s for %q, %d s", pod.Spec.ServiceAccountName, audience, seconds), nil
 }
@@ -59,7 +59,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		"ephemeral: a VM cannot have volumes on disks yet":                   {Ephemeral: &corev1.EphemeralVolumeSource{}},
 		"gitRepo: a VM cannot have volumes on disks yet":                     {GitRepo: &corev1.GitRepoVolumeSource{}},
 		"a VM cannot mount images":                                           {Image: &corev1.ImageVolumeSource{}},
-		"it has no source":                                                   {},
+		"the volume has no source":                                           {},
 		`emptyDir medium "HugePages"`:                                        {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
 		"this node does not support the projected source clusterTrustBundle": {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}}}},
 		"this node does not support the projected source podCertificate":     {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}},
@@ -149,7 +149,7 @@ func TestVolumeFiles(t *testing.T) {
 		},
 		"no token": {
 			src:  one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", Audience: "refused"}}),
-			want: "no tokens today", class: errdefs.Unavailable,
+			want: "no tokens now", class: errdefs.Unavailable,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -210,7 +210,7 @@ func TestVolumesAndMountsOfASpec(t *testing.T) {
 	for _, v := range s.Volumes {
 		got = append(got, fmt.Sprint(v.Name, " ", v.Kind, " ", v.Memory, " ", v.SizeLimit, " ", *v.Group))
 	}
-	for _, m := range s.Mounts {
+	for _, m := range s.Containers[0].Mounts {
 		got = append(got, fmt.Sprint(m.Volume, " ", m.Path, " ", m.SubPath, " ", m.ReadOnly))
 	}
 	want := []string{
@@ -230,6 +230,6 @@ func TestVolumesAndMountsOfASpec(t *testing.T) {
 	}
 	broken := errors.New("broken")
 	if err := Fill(t.Context(), pod, Node{}, depot{broken}, s.Volumes); !errors.Is(err, broken) || !strings.Contains(err.Error(), `volume "conf"`) {
-		t.Errorf("a source that does not answer: %v", err)
+		t.Errorf("a source that fails: %v", err)
 	}
 }

@@ -1,7 +1,7 @@
-// Package imagemapping syncs the VirtletImageMapping objects of a cluster to the node's image names. It watches the objects
-// in kube-system, passes their specs on unchanged, and writes the errors in them to their status.
+// Package imagemapping syncs the VirtletImageMapping objects of a cluster to the image store of the node. It watches the
+// objects in kube-system, passes their specs on unchanged, and writes the errors in the specs to the objects' status.
 //
-// It does not parse or validate rules itself, and it stores nothing: the receiver may lose the mappings, and gets them again.
+// It does not parse or validate rules itself, and it stores nothing. A receiver that has lost the mappings gets them again.
 package imagemapping
 
 import (
@@ -29,18 +29,18 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// Source is the name of the source of the mappings.
+// Source is the name under which the receiver keeps these mappings.
 const Source = "kubernetes"
 
-// Namespace is the only namespace whose objects count.
+// Namespace is the only namespace whose objects are read.
 const Namespace = "kube-system"
 
 // Resource is the watched resource.
 var Resource = schema.GroupVersionResource{Group: "virtlet.k8s", Version: "v1", Resource: "virtletimagemappings"}
 
 const (
-	defaultResync = 30 * time.Second // the longest time without mappings after the receiver lost them in a restart
-	firstRetry    = time.Second      // after a failure, doubling up to the resync
+	defaultResync = 30 * time.Second // the longest time without mappings after a restart of the receiver
+	firstRetry    = time.Second      // after a failure; doubles up to the resync interval
 )
 
 // Syncer receives the mappings; image.Puller is one.
@@ -64,8 +64,8 @@ type Watcher struct {
 	settled chan struct{}
 	once    sync.Once
 
-	said map[string]string // last verdict handled, by object name
-	told string            // the failure that was logged and still lasts
+	reported map[string]string // by object name: the last result that was written to the status
+	logged   string            // the failure that was logged last; "" after a success
 }
 
 // New returns a watcher that does nothing before Run.
@@ -74,11 +74,11 @@ func New(cfg Config) (*Watcher, error) {
 		return nil, errdefs.Invalidf("the watcher of image mappings needs a client, a syncer and a logger")
 	}
 	cfg.Resync = cmp.Or(cfg.Resync, defaultResync)
-	return &Watcher{cfg: cfg, dirty: make(chan struct{}, 1), settled: make(chan struct{}), said: map[string]string{}}, nil
+	return &Watcher{cfg: cfg, dirty: make(chan struct{}, 1), settled: make(chan struct{}), reported: map[string]string{}}, nil
 }
 
-// Settled is closed after the first sync of the mappings, or when the cluster has no mappings to read. Before that, names may
-// resolve differently.
+// Settled returns a channel that is closed after the first sync of the mappings, or when the cluster has no mappings to read.
+// Before that, image names may resolve differently.
 func (w *Watcher) Settled() <-chan struct{} { return w.settled }
 
 // Poke triggers a sync now, for a receiver that may have lost the mappings. It does not block.
@@ -96,7 +96,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 		return err
 	}
 	informer := dynamicinformer.NewFilteredDynamicInformer(w.cfg.Client, Resource, Namespace, 0, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil)
-	// client-go would log every failure of a watch itself; a lost resource or server does not deserve that.
+	// Without a handler, client-go logs every failure of the watch, which is too much for a missing resource or server.
 	if err := informer.Informer().SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
 		w.cfg.Log.DebugContext(ctx, "watch of image mappings failed, trying again", "err", err)
 	}); err != nil {
@@ -119,7 +119,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), informer.Informer().HasSynced) {
 		return ctx.Err()
 	}
-	return w.keep(ctx, informer.Informer().GetStore())
+	return w.syncLoop(ctx, informer.Informer().GetStore())
 }
 
 // await returns when the resource can be listed.
@@ -133,33 +133,33 @@ func (w *Watcher) await(ctx context.Context) error {
 			w.settle()
 		}
 		if !apierrors.IsNotFound(err) {
-			w.tell(ctx, fmt.Errorf("list image mappings: %w", err))
+			w.logFailure(ctx, fmt.Errorf("list image mappings: %w", err))
 		}
 		return false, nil
 	})
 }
 
-// pauses is the back-off after failures.
+// pauses returns the back-off after failures.
 func (w *Watcher) pauses() *wait.Backoff {
 	return &wait.Backoff{Duration: min(firstRetry, w.cfg.Resync), Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: w.cfg.Resync}
 }
 
-// keep syncs the content of store on every change, and after each resync interval.
-func (w *Watcher) keep(ctx context.Context, store cache.Store) error {
+// syncLoop syncs the content of store on every change, and after each resync interval.
+func (w *Watcher) syncLoop(ctx context.Context, store cache.Store) error {
 	retry := w.pauses()
 	for {
 		next := w.cfg.Resync
 		objects, problems, err := w.sync(ctx, store)
 		if err != nil {
 			next = retry.Step()
-			w.tell(ctx, fmt.Errorf("send image mappings to cocoond: %w", err))
+			w.logFailure(ctx, fmt.Errorf("send image mappings to cocoond: %w", err))
 		} else {
 			retry = w.pauses()
 			w.settle()
-			if err := w.judge(ctx, objects, problems); err != nil {
-				w.tell(ctx, err)
+			if err := w.reportAll(ctx, objects, problems); err != nil {
+				w.logFailure(ctx, err)
 			} else {
-				w.told = ""
+				w.logged = ""
 			}
 		}
 		select {
@@ -171,7 +171,7 @@ func (w *Watcher) keep(ctx context.Context, store cache.Store) error {
 	}
 }
 
-// sync passes on all objects and returns the problems in them.
+// sync passes all objects to the receiver and returns the problems in them.
 func (w *Watcher) sync(ctx context.Context, store cache.Store) ([]*unstructured.Unstructured, []image.MappingProblem, error) {
 	var objects []*unstructured.Unstructured
 	for _, item := range store.List() {
@@ -196,8 +196,8 @@ func (w *Watcher) sync(ctx context.Context, store cache.Store) ([]*unstructured.
 	return objects, problems, err
 }
 
-// judge writes the problems of each object to its status.
-func (w *Watcher) judge(ctx context.Context, objects []*unstructured.Unstructured, problems []image.MappingProblem) error {
+// reportAll writes the problems of each object to its status.
+func (w *Watcher) reportAll(ctx context.Context, objects []*unstructured.Unstructured, problems []image.MappingProblem) error {
 	byName := map[string][]image.MappingProblem{}
 	for _, p := range problems {
 		byName[p.Mapping] = append(byName[p.Mapping], p)
@@ -212,10 +212,10 @@ func (w *Watcher) judge(ctx context.Context, objects []*unstructured.Unstructure
 
 func (w *Watcher) settle() { w.once.Do(func() { close(w.settled) }) }
 
-// tell logs a failure once while it lasts.
-func (w *Watcher) tell(ctx context.Context, err error) {
-	if w.told != err.Error() && ctx.Err() == nil {
-		w.told = err.Error()
+// logFailure logs a failure once while it lasts.
+func (w *Watcher) logFailure(ctx context.Context, err error) {
+	if w.logged != err.Error() && ctx.Err() == nil {
+		w.logged = err.Error()
 		w.cfg.Log.WarnContext(ctx, "image mappings of the cluster not applied, trying again", "err", err)
 	}
 }

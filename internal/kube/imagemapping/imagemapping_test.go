@@ -62,7 +62,7 @@ func (n *node) next(t *testing.T) string {
 		return strings.Join(out, "\n")
 	case <-t.Context().Done():
 	}
-	t.Fatal("nothing is handed over")
+	t.Fatal("no sync")
 	return ""
 }
 
@@ -70,7 +70,7 @@ func (n *node) next(t *testing.T) string {
 func (n *node) until(t *testing.T, want string) {
 	t.Helper()
 	for got := ""; got != want; got = n.next(t) {
-		t.Logf("handed over: %q", got)
+		t.Logf("synced: %q", got)
 	}
 }
 
@@ -90,7 +90,7 @@ func mapping(namespace, name string, generation int64, spec map[string]any) *uns
 type cluster struct {
 	*fake.FakeDynamicClient
 	statuses chan map[string]any
-	watched  chan struct{} // closed when the watch has started; the fake does not replay earlier changes
+	watched  chan struct{} // closed when the watch has started; the fake client does not replay earlier changes
 }
 
 func newCluster(objects ...runtime.Object) *cluster {
@@ -105,7 +105,7 @@ func newCluster(objects ...runtime.Object) *cluster {
 		once.Do(func() { close(c.watched) })
 		return true, w, err
 	})
-	// The fake lets a stale status overwrite the spec; tests wait for the statuses before they continue.
+	// The fake client lets a stale status overwrite the spec. Tests wait for the statuses before they continue.
 	c.PrependReactor("update", Resource.Resource, func(a clienttesting.Action) (bool, runtime.Object, error) {
 		u, isUpdate := a.(clienttesting.UpdateAction)
 		if !isUpdate || a.GetSubresource() != "status" {
@@ -246,7 +246,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	n.next(t)
 	status = <-c.statuses
 	if condition = status["conditions"].([]any)[0].(map[string]any); condition["status"] != "True" || status["problems"] != nil {
-		t.Errorf("mended, the status is %v", status)
+		t.Errorf("status after the mapping was corrected: %v", status)
 	}
 }
 
@@ -269,7 +269,7 @@ func TestAnotherNodesVerdictIsNotFought(t *testing.T) {
 		n.next(t)
 	}
 	if len(c.statuses) != 0 {
-		t.Errorf("the status is overwritten: %v", <-c.statuses)
+		t.Errorf("the status was written again: %v", <-c.statuses)
 	}
 }
 
@@ -283,14 +283,14 @@ func TestProblemsAreBounded(t *testing.T) {
 
 func TestFailuresAreRetried(t *testing.T) {
 	n := &node{calls: make(chan []image.Mapping)}
-	n.say(errors.New("daemon is away"))
+	n.say(errors.New("daemon is unavailable"))
 	w, _ := start(t, newCluster(mapping(Namespace, "m", 1, nil)), n, time.Millisecond)
 	for range 3 {
 		n.next(t)
 	}
 	select {
 	case <-w.Settled():
-		t.Error("settled while nothing was taken")
+		t.Error("settled although no sync succeeded")
 	default:
 	}
 	n.say(nil)
@@ -320,7 +320,7 @@ func TestAClusterWithoutTheResourceIsWaitedFor(t *testing.T) {
 			for range 3 {
 				<-asked
 			}
-			<-w.Settled() // pods need not wait for mappings that do not come
+			<-w.Settled() // pods must not wait for mappings that cannot be read
 			close(there)
 			n.until(t, "m: {}")
 			if got, want := strings.Count(log.String(), "WARN"), map[string]int{"missing": 0, "forbidden": 1}[name]; got != want {

@@ -23,14 +23,14 @@ const (
 	reasonSomeBroken = "SomeRulesDoNotCount"
 )
 
-// report writes the problems of an object to its status, unless they are already there.
+// report writes the problems of an object to its status, unless the status already has them.
 //
-// Every virtual node of a cluster does that, and nodes of different versions may disagree. Each writes a verdict only once,
-// so that they do not overwrite each other forever.
+// Every virtual node of a cluster does that, and nodes of different versions may find different problems. Each node writes a
+// result only once, so that the nodes do not overwrite each other forever.
 func (w *Watcher) report(ctx context.Context, object *unstructured.Unstructured, problems []image.MappingProblem) error {
 	status := statusOf(object, problems)
-	verdict := fmt.Sprint(object.GetUID(), object.GetGeneration(), problems)
-	if w.said[object.GetName()] == verdict {
+	result := fmt.Sprint(object.GetUID(), object.GetGeneration(), problems)
+	if w.reported[object.GetName()] == result {
 		return nil
 	}
 	if old, _, _ := unstructured.NestedMap(object.Object, "status"); !equality.Semantic.DeepEqual(old, status) {
@@ -39,27 +39,27 @@ func (w *Watcher) report(ctx context.Context, object *unstructured.Unstructured,
 		_, err := w.cfg.Client.Resource(Resource).Namespace(Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
-			return nil // deleted meanwhile
+			return nil // the object was deleted meanwhile
 		case apierrors.IsConflict(err):
 			w.cfg.Log.DebugContext(ctx, "image mapping changed while its status was written", "mapping", object.GetName())
-			return nil // the change triggers a sync, or the next sync writes this status
+			return nil // the change triggers a sync, which writes the status
 		case err != nil:
 			return fmt.Errorf("write the status of image mapping %s: %w", object.GetName(), err)
 		}
 	}
-	w.said[object.GetName()] = verdict
+	w.reported[object.GetName()] = result
 	return nil
 }
 
-// forget drops the verdicts on deleted objects.
+// forget drops the results of deleted objects.
 func (w *Watcher) forget(objects []*unstructured.Unstructured) {
 	there := map[string]bool{}
 	for _, o := range objects {
 		there[o.GetName()] = true
 	}
-	for name := range w.said {
+	for name := range w.reported {
 		if !there[name] {
-			delete(w.said, name)
+			delete(w.reported, name)
 		}
 	}
 }

@@ -17,11 +17,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Auth authenticates and authorizes requests. There is no anonymous user.
+// Auth authenticates and authorizes requests. Anonymous requests are refused.
 type Auth interface {
 	authenticator.Request
 	authorizer.Authorizer
-	// NodeName is the node to which permissions apply.
+	// NodeName returns the node for which permissions are checked.
 	NodeName() string
 }
 
@@ -33,8 +33,8 @@ type delegated struct {
 
 func (d delegated) NodeName() string { return d.node }
 
-// Delegate returns an Auth that works like the real kubelet: client certificates signed by clientCA (nil: none are accepted),
-// bearer tokens by TokenReview, permissions by SubjectAccessReview, with the kubelet's cache times.
+// Delegate returns an Auth that works like the kubelet's. It accepts client certificates signed by clientCA (nil: none), and
+// bearer tokens that a TokenReview accepts. A SubjectAccessReview decides about permissions. Cache times are the kubelet's.
 func Delegate(client kubernetes.Interface, node string, clientCA dynamiccertificates.CAContentProvider) (Auth, error) {
 	retry := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
 	authn, _, err := authenticatorfactory.DelegatingAuthenticatorConfig{
@@ -49,25 +49,25 @@ func Delegate(client kubernetes.Interface, node string, clientCA dynamiccertific
 		WebhookRetryBackoff: retry,
 	}.New()
 	if err != nil {
-		return nil, fmt.Errorf("set up authorisation: %w", err)
+		return nil, fmt.Errorf("set up authorization: %w", err)
 	}
 	return delegated{Request: authn, Authorizer: authz, node: node}, nil
 }
 
-// guard passes only authenticated and authorized requests.
+// guard passes only authenticated and authorized requests to next.
 func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who, ok, err := s.cfg.Auth.AuthenticateRequest(r)
 		if err != nil || !ok {
 			if err != nil {
-				s.cfg.Log.Debug("request not authenticated", "err", err)
+				s.cfg.Log.Debug("authentication of a request failed", "err", err)
 			}
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return
 		}
 		allowed, err := s.allowed(r.Context(), who.User, r)
 		if err != nil {
-			s.cfg.Log.Warn("request not authorised", "err", err)
+			s.cfg.Log.Warn("authorization of a request failed", "err", err)
 			http.Error(w, "Authorization error (user="+who.User.GetName()+")", http.StatusInternalServerError)
 			return
 		}
@@ -80,7 +80,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 	})
 }
 
-// allowed checks each subresource that covers the path until one is granted.
+// allowed checks the subresources that cover the path, one after the other, until the user has access to one.
 func (s *Server) allowed(ctx context.Context, who user.Info, r *http.Request) (bool, error) {
 	var failed error
 	for _, sub := range subresources(r.URL.Path) {
@@ -114,8 +114,8 @@ func verb(method string) string {
 	return ""
 }
 
-// subresources returns the subresources of nodes that give access to a path, as in the real kubelet: the fine-grained one
-// first.
+// subresources returns the subresources of nodes that give access to a path, as in the kubelet. A fine-grained subresource
+// comes first.
 func subresources(path string) []string {
 	under := func(prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
 	switch {

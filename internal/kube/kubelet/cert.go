@@ -17,9 +17,10 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// TLS returns a configuration that requests a client certificate without requiring it (tokens work too) and serves the key
-// pair in certFile and keyFile. A pair renewed on disk is loaded without a restart. While the files are missing, expired or
-// unusable, it serves a self-signed certificate kept in memory. The second result says why it does so now; "" if it does not.
+// TLS returns a configuration that serves the key pair in certFile and keyFile. It requests a client certificate but does not
+// require it, because clients may send a token instead. A pair that is renewed on disk is loaded without a restart. While the
+// files are missing, expired or unusable, it serves a self-signed certificate from memory. The second result says why it does
+// so now, "" if it does not.
 func TLS(certFile, keyFile, node, nodeIP string) (cfg *tls.Config, selfMade string, err error) {
 	own, err := selfSigned(node, nodeIP, time.Now())
 	if err != nil {
@@ -49,7 +50,7 @@ type pair struct {
 	why    error
 }
 
-// load returns the certificate to serve now, and the reason if it is the self-signed one.
+// load returns the certificate to serve now. If that is the self-signed one, the error says why.
 func (p *pair) load(now time.Time) (*tls.Certificate, error) {
 	if p.cert == "" || p.key == "" {
 		return p.own, errdefs.NotFoundf("no serving certificate is configured")
@@ -72,12 +73,13 @@ func (p *pair) load(now time.Time) (*tls.Certificate, error) {
 	case p.why != nil:
 		return p.own, fmt.Errorf("serving certificate: %w", p.why)
 	case now.After(p.loaded.Leaf.NotAfter):
-		return p.own, errdefs.Preconditionf("serving certificate %s has expired at %s", p.cert, p.loaded.Leaf.NotAfter)
+		return p.own, errdefs.Preconditionf("serving certificate %s expired at %s", p.cert, p.loaded.Leaf.NotAfter)
 	}
 	return p.loaded, nil
 }
 
-// selfSigned creates an ECDSA P-256 certificate for the node, localhost and both their addresses, valid for ten years.
+// selfSigned creates an ECDSA P-256 certificate for the names and addresses of the node and localhost. It is valid for ten
+// years.
 func selfSigned(node, nodeIP string, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

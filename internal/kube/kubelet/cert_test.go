@@ -55,14 +55,14 @@ func TestCertificates(t *testing.T) {
 	now := time.Now()
 	write("first", now.Add(time.Hour), now.Add(-3*time.Minute))
 	if got := serial(); got != "first" {
-		t.Errorf("a good pair is there, served %s", got)
+		t.Errorf("valid pair on disk: served %s", got)
 	}
 	write("second", now.Add(time.Hour), now.Add(-2*time.Minute))
 	if got := serial(); got != "second" {
-		t.Errorf("the pair was renewed, served %s", got)
+		t.Errorf("renewed pair on disk: served %s", got)
 	}
 	write("old", now.Add(-time.Hour), now.Add(-time.Minute))
 	if got := serial(); got != "node-1" {
-		t.Errorf("the pair has expired, served %s", got)
+		t.Errorf("expired pair on disk: served %s", got)
 	}
 }

@@ -16,15 +16,15 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// wishes are the streams that a client requested.
-type wishes struct{ stdin, stdout, stderr, tty bool }
+// requestedStreams are the streams that a client requested.
+type requestedStreams struct{ stdin, stdout, stderr, tty bool }
 
-func parseWishes(r *http.Request) (wishes, error) {
+func parseWishes(r *http.Request) (requestedStreams, error) {
 	q := r.URL.Query()
 	on := func(key string) bool { v := q.Get(key); return v == "1" || v == "true" }
-	w := wishes{stdin: on("input"), stdout: on("output"), stderr: on("error"), tty: on("tty")}
+	w := requestedStreams{stdin: on("input"), stdout: on("output"), stderr: on("error"), tty: on("tty")}
 	if w.tty {
-		w.stderr = false // a terminal has one output
+		w.stderr = false // a terminal has only one output stream
 	}
 	if !w.stdin && !w.stdout && !w.stderr {
 		return w, errdefs.Invalidf("you must specify at least 1 of stdin, stdout, stderr")
@@ -32,18 +32,18 @@ func parseWishes(r *http.Request) (wishes, error) {
 	return w, nil
 }
 
-// session is one open set of streams, independent of the transport.
+// session is the open streams of one client, independent of the transport.
 type session struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	resize         io.Reader // JSON sizes; nil without a terminal
 	status         io.Writer
-	plainStatus    bool            // the protocol has no structured status
+	plainStatus    bool            // the protocol reports errors as plain text, not as metav1.Status
 	lost           <-chan struct{} // closed when the client disconnects
 	close          func()
 }
 
-// exec runs a command for kubectl exec: over SPDY, which the API server uses, or over a websocket.
+// exec runs a command for kubectl exec, over SPDY, which the API server uses, or over a websocket.
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 	want, err := parseWishes(r)
 	command := r.URL.Query()["command"]
@@ -78,8 +78,8 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 }
 
 // session opens the requested streams, calls run with them while the client is connected, and reports how run ended.
-func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, doing string, run func(context.Context, *session) (code int, err error)) {
-	// http.Server does not track sessions, because they take the connection over.
+func (s *Server) session(w http.ResponseWriter, r *http.Request, want requestedStreams, doing string, run func(context.Context, *session) (code int, err error)) {
+	// http.Server does not wait for sessions, because they hijack the connection.
 	s.streams.Add(1)
 	defer s.streams.Done()
 	var se *session
@@ -91,7 +91,7 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, do
 	}
 	if err != nil {
 		s.cfg.Log.Debug("session not opened", "path", r.URL.Path, "err", err)
-		return // the client got the error already
+		return // the client has already received the error
 	}
 	defer se.close()
 	ctx, cancel := context.WithCancel(r.Context())
@@ -101,7 +101,7 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, do
 		case <-se.lost:
 			cancel()
 		case <-s.life.Done():
-			se.close() // unblocks reads of streams that nobody else closes
+			se.close() // unblocks reads of the streams
 			cancel()
 		case <-ctx.Done():
 		}
@@ -118,8 +118,8 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request, want wishes, do
 	}
 }
 
-// outcome returns the result of a command, or of another operation on a container, in the form from which remotecommand
-// clients read exit codes.
+// outcome returns the result of a command, or of another operation on a container, in the form of which remotecommand clients
+// read the exit code.
 func outcome(doing string, code int, err error) metav1.Status {
 	switch {
 	case err != nil:
@@ -137,7 +137,7 @@ func outcome(doing string, code int, err error) metav1.Status {
 	return metav1.Status{Status: metav1.StatusSuccess}
 }
 
-// sizes turns the stream of terminal sizes into a channel, which is closed when the stream ends.
+// sizes decodes the stream of terminal sizes into a channel, which is closed when the stream ends.
 func sizes(ctx context.Context, in io.Reader) <-chan guest.WinSize {
 	if in == nil {
 		return nil

@@ -23,7 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
-// commands are the commands that the tests run in the guest.
+// commands returns the commands that the tests run in the guest.
 func commands(t *testing.T) map[string]func(context.Context, guest.Exec, guest.Streams) (int, error) {
 	return map[string]func(context.Context, guest.Exec, guest.Streams) (int, error){
 		"seven": func(_ context.Context, _ guest.Exec, s guest.Streams) (int, error) {
@@ -37,7 +37,7 @@ func commands(t *testing.T) map[string]func(context.Context, guest.Exec, guest.S
 		},
 		"size": func(ctx context.Context, e guest.Exec, s guest.Streams) (int, error) {
 			if !e.TTY || s.Stderr != nil {
-				t.Errorf("no terminal, or one with a second output: %+v", e)
+				t.Errorf("no terminal, or a terminal with stderr: %+v", e)
 			}
 			for {
 				select {
@@ -70,7 +70,7 @@ func commands(t *testing.T) map[string]func(context.Context, guest.Exec, guest.S
 	}
 }
 
-// executors are the two transports: SPDY, which the API server uses, and a websocket.
+// executors returns clients with both transports: SPDY, which the API server uses, and a websocket.
 func (n *node) executors(t *testing.T, pod, command string, o remotecommand.StreamOptions) map[string]remotecommand.Executor {
 	t.Helper()
 	q := url.Values{"command": {command}}
@@ -96,7 +96,7 @@ func (n *node) executors(t *testing.T, pod, command string, o remotecommand.Stre
 }
 
 func (n *node) caPEM() []byte {
-	c := &tls.Config{RootCAs: n.pool, InsecureSkipVerify: true} //nolint:gosec // fetches the certificate that is then trusted
+	c := &tls.Config{RootCAs: n.pool, InsecureSkipVerify: true} //nolint:gosec // fetches the certificate that the test trusts afterwards
 	conn, err := tls.Dial("tcp", strings.TrimPrefix(n.addr, "https://"), c)
 	if err != nil {
 		return nil
@@ -163,7 +163,7 @@ func TestExecMuchOutput(t *testing.T) {
 		})
 }
 
-// window is a terminal that is resized after its first size was sent.
+// window is a terminal that changes its size after the first size was sent.
 type window struct {
 	mu    sync.Mutex
 	sizes []remotecommand.TerminalSize
@@ -247,7 +247,7 @@ func TestExecEndsWithItsClient(t *testing.T) {
 			select {
 			case <-ended:
 			case <-time.After(time.Minute):
-				t.Error("the command outlived its client")
+				t.Error("the command still runs after its client disconnected")
 			}
 		})
 	}

@@ -95,8 +95,8 @@ func TestPortForward(t *testing.T) {
 	wg.Wait()
 }
 
-// A port without a listener is reported, and the session's other connections continue.
-func TestPortForwardToNobody(t *testing.T) {
+// A port without a listener is reported. The session's other connections continue.
+func TestPortForwardWithoutListener(t *testing.T) {
 	n := serve(t)
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -142,7 +142,7 @@ func TestPortForwardToNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := dead.Read(make([]byte, 1)); n > 0 || err == nil {
-		t.Errorf("a port that nobody listens on answers: %d, %v", n, err)
+		t.Errorf("a port without a listener answers: %d, %v", n, err)
 	}
 }
 
@@ -160,7 +160,7 @@ func TestAttach(t *testing.T) {
 		_, err := io.Copy(s.Stdout, s.Stdin)
 		if s.Resize != nil {
 			w := <-s.Resize
-			fmt.Fprintf(s.Stderr, " %dx%d", w.Cols, w.Rows) // the process has no terminal in the end
+			fmt.Fprintf(s.Stderr, " %dx%d", w.Cols, w.Rows) // the process has no terminal
 		}
 		return err
 	}
@@ -202,6 +202,6 @@ func TestAttach(t *testing.T) {
 func TestPortForwardEndsWithTheServer(t *testing.T) {
 	t.Run("server", func(inner *testing.T) {
 		n := serve(inner)
-		forwarded(t, n, 80) // its client disconnects after the server
+		forwarded(t, n, 80) // the client disconnects after the server has stopped
 	})
 }

@@ -1,5 +1,5 @@
 // Package kubelet serves the part of the kubelet's HTTPS API that kubectl and the API server use: exec, attach, port-forward,
-// logs, lists of pods, health. Every request is authenticated and authorised like in the real kubelet.
+// logs, lists of pods, health. Every request is authenticated and authorized as in the kubelet.
 //
 // The package accesses pods only through its Backend and does not control their lifecycle.
 package kubelet
@@ -31,11 +31,11 @@ type Backend interface {
 	Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	// Attach connects to the standard files of a container.
 	Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error
-	// Forward copies data between stream and a TCP port of the pod's guest until the guest sends no more.
+	// Forward copies data between stream and a TCP port of the pod's guest until the guest closes its side.
 	Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error
 }
 
-// Config configures a Server. TLS must hold a certificate; Auth decides about permissions.
+// Config configures a Server. TLS must hold a certificate.
 type Config struct {
 	Addr    string // host:port to listen on
 	TLS     *tls.Config
@@ -51,17 +51,17 @@ type Config struct {
 type Server struct {
 	cfg     Config
 	handler http.Handler
-	streams sync.WaitGroup // sessions that http.Server no longer tracks
+	streams sync.WaitGroup // sessions, for which http.Server does not wait
 	life    context.Context
 }
 
-// Limits of a streaming session, as in the real kubelet.
+// Limits of a streaming session, as in the kubelet.
 const (
 	streamIdle   = 4 * time.Hour
 	streamCreate = 30 * time.Second
 )
 
-// New returns a server that does not listen before Run.
+// New returns a server. It does not listen before Listen.
 func New(cfg Config) (*Server, error) {
 	if cfg.TLS == nil || cfg.Auth == nil || cfg.Backend == nil || cfg.Log == nil {
 		return nil, errdefs.Invalidf("the kubelet API needs TLS, authentication, a backend and a logger")
@@ -105,7 +105,7 @@ func (s *Server) Listen() (net.Listener, error) {
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	s.life = ctx
 	cfg := s.cfg.TLS.Clone()
-	cfg.NextProtos = []string{"http/1.1"} // streams take the connection over, which HTTP/2 does not allow
+	cfg.NextProtos = []string{"http/1.1"} // streams hijack the connection, which HTTP/2 does not allow
 	srv := &http.Server{
 		Handler: s.handler, ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -137,7 +137,7 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte("ok"))
 }
 
-// list answers with the pods for which wanted is true.
+// list answers with the pods for which wanted returns true.
 func (s *Server) list(wanted func(*corev1.Pod) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		pods, err := s.cfg.Backend.GetPods(r.Context())

@@ -44,7 +44,7 @@ type guests struct {
 
 func (g *guests) Forward(_ context.Context, _, pod string, port int, stream io.ReadWriter) error {
 	if pod != "web" || port != 80 {
-		return errdefs.Unavailablef("nobody listens on port %d", port)
+		return errdefs.Unavailablef("no listener on port %d", port)
 	}
 	c, err := net.Dial("tcp", g.server)
 	if err != nil {
@@ -97,8 +97,8 @@ func (g *guests) Logs(ctx context.Context, _, pod, _ string, o guest.LogOptions,
 	return nil
 }
 
-// node is a running server with a certificate authority and an API server that knows two tokens: "good" has all permissions,
-// "weak" none.
+// node is a running server with a certificate authority and a fake API server. The API server knows two tokens: "good" has all
+// permissions, "weak" has none.
 type node struct {
 	addr    string
 	ca      *x509.Certificate
@@ -173,7 +173,7 @@ func authority(t *testing.T) (*x509.Certificate, *ecdsa.PrivateKey) {
 	return cert, key
 }
 
-// client is a TLS configuration with a certificate for user, signed by the cluster's authority or by a stranger.
+// client returns a client certificate for user, signed by the cluster's authority or, if stranger is set, by another one.
 func (n *node) client(t *testing.T, user string, stranger bool) tls.Certificate {
 	t.Helper()
 	ca, caKey := n.ca, n.key
@@ -194,7 +194,7 @@ func (n *node) client(t *testing.T, user string, stranger bool) tls.Certificate 
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// reviewer is a client of an API server that answers only reviews.
+// reviewer returns a client of a fake API server that answers only TokenReviews and SubjectAccessReviews.
 func reviewer(t *testing.T) kubernetes.Interface {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -273,16 +273,16 @@ func TestWhoMayComeIn(t *testing.T) {
 		who  func(*http.Request, *tls.Config)
 		want int
 	}{
-		{"nobody", "/pods", nil, 401},
-		{"nobody asks for health", "/healthz", nil, 401},
+		{"no credentials", "/pods", nil, 401},
+		{"no credentials", "/healthz", nil, 401},
 		{"an unknown token", "/pods", token("bad"), 401},
-		{"a token without rights", "/pods", token("weak"), 403},
+		{"a token without permissions", "/pods", token("weak"), 403},
 		{"a good token", "/pods", token("good"), 200},
 		{"a good certificate", "/pods", cert("good", false), 200},
-		{"a certificate without rights", "/healthz", cert("weak", false), 403},
-		{"a stranger's certificate", "/pods", cert("good", true), 401},
-		{"fine-grained right", "/pods", cert("lister", false), 200},
-		{"fine-grained right elsewhere", "/containerLogs/default/web/c", cert("lister", false), 403},
+		{"a certificate without permissions", "/healthz", cert("weak", false), 403},
+		{"a certificate of another authority", "/pods", cert("good", true), 401},
+		{"fine-grained permission", "/pods", cert("lister", false), 200},
+		{"fine-grained permission, another path", "/containerLogs/default/web/c", cert("lister", false), 403},
 		{"no such page", "/nothing", token("good"), 404},
 		{"health", "/healthz", token("good"), 200},
 	} {

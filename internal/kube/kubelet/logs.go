@@ -76,7 +76,7 @@ func parseLogQuery(q url.Values, now time.Time) (logQuery, error) {
 	return l, errors.Join(errs...)
 }
 
-// errEnough ends a log at its byte limit.
+// errEnough stops a log at its byte limit.
 var errEnough = errors.New("limit reached")
 
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
@@ -96,7 +96,7 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// logWriter writes entries like the kubelet: whole lines, each with its time on request, flushed immediately.
+// logWriter writes entries like the kubelet: whole lines, with their time if requested. It flushes each line immediately.
 type logWriter struct {
 	to    http.ResponseWriter
 	query logQuery

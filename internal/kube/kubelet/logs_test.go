@@ -30,11 +30,11 @@ func TestLogs(t *testing.T) {
 		}
 	}
 	if n.backend.asked.Tail != -1 {
-		t.Errorf("no tail was asked for, %d was passed on", n.backend.asked.Tail)
+		t.Errorf("no tail was requested, but the backend got %d", n.backend.asked.Tail)
 	}
 	n.get(t, "/containerLogs/default/web/c?tailLines=0&previous=true&sinceTime=2026-01-01T00:00:00Z", token("good"))
 	if o := n.backend.asked; o.Tail != 0 || !o.Previous || o.Since.Year() != 2026 {
-		t.Errorf("passed on %+v", o)
+		t.Errorf("the backend got %+v", o)
 	}
 	for _, bad := range []string{"tailLines=-1", "tailLines=x", "limitBytes=0", "sinceSeconds=0", "sinceTime=now", "follow=perhaps", "stream=x", "sinceSeconds=1&sinceTime=2026-01-01T00:00:00Z"} {
 		if code, body := n.get(t, "/containerLogs/default/web/c?"+bad, token("good")); code != 400 {
@@ -62,7 +62,7 @@ func TestLogsFollow(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	line := make([]byte, 4)
-	if _, err := io.ReadFull(resp.Body, line); err != nil || string(line) != "now\n" { // while the guest still runs
+	if _, err := io.ReadFull(resp.Body, line); err != nil || string(line) != "now\n" { // the first line arrives while the log is still open
 		t.Errorf("%q, %v", line, err)
 	}
 	close(n.backend.hold)

@@ -13,15 +13,15 @@ import (
 	vkapi "github.com/virtual-kubelet/virtual-kubelet/node/api"
 )
 
-// forwardGrace is how long a guest may keep answering after the client has finished sending.
+// forwardGrace is how long a guest may keep sending after the client has closed its side.
 const forwardGrace = time.Minute
 
-// portForward forwards connections of kubectl port-forward to the guest, any number over one session.
+// portForward forwards connections of kubectl port-forward to the guest. One session carries any number of connections.
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 	s.streams.Add(1)
 	defer s.streams.Done()
 	handler := vkapi.HandlePortForward(s.forward, vkapi.WithPortForwardStreamIdleTimeout(streamIdle), vkapi.WithPortForwardCreationTimeout(streamCreate))
-	gone, stop := onHijack(s.life, w) //nolint:contextcheck // the request ends where the connection is taken over; the server's life ends it
+	gone, stop := onHijack(s.life, w) //nolint:contextcheck // the request's context does not end a hijacked connection; the server's context does
 	defer stop()
 	handler(gone, mux.SetURLVars(r, map[string]string{"namespace": r.PathValue("namespace"), "pod": r.PathValue("pod")}))
 }
@@ -31,13 +31,13 @@ func (s *Server) forward(ctx context.Context, namespace, pod string, port int32,
 	defer stream.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	end := &lastWord{ReadWriter: stream, cancel: cancel}
+	end := &graceStream{ReadWriter: stream, cancel: cancel}
 	defer end.stop()
 	return s.cfg.Backend.Forward(ctx, namespace, pod, int(port), end)
 }
 
-// lastWord cancels a connection some time after its client has finished sending, because the client may be gone.
-type lastWord struct {
+// graceStream cancels the connection forwardGrace after its client has closed its side, because the client may be gone.
+type graceStream struct {
 	io.ReadWriter
 	cancel func()
 
@@ -46,7 +46,7 @@ type lastWord struct {
 	over  bool
 }
 
-func (l *lastWord) Read(p []byte) (int, error) {
+func (l *graceStream) Read(p []byte) (int, error) {
 	n, err := l.ReadWriter.Read(p)
 	if err != nil {
 		l.mu.Lock()
@@ -58,7 +58,7 @@ func (l *lastWord) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (l *lastWord) stop() {
+func (l *graceStream) stop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.over = true
@@ -67,8 +67,8 @@ func (l *lastWord) stop() {
 	}
 }
 
-// onHijack returns a w whose hijacked connection is closed when ctx ends: otherwise a session whose client stays would never
-// end. stop ends this supervision.
+// onHijack wraps w so that its hijacked connection is closed when ctx ends, because a session would otherwise last as long as
+// its client. The second result stops watching ctx.
 func onHijack(ctx context.Context, w http.ResponseWriter) (http.ResponseWriter, func() bool) {
 	h := &hijackable{ResponseWriter: w}
 	return h, context.AfterFunc(ctx, h.end)

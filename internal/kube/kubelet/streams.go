@@ -16,7 +16,7 @@ import (
 )
 
 // openSPDY upgrades to SPDY and waits until the client has opened the streams that it requested.
-func openSPDY(w http.ResponseWriter, r *http.Request, want wishes) (*session, error) {
+func openSPDY(w http.ResponseWriter, r *http.Request, want requestedStreams) (*session, error) {
 	protocol, err := httpstream.Handshake(r, w, []string{
 		remote.StreamProtocolV5Name, remote.StreamProtocolV4Name, remote.StreamProtocolV3Name, remote.StreamProtocolV2Name,
 	})
@@ -27,7 +27,7 @@ func openSPDY(w http.ResponseWriter, r *http.Request, want wishes) (*session, er
 		httpstream.Stream
 		replied <-chan struct{}
 	}
-	streams := make(chan opened, 8) // a client opens at most five
+	streams := make(chan opened, 8) // a client opens at most five streams
 	conn := spdy.NewResponseUpgrader().UpgradeResponse(w, r, func(s httpstream.Stream, replied <-chan struct{}) error {
 		select {
 		case streams <- opened{s, replied}:
@@ -63,7 +63,7 @@ func openSPDY(w http.ResponseWriter, r *http.Request, want wishes) (*session, er
 			case corev1.StreamTypeResize:
 				se.resize = st
 			}
-			select { // the reply is sent before anything can close the connection
+			select { // wait for the reply, so that it is sent before the connection can be closed
 			case <-st.replied:
 			case <-se.lost:
 			case <-limit.C:
@@ -100,7 +100,7 @@ func closed(conn httpstream.Connection) <-chan struct{} {
 	return out
 }
 
-// The channels of a websocket session. The last carries no data: reading it ends when the connection does.
+// The channels of a websocket session. The last channel carries no data. A read of it ends when the connection ends.
 const (
 	chanStdin = iota
 	chanStdout
@@ -110,7 +110,7 @@ const (
 	chanEnd
 )
 
-func openWebSocket(w http.ResponseWriter, r *http.Request, want wishes) (*session, error) {
+func openWebSocket(w http.ResponseWriter, r *http.Request, want requestedStreams) (*session, error) {
 	only := func(on bool, kind wsstream.ChannelType) wsstream.ChannelType {
 		if on {
 			return kind

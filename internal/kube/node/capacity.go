@@ -10,21 +10,25 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/stats"
 )
 
-// Sizes overrides parts of the node's capacity; zero values are detected from the host.
+// Sizes overrides parts of the node's capacity. For zero values the node reports the capacity of the host.
 type Sizes struct {
 	CPU       resource.Quantity
 	Memory    resource.Quantity
 	Storage   resource.Quantity
-	Hugepages resource.Quantity // of 2 MiB
+	Hugepages resource.Quantity // in pages of 2 MiB
 	Pods      int64             // default 256
+	Virtual   int               // virtual CPUs that pods may request for each CPU; 0 means 1
 }
+
+// MaxVirtual is the largest Sizes.Virtual.
+const MaxVirtual = 1000
 
 // DefaultPods is the default maximum number of pods of a node.
 const DefaultPods = 256
 
 const resourceHugepages = corev1.ResourceName(corev1.ResourceHugePagesPrefix + "2Mi")
 
-// usage is what the host has in total and free. Sizes are bytes.
+// usage holds the total and free resources of the host. Sizes are in bytes.
 type usage struct {
 	cpus              int64
 	memory, memFree   int64
@@ -50,25 +54,25 @@ func measure(h stats.Host) (usage, error) {
 	return u, nil
 }
 
-// Free space changes all the time, and each change of the node is a write that every watcher of nodes receives. So it is
-// reported in steps, with hysteresis: storage whose free space varies slightly does not flap.
+// storageStep is the step, in bytes, in which free space is reported. Each change of the node object is a write that every
+// watcher of nodes receives. Steps with hysteresis avoid writes for small variations.
 const storageStep = 1 << 30
 
-// steady returns how many free bytes to report after told was reported: told itself while free is at least told and less than
-// two steps above it.
-func steady(told, free int64) int64 {
+// steady returns how many free bytes to report. last is the amount that was reported last. It returns last as long as free is
+// at least last and less than two steps above it.
+func steady(last, free int64) int64 {
 	step := int64(storageStep)
 	if free < 4*step {
-		step = 64 << 20 // the remaining space of a small or full disk matters
+		step = 64 << 20 // smaller steps for a small or nearly full disk
 	}
-	if told > 0 && told <= free && free-told < 2*step {
-		return told
+	if last > 0 && last <= free && free-last < 2*step {
+		return last
 	}
 	return free / step * step
 }
 
-// capacity returns what the node has and what it offers: all but reserve per cent. Of storage it offers only what is free
-// now, so that the space of images and existing disks is not offered again.
+// capacity returns the resources that the node has, and those that it offers to pods: all but reserve per cent. It offers
+// s.Virtual virtual CPUs for each CPU. Of storage it offers only free space, because images and existing disks use the rest.
 func capacity(u usage, s Sizes, reserve int) (all, allocatable corev1.ResourceList) {
 	pick := func(forced resource.Quantity, found int64, f resource.Format) resource.Quantity {
 		if !forced.IsZero() {
@@ -94,7 +98,7 @@ func capacity(u usage, s Sizes, reserve int) (all, allocatable corev1.ResourceLi
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
 		q := allocatable[name]
 		if name == corev1.ResourceCPU {
-			q = *resource.NewMilliQuantity(share(q.MilliValue(), reserve), resource.DecimalSI)
+			q = *resource.NewMilliQuantity(times(share(q.MilliValue(), reserve), s.Virtual), resource.DecimalSI)
 		} else {
 			q = *resource.NewQuantity(share(q.Value(), reserve), resource.BinarySI)
 		}
@@ -103,7 +107,7 @@ func capacity(u usage, s Sizes, reserve int) (all, allocatable corev1.ResourceLi
 	return all, allocatable
 }
 
-// same reports whether two lists hold the same amounts.
+// same reports whether two lists have the same amounts.
 func same(a, b corev1.ResourceList) bool {
 	if len(a) != len(b) {
 		return false
@@ -114,6 +118,14 @@ func same(a, b corev1.ResourceList) bool {
 		}
 	}
 	return true
+}
+
+// times returns n multiplied by factor, without overflow. A factor of 0 is 1.
+func times(n int64, factor int) int64 {
+	if factor > 1 && n <= math.MaxInt64/int64(factor) {
+		return n * int64(factor)
+	}
+	return n
 }
 
 // share returns n less reserve per cent, without overflow.

@@ -23,14 +23,14 @@ func TestTwoMachinesWithOneName(t *testing.T) {
 		lives   bool          // the heartbeat continues
 		refused bool
 	}{
-		"another machine that lives":              {"other", 3 * time.Second, true, true},
-		"another machine that died":               {"other", time.Minute, false, false},
-		"one that lives, our clock an hour on":    {"other", time.Hour, true, true},
-		"one that lives, its clock an hour on":    {"other", -time.Hour, true, true},
-		"one that died, its clock was an hour on": {"other", -time.Hour, false, false},
-		"one without heartbeat":                   {"other", 0, false, false},
-		"this machine, restarted":                 {"mine", 3 * time.Second, true, false},
-		"one that says nothing":                   {"", 3 * time.Second, true, false},
+		"another machine, alive":            {"other", 3 * time.Second, true, true},
+		"another machine, dead":             {"other", time.Minute, false, false},
+		"alive, our clock is an hour ahead": {"other", time.Hour, true, true},
+		"alive, its clock is an hour ahead": {"other", -time.Hour, true, true},
+		"dead, its clock was an hour ahead": {"other", -time.Hour, false, false},
+		"no heartbeat":                      {"other", 0, false, false},
+		"this machine, restarted":           {"mine", 3 * time.Second, true, false},
+		"no machine id":                     {"", 3 * time.Second, true, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			now := time.Now()
@@ -67,12 +67,12 @@ func TestTwoMachinesWithOneName(t *testing.T) {
 			defer func() {
 				select {
 				case <-n.Claimed():
-					t.Errorf("%s: the pods of the other machine are taken up", name)
+					t.Errorf("%s: this machine claimed the node although another machine serves it", name)
 				default:
 				}
 			}()
 			if err := n.Serve(t.Context(), client, slog.New(slog.DiscardHandler)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "another machine") {
-				t.Errorf("%s: the node is served: %v", name, err)
+				t.Errorf("%s: Serve returns %v, want FailedPrecondition that names the other machine", name, err)
 			}
 		})
 	}

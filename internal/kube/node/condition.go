@@ -11,8 +11,8 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/probe"
 )
 
-// Limits at which pressure begins: as with the real kubelet, but a big disk that is nearly full still has room for VMs.
-// Pressure ends only when 1.5 times the limit is free, so that a node near the limit does not flap.
+// Pressure begins below these limits. They are the kubelet's, except leastDisk: a big disk that is nearly full still has room
+// for VMs. Pressure ends only when 1.5 times the limit is free, so that a node near the limit does not flap.
 const (
 	leastMemory = 100 << 20 // bytes available
 	leastDisk   = 2 << 30   // bytes available, or 5 % of a smaller disk
@@ -20,24 +20,25 @@ const (
 	leastPIDs   = 10        // per cent
 )
 
-// Conditions of our own.
+// Conditions that only virtual nodes have.
 const (
-	// ConditionICMP tells whether readiness is checked by pings, or assumed as soon as the address is known.
+	// ConditionICMP says whether guests are pinged. If not, a guest counts as ready as soon as its address is known.
 	ConditionICMP corev1.NodeConditionType = "cocoonstack.io/ICMPProbe"
-	// ConditionHypervisor tells whether the default hypervisor of VMs is usable.
+	// ConditionHypervisor says whether the default hypervisor of VMs is usable.
 	ConditionHypervisor corev1.NodeConditionType = "cocoonstack.io/HypervisorUsable"
-	// ConditionComplete tells whether the engine has a record of every VM on the machine.
+	// ConditionComplete says whether the engine has a record of every VM on the machine.
 	ConditionComplete corev1.NodeConditionType = "cocoonstack.io/StateComplete"
 )
 
-// hypervisor is what the engine reports about its default driver.
+// hypervisor is the engine's report about its default driver.
 type hypervisor struct {
-	asked bool // false: no answer yet
+	asked bool // false: the engine has not answered yet
 	what  string
 	err   error
 }
 
-// conditions is pure, except that it calls Healthy. Transition times change only with the status.
+// conditions returns the conditions of the node. It is pure, except that it calls Healthy. A transition time changes only with
+// the status.
 func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error, hv hypervisor, now time.Time) []corev1.NodeCondition {
 	var out []corev1.NodeCondition
 	add := func(kind corev1.NodeConditionType, on bool, reason, message string) {
@@ -71,16 +72,16 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 	}
 	switch i := index(before, ConditionComplete); {
 	case n.strays != nil && *n.strays > 0:
-		add(ConditionComplete, false, "UnknownVMs", fmt.Sprintf("%d VMs of the machine are not in the journal; run `cocoon recover` there to see, adopt or remove them", *n.strays))
+		add(ConditionComplete, false, "UnknownVMs", fmt.Sprintf("%d VMs of the machine are not in the journal; run `cocoon recover` on the machine to list, adopt or remove them", *n.strays))
 	case n.strays != nil:
 		add(ConditionComplete, true, "EveryVMOnRecord", "all VMs of the machine are in the journal")
 	case i >= 0:
 		out = append(out, before[i])
 	}
 	if measured != nil {
-		return append(out, carry(before, corev1.NodeReady, ConditionHypervisor, ConditionComplete)...) // unmeasured is no pressure: keep the old
+		return append(out, carry(before, corev1.NodeReady, ConditionHypervisor, ConditionComplete)...) // pressure is not known: keep the earlier conditions
 	}
-	// low applies the limit, or the higher one to end pressure that exists already.
+	// low reports whether free is below the limit. If there is pressure already, the limit is 1.5 times as high.
 	low := func(kind corev1.NodeConditionType, free, least int64) bool {
 		if i := index(before, kind); i >= 0 && before[i].Status == corev1.ConditionTrue {
 			least += least / 2
@@ -122,7 +123,7 @@ func index(all []corev1.NodeCondition, kind corev1.NodeConditionType) int {
 	return slices.IndexFunc(all, func(c corev1.NodeCondition) bool { return c.Type == kind })
 }
 
-// carry returns the earlier conditions except those that are set anew.
+// carry returns the earlier conditions without those of the kinds anew.
 func carry(before []corev1.NodeCondition, anew ...corev1.NodeConditionType) []corev1.NodeCondition {
 	return slices.DeleteFunc(slices.Clone(before), func(c corev1.NodeCondition) bool { return slices.Contains(anew, c.Type) })
 }

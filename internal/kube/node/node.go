@@ -1,7 +1,7 @@
-// Package node is the virtual node itself: its object in the API, its capacity, its conditions.
+// Package node provides the Node object of the virtual node: its capacity and its conditions.
 //
-// It measures the host and checks the VM engine. It does not handle pods. The heartbeat (lease and status) is sent by
-// virtual-kubelet's node controller, to which it provides the data.
+// It measures the host and checks the VM engine. It does not handle pods. virtual-kubelet's node controller sends the
+// heartbeat (lease and status) with the data of this package.
 package node
 
 import (
@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -28,9 +29,9 @@ import (
 // Config describes one node.
 type Config struct {
 	Name       string
-	IP         string // its InternalIP
+	IP         string // the node's InternalIP
 	Pool       string // label; "" is default
-	CPUClass   string // label: nodes of one class can resume each other's snapshots of memory; "": not set
+	CPUClass   string // label; nodes of one class can resume each other's live snapshots; "": not set
 	ProviderID string
 	Version    string // shown as kubelet and runtime version
 	Port       int32  // of the kubelet API
@@ -39,41 +40,42 @@ type Config struct {
 	Root       string       // directory of the VMs' disks
 	Proc       string       // "" is /proc
 	Healthy    func() error // checks that the VM engine answers
-	// Hypervisor describes the default hypervisor of VMs, or returns why it is unusable; an Unavailable error is no answer.
-	// Nil: not known.
+	// Hypervisor describes the default hypervisor of VMs, or returns why it is unusable. After an Unavailable error the node
+	// keeps the earlier answer. Nil: not known.
 	Hypervisor func(context.Context) (string, error)
-	// Strays counts the VMs on the machine of which the engine has no record; an error is no answer. Nil: not known.
+	// Strays counts the VMs on the machine of which the engine has no record. After an error the node keeps the earlier
+	// answer. Nil: not known.
 	Strays func(context.Context) (int, error)
-	// Snapshots lists the snapshots that can be cloned here without a transfer, for schedulers; an error is no answer. Nil:
-	// not known.
+	// Snapshots lists, for schedulers, the snapshots that can be cloned on this node without a transfer. After an error the
+	// node keeps the earlier answer. Nil: not known.
 	Snapshots func(context.Context) ([]corev1.ContainerImage, error)
 	ICMP      probe.Socket // the socket type for pinging guests
-	NoRole    bool         // omit the role label: the API server forbids it to a node's own credentials
+	NoRole    bool         // omit the role label, because the API server does not let a node's own credentials set it
 }
 
-// interval is how often the host is measured; the engine is queried every sixth time.
+// interval is the time between two measurements of the host. The engine is queried every engineTurn intervals.
 const (
 	interval   = 10 * time.Second
 	engineTurn = 6
 )
 
-// Node provides virtual-kubelet's node controller with the node.
+// Node provides the node object to virtual-kubelet's node controller.
 type Node struct {
 	cfg  Config
 	host stats.Host
 	turn int // used only by Run's goroutine
 	hv   hypervisor
 
-	strays *int                    // as last reported; nil: never
-	has    []corev1.ContainerImage // snapshots, as last reported
+	strays *int                    // last answer of Strays; nil: none yet
+	has    []corev1.ContainerImage // last answer of Snapshots
 
-	mu     sync.Mutex
-	node   *corev1.Node
-	notify func(*corev1.Node)
-	told   int64 // bytes of free disk from which the allocatable storage was computed
-	poke   chan struct{}
+	mu       sync.Mutex
+	node     *corev1.Node
+	notify   func(*corev1.Node)
+	reported int64 // reported free bytes of the disk, from which the allocatable storage is computed
+	poke     chan struct{}
 
-	claimed chan struct{} // closed when no other machine serves the name
+	claimed chan struct{} // closed when it is known that no other machine serves the node
 	once    sync.Once
 }
 
@@ -99,14 +101,14 @@ func (n *Node) Object() *corev1.Node {
 	return n.node.DeepCopy()
 }
 
-// Taint keeps pods away that do not ask for VMs.
+// Taint returns the taint that keeps away pods without VMs.
 func Taint() corev1.Taint {
 	return corev1.Taint{Key: contract.TaintKey, Value: contract.TaintValue, Effect: corev1.TaintEffectNoSchedule}
 }
 
 func (n *Node) object(u usage) *corev1.Node {
-	n.told = steady(0, u.diskFree)
-	u.diskFree = n.told
+	n.reported = steady(0, u.diskFree)
+	u.diskFree = n.reported
 	all, allocatable := capacity(u, n.cfg.Sizes, n.cfg.Reserve)
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
@@ -147,15 +149,33 @@ func (n *Node) info() corev1.NodeSystemInfo {
 		return strings.TrimSpace(string(b))
 	}
 	info := corev1.NodeSystemInfo{
-		OperatingSystem: "linux", Architecture: runtime.GOARCH, KubeletVersion: n.cfg.Version,
+		OperatingSystem: "linux", Architecture: runtime.GOARCH, KubeletVersion: kubeletVersion(n.cfg.Version),
 		ContainerRuntimeVersion: contract.ContainerIDScheme + n.cfg.Version,
 		MachineID:               first("/etc/machine-id"), BootID: first("/proc/sys/kernel/random/boot_id"), OSImage: osImage(),
+		SystemUUID: first("/sys/class/dmi/id/product_uuid"), // readable by root
+	}
+	if info.SystemUUID == "" { // as in cAdvisor
+		info.SystemUUID = info.MachineID
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		info.KernelVersion = unix.ByteSliceToString(u.Release[:])
 	}
 	return info
+}
+
+// kubernetesVersion is the release of Kubernetes whose API this node implements, the same as that of the libraries in go.mod.
+const kubernetesVersion = "v1.37.1"
+
+var notInVersion = regexp.MustCompile(`[^0-9A-Za-z.-]+`)
+
+// kubeletVersion returns the version of this node in the form that programs for Kubernetes can parse: a release of Kubernetes,
+// with the version of Cocoon as build metadata (semver.org).
+func kubeletVersion(own string) string {
+	if own = strings.Trim(notInVersion.ReplaceAllString(own, "-"), ".-"); own == "" {
+		return kubernetesVersion
+	}
+	return kubernetesVersion + "+cocoon." + own
 }
 
 func osImage() string {
@@ -171,8 +191,8 @@ func osImage() string {
 	return "linux"
 }
 
-// Ping is virtual-kubelet's heartbeat check. It only confirms that this process runs; the Ready condition reports the
-// engine's state.
+// Ping is virtual-kubelet's heartbeat check. It only confirms that this process runs. The Ready condition reports the state of
+// the engine.
 func (n *Node) Ping(ctx context.Context) error { return ctx.Err() }
 
 // NotifyNodeStatus sets the callback for changes of the node.
@@ -217,8 +237,8 @@ func (n *Node) refresh(ctx context.Context) {
 	changed := !alike(before, after) || !apiequality.Semantic.DeepEqual(status.Images, n.has)
 	status.Images = n.has
 	if err == nil {
-		n.told = steady(n.told, u.diskFree)
-		u.diskFree = n.told
+		n.reported = steady(n.reported, u.diskFree)
+		u.diskFree = n.reported
 		all, allocatable := capacity(u, n.cfg.Sizes, n.cfg.Reserve)
 		changed = changed || !same(all, status.Capacity) || !same(allocatable, status.Allocatable)
 		status.Capacity, status.Allocatable = all, allocatable
@@ -228,7 +248,7 @@ func (n *Node) refresh(ctx context.Context) {
 	if notify == nil || !changed {
 		return
 	}
-	// The callback waits for a controller that may have ended. It must not block this goroutine then.
+	// The callback waits for the node controller. It must not block this goroutine if that controller has ended.
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
@@ -240,8 +260,8 @@ func (n *Node) refresh(ctx context.Context) {
 	}
 }
 
-// ask queries the engine every engineTurn turns, and in every turn until it has answered once. Without an answer, the earlier
-// values stay.
+// ask queries the engine every engineTurn turns, and in every turn until the engine has answered once. Without an answer it
+// keeps the earlier values.
 func (n *Node) ask(ctx context.Context) {
 	due := n.turn%engineTurn == 0 || n.cfg.Hypervisor != nil && !n.hv.asked
 	n.turn++

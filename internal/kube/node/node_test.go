@@ -15,13 +15,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// proc is a /proc of a machine with half its memory free and few process ids in use.
+// proc returns a /proc folder of a machine with half of its memory free and few process ids in use.
 func proc(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -63,9 +64,26 @@ func TestCapacity(t *testing.T) {
 			t.Errorf("%s is %s, want %s", c.name, got.String(), c.want)
 		}
 	}
+	all, free = capacity(u, Sizes{Virtual: 10}, 20)
+	if q, f, m := all[corev1.ResourceCPU], free[corev1.ResourceCPU], free[corev1.ResourceMemory]; q.Value() != 4 || f.Value() != 32 || m.Value() != 6871947673 {
+		t.Errorf("ten virtual CPUs per CPU: %v of %v", free, all)
+	}
 	all, free = capacity(u, Sizes{CPU: resource.MustParse("128"), Storage: resource.MustParse("1Ti"), Pods: 7}, 50)
 	if q, f, s, p := all[corev1.ResourceCPU], free[corev1.ResourceCPU], free[corev1.ResourceEphemeralStorage], all[corev1.ResourcePods]; q.Value() != 128 || f.Value() != 64 || s.Value() != 512<<30 || p.Value() != 7 {
-		t.Errorf("forced sizes: %v of %v", free, all)
+		t.Errorf("configured sizes: %v of %v", free, all)
+	}
+}
+
+func TestVersionsParse(t *testing.T) {
+	for own, want := range map[string]string{"v0.3-4-gab12": "cocoon.v0.3-4-gab12", "c30e313-dirty": "cocoon.c30e313-dirty", "0012": "cocoon.0012", "a/b c": "cocoon.a-b-c", "": ""} {
+		got, err := version.ParseSemantic(kubeletVersion(own))
+		if err != nil || got.Major() != 1 || got.Minor() < 30 || got.BuildMetadata() != want {
+			t.Errorf("%q: %v, %v", own, got, err)
+		}
+	}
+	mod, err := os.ReadFile("../../../go.mod")
+	if want := "k8s.io/api v0." + strings.TrimPrefix(kubernetesVersion, "v1.") + "\n"; err != nil || !strings.Contains(string(mod), want) {
+		t.Errorf("go.mod (%v) does not say %q; change kubernetesVersion", err, want)
 	}
 }
 
@@ -106,12 +124,12 @@ func TestConditionsAreTrueAndStable(t *testing.T) {
 		t.Errorf("ready: %+v", c)
 	}
 	if get(third, corev1.NodeDiskPressure).Status != corev1.ConditionTrue {
-		t.Error("an unmeasured host was said to be well")
+		t.Error("the condition says that there is no pressure although the host was not measured")
 	}
 }
 
-// Values that vary around a limit are reported once.
-func TestPressureHasTwoEdges(t *testing.T) {
+// Pressure begins at one limit and ends at a higher one, so that a value near the limit is reported once.
+func TestPressureHasTwoLimits(t *testing.T) {
 	n, err := New(Config{Name: "node-1", Proc: proc(t), Root: "/", Healthy: func() error { return nil }})
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +153,7 @@ func TestPressureHasTwoEdges(t *testing.T) {
 			c.set(&u, step.share)
 			now = n.conditions(now, u, nil, hypervisor{}, time.Now())
 			if got := now[index(now, c.kind)]; got.Status != step.want {
-				t.Errorf("%s at %d %% of its edge is %s", c.kind, step.share, got.Status)
+				t.Errorf("%s at %d %% of its limit is %s", c.kind, step.share, got.Status)
 			}
 		}
 	}
@@ -143,7 +161,7 @@ func TestPressureHasTwoEdges(t *testing.T) {
 
 func TestStorageIsToldInSteps(t *testing.T) {
 	const gi = 1 << 30
-	told := int64(0)
+	reported := int64(0)
 	for _, c := range []struct{ free, want int64 }{
 		{50*gi + 7, 50 * gi},
 		{51*gi + 7, 50 * gi}, // slightly more
@@ -155,8 +173,8 @@ func TestStorageIsToldInSteps(t *testing.T) {
 		{3*gi - 1, 3*gi - 64<<20},
 		{0, 0},
 	} {
-		if told = steady(told, c.free); told != c.want {
-			t.Errorf("%d bytes free are told as %d, want %d", c.free, told, c.want)
+		if reported = steady(reported, c.free); reported != c.want {
+			t.Errorf("%d bytes free are reported as %d, want %d", c.free, reported, c.want)
 		}
 	}
 }
@@ -175,72 +193,72 @@ func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told []*corev1.Node
-	n.NotifyNodeStatus(t.Context(), func(node *corev1.Node) { told = append(told, node) })
+	var reported []*corev1.Node
+	n.NotifyNodeStatus(t.Context(), func(node *corev1.Node) { reported = append(reported, node) })
 	at := func(kind corev1.NodeConditionType) corev1.NodeCondition {
-		all := told[len(told)-1].Status.Conditions
+		all := reported[len(reported)-1].Status.Conditions
 		return all[index(all, kind)]
 	}
 	n.refresh(t.Context())
-	if len(told) != 1 || at(ConditionHypervisor).Status != corev1.ConditionTrue || at(ConditionHypervisor).Message != "qemu 7.2" {
-		t.Fatalf("told %d times: %+v", len(told), told)
+	if len(reported) != 1 || at(ConditionHypervisor).Status != corev1.ConditionTrue || at(ConditionHypervisor).Message != "qemu 7.2" {
+		t.Fatalf("reported %d times: %+v", len(reported), reported)
 	}
-	if images := told[0].Status.Images; len(images) != 1 || images[0].Names[0] != "base:v1" || told[0].Labels[contract.LabelSnapshotCPUClass] != "zen4" {
-		t.Errorf("snapshots %v, labels %v", images, told[0].Labels)
+	if images := reported[0].Status.Images; len(images) != 1 || images[0].Names[0] != "base:v1" || reported[0].Labels[contract.LabelSnapshotCPUClass] != "zen4" {
+		t.Errorf("snapshots %v, labels %v", images, reported[0].Labels)
 	}
 	for range 2 * engineTurn {
 		n.refresh(t.Context())
 	}
-	if len(told) != 1 {
-		t.Errorf("nothing changed and %d writes follow", len(told)-1)
+	if len(reported) != 1 {
+		t.Errorf("%d writes although nothing changed", len(reported)-1)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "meminfo"), []byte("MemTotal: 9000000 kB\nMemAvailable: 4000000 kB\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	n.refresh(t.Context())
-	if q := told[len(told)-1].Status.Capacity[corev1.ResourceMemory]; len(told) != 2 || q.Value() != 9000000<<10 {
-		t.Errorf("told %d times, memory %v", len(told), q.String())
+	if q := reported[len(reported)-1].Status.Capacity[corev1.ResourceMemory]; len(reported) != 2 || q.Value() != 9000000<<10 {
+		t.Errorf("reported %d times, memory %v", len(reported), q.String())
 	}
 	has, lost = nil, errdefs.Unavailablef("cocoond does not answer")
 	for range engineTurn {
 		n.refresh(t.Context())
 	}
-	if len(told) != 2 {
-		t.Error("no answer was taken for no snapshots")
+	if len(reported) != 2 {
+		t.Error("the snapshots were dropped although the engine did not answer")
 	}
 	if c := at(ConditionComplete); c.Status != corev1.ConditionTrue {
-		t.Errorf("nothing is unknown: %+v", c)
+		t.Errorf("no unknown VMs: %+v", c)
 	}
 	lost, strays = nil, 2
 	for range engineTurn {
 		n.refresh(t.Context())
 	}
 	if c := at(ConditionComplete); c.Status != corev1.ConditionFalse || c.Reason != "UnknownVMs" || !strings.HasPrefix(c.Message, "2 VMs") {
-		t.Errorf("two VMs are unknown: %+v", c)
+		t.Errorf("two unknown VMs: %+v", c)
 	}
-	if len(told) != 3 || len(told[2].Status.Images) != 0 {
-		t.Errorf("told %d times of snapshots that are gone", len(told))
+	if len(reported) != 3 || len(reported[2].Status.Images) != 0 {
+		t.Errorf("reported %d times after the snapshots were removed", len(reported))
 	}
 	broken = errdefs.Preconditionf("QEMU is not installed")
 	for range engineTurn {
 		n.refresh(t.Context())
 	}
 	if at(ConditionHypervisor).Status != corev1.ConditionFalse || at(corev1.NodeReady).Reason != "HypervisorUnusable" {
-		t.Errorf("broken: %+v", told[len(told)-1].Status.Conditions)
+		t.Errorf("hypervisor unusable: %+v", reported[len(reported)-1].Status.Conditions)
 	}
 	broken = errdefs.Unavailablef("cocoond does not answer")
 	for range engineTurn {
 		n.refresh(t.Context())
 	}
 	if at(ConditionHypervisor).Status != corev1.ConditionFalse {
-		t.Error("no answer was taken for a good one")
+		t.Error("the condition became True although the engine did not answer")
 	}
 	broken = nil
 	for range engineTurn {
 		n.refresh(t.Context())
 	}
 	if at(ConditionHypervisor).Status != corev1.ConditionTrue || at(corev1.NodeReady).Status != corev1.ConditionTrue {
-		t.Errorf("mended: %+v", told[len(told)-1].Status.Conditions)
+		t.Errorf("hypervisor usable again: %+v", reported[len(reported)-1].Status.Conditions)
 	}
 }
 
@@ -251,7 +269,7 @@ func TestServe(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// An existing node without taint and provider id, with another owner's taint.
+		// The node exists, with the taint of another owner, but without our taint and provider id.
 		client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "other", Effect: corev1.TaintEffectNoExecute}}}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{}, 2)
@@ -299,6 +317,6 @@ func TestNewRefuses(t *testing.T) {
 		t.Errorf("a reserve of 101 %%: %v", err)
 	}
 	if _, err := New(Config{Proc: t.TempDir(), Root: "/"}); err == nil {
-		t.Error("a host without /proc/meminfo was measured")
+		t.Error("New succeeds on a host without /proc/meminfo")
 	}
 }

@@ -21,7 +21,8 @@ import (
 )
 
 // Serve registers the node and keeps its heartbeat until ctx ends. It retries while the API server is unreachable, and
-// recreates a node that was deleted. If another machine serves the node, it does not retry: FailedPrecondition.
+// recreates the node object if it was deleted. If another machine serves the node, it returns FailedPrecondition without a
+// retry.
 func (n *Node) Serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {
 	pauses := wait.Backoff{Duration: 250 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt, Cap: 10 * time.Second}
 	return pauses.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
@@ -38,15 +39,15 @@ func (n *Node) Serve(ctx context.Context, client kubernetes.Interface, log *slog
 }
 
 func (n *Node) serve(ctx context.Context, client kubernetes.Interface, log *slog.Logger) error {
-	ctx, cancel := context.WithCancel(ctx) // stops what a controller that failed to start left running
+	ctx, cancel := context.WithCancel(ctx) // stops the goroutines of a controller that failed to start
 	defer cancel()
 	if err := n.claim(ctx, client, time.Now()); err != nil {
 		return err
 	}
 	n.once.Do(func() { close(n.claimed) })
-	switch err := n.mend(ctx, client); {
+	switch err := n.addMissing(ctx, client); {
 	case apierrors.IsForbidden(err):
-		// A node's own identity may not change its taints; the creator of the node decides about them.
+		// The API server does not let a node's own credentials change its taints. The creator of the node sets them.
 		log.Warn("taint or provider id of the node not set", "err", err)
 	case err != nil:
 		return err
@@ -66,8 +67,9 @@ func (n *Node) serve(ctx context.Context, client kubernetes.Interface, log *slog
 	return controller.Run(ctx)
 }
 
-// mend adds to an existing node object what is otherwise set only at its creation: our taint and the provider's id.
-func (n *Node) mend(ctx context.Context, client kubernetes.Interface) error {
+// addMissing adds the taint and the provider id to an existing node object that lacks them. The node controller sets them only
+// when it creates the object.
+func (n *Node) addMissing(ctx context.Context, client kubernetes.Interface) error {
 	there, err := client.CoreV1().Nodes().Get(ctx, n.cfg.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil // the controller creates it
@@ -86,7 +88,7 @@ func (n *Node) mend(ctx context.Context, client kubernetes.Interface) error {
 	if len(spec) == 0 {
 		return nil
 	}
-	// The resource version makes it safe to replace the list of taints.
+	// The patch replaces the list of taints. With the resource version it fails if the list has changed meanwhile.
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"resourceVersion": there.ResourceVersion}, "spec": spec})
 	if err != nil {
 		return fmt.Errorf("encode node patch: %w", err)
@@ -97,12 +99,13 @@ func (n *Node) mend(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// Claimed is closed when Serve has found that no other machine serves the node. Until then its pods must not be touched.
+// Claimed returns a channel that is closed when Serve has found that no other machine serves the node. Until then the caller
+// must not touch the node's pods.
 func (n *Node) Claimed() <-chan struct{} { return n.claimed }
 
-// claim fails with FailedPrecondition if another machine serves the node of this name now: two such machines would treat each
-// other's pods as orphans. A node whose heartbeat has stopped may be taken over. Whether it has stopped is not decided by
-// comparing the clocks of two machines.
+// claim fails with FailedPrecondition if another machine serves the node of this name now, because two such machines would
+// treat each other's pods as orphans. A node whose heartbeat has stopped may be taken over. To find that out, claim does not
+// compare the clocks of two machines.
 func (n *Node) claim(ctx context.Context, client kubernetes.Interface, now time.Time) error {
 	there, err := client.CoreV1().Nodes().Get(ctx, n.cfg.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -122,7 +125,7 @@ func (n *Node) claim(ctx context.Context, client kubernetes.Interface, now time.
 	const sound = vknode.DefaultLeaseDuration * time.Second
 	age := now.Sub(beat)
 	if age < -claimSkew || age > sound {
-		// It has stopped, or one of the two clocks is wrong. Watching for a new heartbeat does not depend on clocks.
+		// The heartbeat has stopped, or one of the two clocks is wrong. To wait for a new heartbeat does not depend on clocks.
 		select {
 		case <-time.After(claimWatch):
 		case <-ctx.Done():
@@ -143,7 +146,7 @@ const (
 	claimWatch = 2 * vknode.DefaultPingInterval // time in which a live node sends a heartbeat
 )
 
-// heartbeat returns the last heartbeat of the node with our name, by that node's clock; zero: never.
+// heartbeat returns the last heartbeat of the node with our name, by that node's clock. Zero: the node has never sent one.
 func (n *Node) heartbeat(ctx context.Context, client kubernetes.Interface) (time.Time, error) {
 	lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, n.cfg.Name, metav1.GetOptions{})
 	switch {

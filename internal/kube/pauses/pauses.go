@@ -1,4 +1,4 @@
-// Package pauses is how the virtual node waits between attempts. It retries nothing itself.
+// Package pauses has the back-off and the sleep with which the virtual node waits between attempts. It retries nothing itself.
 package pauses
 
 import (
@@ -9,16 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Many is the jitter of pauses after which many nodes ask the API server again.
+// Many is the jitter of requests that many nodes send to the API server at the same time.
 const Many = 0.1
 
-// Growing is a back-off that doubles from first to most. jitter is the part by which a pause may be longer. What users
-// see of a pod has no jitter, as in the kubelet.
+// Growing returns a back-off whose pauses double from first to most. jitter is the largest random extension of a pause, as a
+// fraction of the pause. As in the kubelet, pauses that users see in a pod's status have no jitter.
 func Growing(first, most time.Duration, jitter float64) wait.Backoff {
 	return wait.Backoff{Duration: min(first, most), Factor: 2, Jitter: jitter, Steps: math.MaxInt, Cap: most}
 }
 
-// Sleep waits for d or a wake-up (only for the wake-up when endless). It returns false when ctx has ended.
+// Sleep waits until d has passed, wake delivers a value or ctx ends. If endless is set, it ignores d. It returns false if ctx
+// has ended.
 func Sleep(ctx context.Context, wake <-chan struct{}, d time.Duration, endless bool) bool {
 	var timer <-chan time.Time
 	if !endless {

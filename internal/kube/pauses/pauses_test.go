@@ -24,7 +24,7 @@ func TestSleep(t *testing.T) {
 		}
 		wake <- struct{}{}
 		if !Sleep(t.Context(), wake, 0, true) || time.Since(began) != time.Second {
-			t.Error("the wake-up was not heard")
+			t.Error("Sleep does not return when wake delivers a value")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -20,20 +20,20 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Resource is the resource of the claims.
+// Resource is the VMPlacement resource. A VMPlacement is called a claim here.
 var Resource = v1.GroupVersion.WithResource("vmplacements")
 
 // Claims creates the claims of one node.
 type Claims struct {
 	Custom dynamic.Interface    // of VMPlacements
-	Nodes  kubernetes.Interface // of the node's own object
+	Nodes  kubernetes.Interface // for the node's own object
 	Node   string
 }
 
-// Hold claims the VM of pod, which is about to be created on this node, for the node. It is idempotent. If two nodes do it at
-// the same time, one wins: every write names the version of the claim to which it applies.
-// Preconditions: the pod asks for it (contract.ParseSticky), and Check found nothing.
-// Errors: FailedPrecondition if the VM's state is elsewhere, Unavailable if that cannot be determined now.
+// Hold claims the VM of pod, which is about to be created on this node, for the node. It is idempotent. If two nodes call it
+// at the same time, one wins, because every write names the version of the claim to which it applies.
+// Preconditions: the pod is sticky (contract.ParseSticky), and Check returned "".
+// Errors: FailedPrecondition if the VM's state is on another machine, Unavailable if that cannot be determined now.
 func (c Claims) Hold(ctx context.Context, pod *corev1.Pod) error {
 	ask, err := contract.ParseSticky(pod.Annotations)
 	if err != nil {
@@ -42,7 +42,7 @@ func (c Claims) Hold(ctx context.Context, pod *corev1.Pod) error {
 	name := NameOf(pod)
 	there, err := c.Nodes.CoreV1().Nodes().Get(ctx, c.Node, metav1.GetOptions{})
 	if err != nil {
-		return errdefs.Unavailablef("claim node %s for VM %s: look the node up: %w", c.Node, name, err)
+		return errdefs.Unavailablef("claim node %s for VM %s: get the node: %w", c.Node, name, err)
 	}
 	node := Node{Name: there.Name, UID: there.UID, MachineID: there.Status.NodeInfo.MachineID}
 	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -68,7 +68,7 @@ func (c Claims) Hold(ctx context.Context, pod *corev1.Pod) error {
 	return errdefs.Unavailablef("claim node %s for VM %s: %w", c.Node, name, err)
 }
 
-// find reads the VM's claim, and creates it if there is none.
+// find reads the VM's claim, and creates it if the VM has none.
 func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) (*v1.VMPlacement, error) {
 	claims := c.Custom.Resource(Resource).Namespace(pod.Namespace)
 	got, err := Lookup(pod.Namespace, NameOf(pod), func(name string) (*unstructured.Unstructured, error) {
@@ -82,7 +82,7 @@ func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) 
 		got, err = claims.Create(ctx, o, metav1.CreateOptions{})
 	}
 	switch {
-	case apierrors.IsAlreadyExists(err): // another writer was first: treat it as a conflict
+	case apierrors.IsAlreadyExists(err): // another writer was first: handle it like a conflict
 		return nil, apierrors.NewConflict(Resource.GroupResource(), NameOf(pod), err)
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("the cluster does not know VMPlacements; install the custom resources of Cocoon: %w", err)
@@ -105,7 +105,7 @@ func encode(claim *v1.VMPlacement) (*unstructured.Unstructured, error) {
 	return &unstructured.Unstructured{Object: o}, nil
 }
 
-// fresh returns the claim of a VM that has none. Its owner is the VM's owner.
+// fresh returns a new claim for pod's VM. The claim's owner is the VM's owner.
 func fresh(pod *corev1.Pod, ask contract.Sticky) *v1.VMPlacement {
 	claim := &v1.VMPlacement{ObjectMeta: metav1.ObjectMeta{Name: NameOf(pod), Namespace: pod.Namespace}, Spec: v1.VMPlacementSpec{Release: v1.ReleaseWait}}
 	if ask.Never {
@@ -120,8 +120,8 @@ func fresh(pod *corev1.Pod, ask contract.Sticky) *v1.VMPlacement {
 	return claim
 }
 
-// ownerOf returns the owner of pod's VM: the pod's controller if the next pod has the same VM, else the pod. A pod without a
-// controller is recreated under its name by users: its VM has no owner.
+// ownerOf returns the owner of pod's VM: the pod's controller if its next pod has the same VM, else the pod. A pod without a
+// controller has a VM without an owner, because users recreate the pod under its name.
 func ownerOf(pod *corev1.Pod) *metav1.OwnerReference {
 	controller := metav1.GetControllerOf(pod)
 	if controller == nil {
@@ -129,7 +129,7 @@ func ownerOf(pod *corev1.Pod) *metav1.OwnerReference {
 	}
 	owner := &metav1.OwnerReference{APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID}
 	switch controller.Kind {
-	case "ReplicaSet", "Job", "DaemonSet", "ReplicationController": // each of their pods has another name
+	case "ReplicaSet", "Job", "DaemonSet", "ReplicationController": // their next pod has another name, and so another VM
 		if pod.Annotations[contract.KeyName] == "" {
 			owner = &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
 		}

@@ -1,7 +1,7 @@
 // Package placement keeps a VM on the node that holds its state, with a VMPlacement. The node claims the VM before it creates
-// it (Claims.Hold), and the creator of the VM's next pod binds the pod to that node (Stamp).
+// the VM (Claims.Hold). The manager, which creates or admits the VM's next pod, binds the pod to that node (Stamp).
 //
-// It does not schedule pods, which the scheduler does. It does not release claims, which users and the manager do.
+// It does not schedule pods; the scheduler does. It does not release claims; users and the manager do.
 package placement
 
 import (
@@ -28,8 +28,8 @@ type Node struct {
 	MachineID string
 }
 
-// NameOf returns the name of the VMPlacement of pod's VM, which is the VM's name. A pod whose name is still to be generated
-// has no claim: "".
+// NameOf returns the name of the VMPlacement of pod's VM, which is the VM's name. It returns "" for a pod whose name is not
+// generated yet. Such a pod has no claim.
 func NameOf(pod *corev1.Pod) string {
 	if pod.Name == "" && pod.Annotations[contract.KeyName] == "" {
 		return ""
@@ -37,8 +37,8 @@ func NameOf(pod *corev1.Pod) string {
 	return convert.VMName(pod)
 }
 
-// Lookup finds, by get, the claim of the VM with that name in the namespace. A claim of an earlier release has the name that
-// the VM had then. The error is get's: NotFound (of the API server) if there is no claim.
+// Lookup finds, with get, the claim of the VM with that name in the namespace. A claim of an earlier release has the name that
+// the VM had then. The error is the error of get: NotFound (of the API server) if the VM has no claim.
 func Lookup[T any](namespace, vmName string, get func(name string) (T, error)) (claim T, err error) {
 	for _, name := range contract.Aliases(namespace, vmName) {
 		if claim, err = get(name); !apierrors.IsNotFound(err) {
@@ -48,7 +48,7 @@ func Lookup[T any](namespace, vmName string, get func(name string) (T, error)) (
 	return claim, err
 }
 
-// Check returns why the VM of a pod that asks for it cannot be claimed, or "" if it can.
+// Check returns why the VM of a sticky pod cannot be claimed, or "" if it can.
 func Check(pod *corev1.Pod) string {
 	if errs := validation.IsDNS1123Subdomain(NameOf(pod)); len(errs) > 0 {
 		return "the VM cannot stay on its node, because its name is not valid for a VMPlacement: " + strconv.Quote(NameOf(pod)) + ": " + strings.Join(errs, ", ")
@@ -64,10 +64,10 @@ func Bound(claim *v1.VMPlacement) string {
 	return claim.Status.NodeName
 }
 
-// Stamp binds pod, which is about to be created, to the node to which claim binds its VM, by a required node affinity. claim
-// is that of the pod's VM (NameOf), nil if there is none. Stamp first undoes an earlier Stamp: the pod may be a copy, and its
-// claim released. For pods that do not ask to stay, and those of the sticky scheduler, which checks the claim itself, it only
-// undoes. It reports whether it changed the pod; a second call with the same claim changes nothing.
+// Stamp binds pod, which is about to be created, to the node of claim, by a required node affinity. claim is the claim of the
+// pod's VM (NameOf), nil if there is none. Stamp first removes the affinity of an earlier Stamp, because the pod may be a copy
+// of a pod whose claim was released. It adds no affinity to pods that are not sticky, and to pods of the sticky scheduler,
+// which checks the claim itself. It reports whether it changed the pod. A second call with the same claim changes nothing.
 func Stamp(pod *corev1.Pod, claim *v1.VMPlacement) bool {
 	node := Bound(claim)
 	if ask, err := contract.ParseSticky(pod.Annotations); err != nil || !ask.Asked || pod.Spec.SchedulerName == contract.StickyScheduler {
@@ -110,7 +110,7 @@ func pin(pod *corev1.Pod, node string) {
 	}
 }
 
-// unpin undoes pin.
+// unpin removes the requirements that pin added.
 func unpin(pod *corev1.Pod, node string) {
 	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
 		return
@@ -126,15 +126,15 @@ func unpin(pod *corev1.Pod, node string) {
 			return r.Key == metav1.ObjectNameField && r.Operator == corev1.NodeSelectorOpIn && slices.Equal(r.Values, []string{node})
 		})
 	}
-	// A term without requirements, which matches no node, was created by pin.
+	// pin created the term if it has no other requirements. Such a term would match no node.
 	required.NodeSelectorTerms = slices.DeleteFunc(required.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool { return len(t.MatchFields) == 0 && len(t.MatchExpressions) == 0 })
 	if len(required.NodeSelectorTerms) == 0 {
 		affinity.RequiredDuringSchedulingIgnoredDuringExecution = nil
 	}
 }
 
-// Unavailable returns why the claim's node cannot be used as the node that holds the VM's state: the reason of a condition
-// and a sentence. node is the API server's object, nil if it does not exist. "" if it is that node and Ready.
+// Unavailable returns why the VM cannot run on the claim's node: the reason of a condition and a sentence. It returns "" if
+// node is the machine that holds the VM's state and is Ready. node is the API server's object, nil if it does not exist.
 func Unavailable(claim *v1.VMPlacement, node *corev1.Node) (reason, text string) {
 	s := claim.Status
 	switch {
@@ -151,13 +151,13 @@ func Unavailable(claim *v1.VMPlacement, node *corev1.Node) (reason, text string)
 	return v1.ReasonNodeNotReady, "node " + s.NodeName + ", which holds the VM's state, is not ready"
 }
 
-// same reports whether node is the one of a claim: the object of that UID, or another object of the same machine.
+// same reports whether node is the node of the claim: it has the same UID, or it is the same machine, registered again.
 func same(s v1.VMPlacementStatus, node Node) bool {
 	return s.NodeName == node.Name && (s.NodeUID == node.UID || s.MachineID != "" && s.MachineID == node.MachineID)
 }
 
-// hold returns the status of a claim after pod's VM, which is about to be created on node, has claimed it. Errors:
-// FailedPrecondition if the state is elsewhere.
+// hold returns the status of the claim of pod's VM, which is about to be created on node. Errors: FailedPrecondition if the
+// VM's state is on another machine.
 func hold(s v1.VMPlacementStatus, name string, pod *corev1.Pod, node Node, now metav1.Time) (v1.VMPlacementStatus, error) {
 	if s.NodeName != "" {
 		switch {

@@ -34,14 +34,14 @@ func TestStamp(t *testing.T) {
 		t.Error("a pod without a claim is changed")
 	}
 	if !Stamp(pod, held("a")) || Stamp(pod, held("a")) {
-		t.Error("the first stamp changes the pod, the second does not")
+		t.Error("the first stamp must change the pod, the second must not")
 	}
 	if d := diff.Of([]corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{on("a")}}}, required(pod)); d != "" || pod.Annotations[contract.KeyPlacedOn] != "a" {
 		t.Errorf("annotations %v, terms %s", pod.Annotations, d)
 	}
-	// A copy whose claim is on another node, and one whose claim was released.
+	// A copy whose claim names another node, and a copy whose claim was released.
 	if !Stamp(pod, held("b")) {
-		t.Error("a stamp of another node changes nothing")
+		t.Error("a claim of another node does not change the pod")
 	}
 	if d := diff.Of([]corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{on("b")}}}, required(pod)); d != "" {
 		t.Errorf("terms %s", d)
@@ -49,7 +49,7 @@ func TestStamp(t *testing.T) {
 	if !Stamp(pod, nil) || required(pod) != nil || pod.Annotations[contract.KeyPlacedOn] != "" {
 		t.Errorf("terms %+v", required(pod))
 	}
-	// The user's own requirements still apply, and remain alone afterwards.
+	// A stamp keeps the user's own requirements. Only they remain after the stamp is removed.
 	zone := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpExists}
 	own := []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{zone}}, {MatchFields: []corev1.NodeSelectorRequirement{on("c")}}}
 	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: own}}}
@@ -63,10 +63,10 @@ func TestStamp(t *testing.T) {
 		t.Errorf("terms %+v", got)
 	}
 	for name, change := range map[string]func(*corev1.Pod, *v1.VMPlacement){
-		"not asked":               func(p *corev1.Pod, _ *v1.VMPlacement) { delete(p.Annotations, contract.KeySticky) },
-		"asked for nonsense":      func(p *corev1.Pod, _ *v1.VMPlacement) { p.Annotations[contract.KeySticky] = "yes" },
-		"of the sticky profile":   func(p *corev1.Pod, _ *v1.VMPlacement) { p.Spec.SchedulerName = contract.StickyScheduler },
-		"a claim that is leaving": func(_ *corev1.Pod, c *v1.VMPlacement) { c.DeletionTimestamp = new(metav1.Now()) },
+		"not sticky":             func(p *corev1.Pod, _ *v1.VMPlacement) { delete(p.Annotations, contract.KeySticky) },
+		"invalid annotation":     func(p *corev1.Pod, _ *v1.VMPlacement) { p.Annotations[contract.KeySticky] = "yes" },
+		"sticky scheduler":       func(p *corev1.Pod, _ *v1.VMPlacement) { p.Spec.SchedulerName = contract.StickyScheduler },
+		"claim is being deleted": func(_ *corev1.Pod, c *v1.VMPlacement) { c.DeletionTimestamp = new(metav1.Now()) },
 	} {
 		pod, claim := sticky(), held("a")
 		change(pod, claim)
@@ -84,12 +84,12 @@ func TestHold(t *testing.T) {
 		node Node
 		ok   bool
 	}{
-		"nobody's":                     {v1.VMPlacementStatus{}, me, true},
-		"ours":                         {held("a").Status, me, true},
-		"registered anew":              {held("a").Status, Node{Name: "a", UID: "u-new", MachineID: "m"}, true},
-		"another machine of the name":  {held("a").Status, Node{Name: "a", UID: "u-new", MachineID: "m2"}, false},
-		"unknown machines of the name": {v1.VMPlacementStatus{NodeName: "a", NodeUID: "u-old"}, Node{Name: "a", UID: "u-new"}, false},
-		"elsewhere":                    {held("b").Status, me, false},
+		"not claimed":                        {v1.VMPlacementStatus{}, me, true},
+		"claimed by this node":               {held("a").Status, me, true},
+		"node registered again":              {held("a").Status, Node{Name: "a", UID: "u-new", MachineID: "m"}, true},
+		"another machine with the same name": {held("a").Status, Node{Name: "a", UID: "u-new", MachineID: "m2"}, false},
+		"same name, machine ids unknown":     {v1.VMPlacementStatus{NodeName: "a", NodeUID: "u-old"}, Node{Name: "a", UID: "u-new"}, false},
+		"claimed by another node":            {held("b").Status, me, false},
 	} {
 		got, err := hold(c.was, "vm", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "pod"}}, c.node, now)
 		switch {
@@ -98,7 +98,7 @@ func TestHold(t *testing.T) {
 		case c.ok && (got.NodeName != c.node.Name || got.NodeUID != c.node.UID || got.PodUID != "pod" || got.PodName != "p"):
 			t.Errorf("%s: %+v", name, got)
 		case !c.ok && diff.Of(c.was, got) != "":
-			t.Errorf("%s: a claim that is refused changes: %s", name, diff.Of(c.was, got))
+			t.Errorf("%s: Hold is refused but changes the claim: %s", name, diff.Of(c.was, got))
 		}
 	}
 }
@@ -114,11 +114,11 @@ func TestUnavailable(t *testing.T) {
 		node *corev1.Node
 		want string
 	}{
-		"ready":           {node(func(*corev1.Node) {}), ""},
-		"registered anew": {node(func(n *corev1.Node) { n.UID = "u-new" }), ""},
-		"removed":         {nil, v1.ReasonNodeRemoved},
-		"replaced":        {node(func(n *corev1.Node) { n.UID, n.Status.NodeInfo.MachineID = "u-new", "m2" }), v1.ReasonNodeReplaced},
-		"away":            {node(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }), v1.ReasonNodeNotReady},
+		"ready":                 {node(func(*corev1.Node) {}), ""},
+		"node registered again": {node(func(n *corev1.Node) { n.UID = "u-new" }), ""},
+		"removed":               {nil, v1.ReasonNodeRemoved},
+		"replaced":              {node(func(n *corev1.Node) { n.UID, n.Status.NodeInfo.MachineID = "u-new", "m2" }), v1.ReasonNodeReplaced},
+		"away":                  {node(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }), v1.ReasonNodeNotReady},
 	} {
 		if reason, text := Unavailable(held("a"), c.node); reason != c.want || (text == "") != (c.want == "") {
 			t.Errorf("%s: %q, %q", name, reason, text)

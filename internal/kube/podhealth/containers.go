@@ -17,25 +17,25 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file watches the containers of a pod. Each container and each of its runs is watched separately.
+// This file monitors the containers of a pod. Each run of each container has a monitor of its own.
 
-// The pauses before the guest is asked again.
+// The pauses before a request to the guest is repeated.
 const (
 	retryFirst = time.Second
 	retryMost  = 30 * time.Second
 )
 
-// run is one run of a container. For a container that is the VM it is the VM's run, otherwise the run that the guest
-// counts.
+// run is one run of a container. A container that is alone in its VM starts and ends with the VM. In a VM with several
+// containers, the guest counts the runs of each.
 type run struct {
 	vm     time.Time // start of the VM's run
-	number int       // from 1; 0: the container is the VM
+	number int       // from 1; 0: the container is alone in its VM
 }
 
 func (r run) is(other run) bool { return r.number == other.number && r.vm.Equal(other.vm) }
 
-// runOf returns the current run of the named container; false when it does not run. It does not check whether the guest is
-// up.
+// runOf returns the current run of the named container, or false if the container does not run. It does not check whether the
+// guest is up.
 func runOf(rec *vm.Record, name string) (run, bool) {
 	if len(rec.Containers) == 0 {
 		return run{vm: rec.StartedAt}, true
@@ -47,7 +47,7 @@ func runOf(rec *vm.Record, name string) (run, bool) {
 	return run{vm: rec.StartedAt, number: c.Status.Run()}, true
 }
 
-// beganOf returns when that run began.
+// beganOf returns when the current run of the named container began.
 func beganOf(rec *vm.Record, name string) time.Time {
 	if c := rec.Container(name); c != nil {
 		return c.Status.StartedAt
@@ -67,7 +67,7 @@ type backgroundTasks struct {
 	hooks []context.CancelFunc
 }
 
-// add registers t, so that stop ends it. hook does the same for a running hook.
+// add registers t, so that stop stops it. hook does the same for a running hook.
 func (d *backgroundTasks) add(t *probe.Task) {
 	d.held.Lock()
 	defer d.held.Unlock()
@@ -103,9 +103,9 @@ type containerMonitor struct {
 	backgroundTasks
 	container *corev1.Container
 	run       run
-	restarts  bool         // a run that is killed is followed by another
-	kill      *StopRequest // the request to kill this run; under the Health's mu
-	released  bool         // the guest was told that the container has started; used only by Watch
+	restarts  bool         // the container is restarted after a kill
+	kill      *StopRequest // the request to kill this run; guarded by the Health's mu
+	released  bool         // the guest was told to start the containers that wait for this one; used only by Watch
 }
 
 // holds reports whether other containers may wait for this one to start.
@@ -113,9 +113,9 @@ func (x *containerMonitor) holds() bool {
 	return x.container.StartupProbe != nil || hasPostStart(x.container)
 }
 
-// watchContainers makes v watch what runs now: first the postStart hook of a container, once per run, then its startup
-// probe, then the other probes. If an earlier process watched the run, or the run was hibernated, only changes are
-// reported. The containers of a trusted guest count as ready until they fail.
+// watchContainers makes v monitor the current run of each container: first the postStart hook, once per run, then the startup
+// probe, then the other probes. If an earlier process monitored the run, or the run was hibernated, only changes are reported.
+// The containers of a trusted guest count as ready until a probe fails.
 func (h *Health) watchContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Record, trusted bool) {
 	if rec == nil {
 		return
@@ -157,8 +157,8 @@ func (h *Health) watchContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Recor
 	h.releaseEach(v, rec)
 }
 
-// releaseEach tells the guest to start the containers that wait for a container which has started by now. The guest's
-// agent knows neither probes nor hooks.
+// releaseEach tells the guest to start the containers that wait for a container which has started by now. The agent of the
+// guest cannot decide that, because it knows neither probes nor hooks.
 func (h *Health) releaseEach(v *guestMonitor, rec *vm.Record) {
 	for i, r := range rec.Containers {
 		x, s := v.watches[r.Name], h.of(r.Name)
@@ -170,7 +170,7 @@ func (h *Health) releaseEach(v *guestMonitor, rec *vm.Record) {
 		v.hook(h.owner.Spawn(func(ctx context.Context) {
 			retry(ctx, func(ctx context.Context) (bool, error) {
 				err := h.owner.Release(ctx, string(rec.ID), r.Name)
-				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // with an older agent no container waits
+				if err == nil || errdefs.Is(err, errdefs.Unsupported) || ctx.Err() != nil { // an older agent does not let containers wait
 					return true, err
 				}
 				h.owner.Log.Warn("next containers not started", "vm", rec.ID, "op", r.Name, "err", err)
@@ -180,12 +180,12 @@ func (h *Health) releaseEach(v *guestMonitor, rec *vm.Record) {
 	}
 }
 
-// fresh returns the health of a container in a run of which nothing is known.
+// fresh returns the health of a container at the beginning of a run.
 func fresh(c *corev1.Container, r run) runHealth {
 	return runHealth{r, podstatus.Health{Starting: hasPostStart(c), Started: c.StartupProbe == nil, Ready: c.ReadinessProbe == nil}}
 }
 
-// retry calls try until it returns true or ctx ends, with growing pauses.
+// retry calls try, with growing pauses, until try returns true or ctx ends.
 func retry(ctx context.Context, try func(context.Context) (bool, error)) {
 	pauses := wait.Backoff{Duration: retryFirst, Factor: 2, Steps: math.MaxInt, Cap: retryMost}
 	_ = pauses.DelayFunc().Until(ctx, true, true, try)

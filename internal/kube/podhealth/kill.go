@@ -14,21 +14,21 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file handles what surrounds the process of a container: its hooks, and its end when a probe or hook demands it.
+// This file runs the hooks of containers, and kills a container when a probe or hook requires that.
 
-// leastGrace is the minimum grace that is left, however long preStop took.
+// leastGrace is the minimum grace period that remains after the preStop hooks.
 const leastGrace = 2 * time.Second
 
-// StopRequest says that a container, or the VM that it is, must be stopped. It is started again if the pod's policy allows
-// that.
+// StopRequest says that a container must be stopped, or its VM if the container cannot be stopped alone. The restart policy of
+// the pod decides whether the container is started again.
 type StopRequest struct {
 	message string    // for the Killing Event
-	grace   *int64    // seconds; nil: the pod's
-	run     time.Time // of the VM that must be stopped for it
-	told    bool      // it was reported and, if the VM keeps running, is being carried out
+	grace   *int64    // seconds; nil: the pod's grace period
+	run     time.Time // start of the VM's run, if the VM must be stopped
+	told    bool      // the request was reported, and if only the container is stopped, that has begun
 }
 
-// Grace returns how long the processes of pod may take to end.
+// Grace returns the grace period: how long the processes of pod may take to end.
 func (s *StopRequest) Grace(pod *corev1.Pod) time.Duration {
 	if s.grace != nil {
 		return convert.Seconds(*s.grace)
@@ -36,8 +36,7 @@ func (s *StopRequest) Grace(pod *corev1.Pod) time.Duration {
 	return convert.Grace(pod)
 }
 
-// StopRequested returns the request for which the VM must be stopped in the run of rec; nil when there is none. A request
-// stays until Watch sees another run.
+// StopRequested returns the request to stop the VM in the run of rec, or nil. A request is valid until Watch sees another run.
 func (h *Health) StopRequested(rec *vm.Record) *StopRequest {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -47,7 +46,7 @@ func (h *Health) StopRequested(rec *vm.Record) *StopRequest {
 	return h.stop
 }
 
-// Report reports the request for which rec is stopped, once.
+// Report reports the request s to stop rec, with a Killing Event. It does so once per request.
 func (h *Health) Report(rec *vm.Record, s *StopRequest) {
 	h.mu.Lock()
 	told := s.told
@@ -63,23 +62,23 @@ func (h *Health) report(rec *vm.Record, message string) {
 	h.owner.Event(corev1.EventTypeNormal, eventKilling, "%s", message)
 }
 
-// requestKill requests a kill of the run that x monitors; only the first request counts, and it returns true. Preconditions:
-// mu is held, x is a current monitor.
+// requestKill requests a kill of the run that x monitors. It returns false if a kill was requested before. Preconditions: mu
+// is held, x is a current monitor.
 func (h *Health) requestKill(x *containerMonitor, s StopRequest) bool {
 	if x.kill != nil {
 		return false
 	}
 	x.kill = &s
-	if x.run.number == 0 { // the container is the VM
+	if x.run.number == 0 { // the container is alone in its VM
 		h.requestStop(s, x.run.vm)
 	}
 	return true
 }
 
-// requestStop requests a stop of the VM in that run because of s. Preconditions: mu is held.
+// requestStop requests a stop of the VM because of s, unless that run is over. Precondition: mu is held.
 func (h *Health) requestStop(s StopRequest, run time.Time) {
 	if h.monitor == nil || !h.monitor.run.Equal(run) {
-		return // that run is over
+		return
 	}
 	if h.stop == nil || !h.stop.run.Equal(run) {
 		s.run = run
@@ -87,7 +86,7 @@ func (h *Health) requestStop(s StopRequest, run time.Time) {
 	}
 }
 
-// killRequested kills each container that has a kill request, by itself, while the VM keeps running.
+// killRequested kills each container that has a kill request, while the VM and the other containers keep running.
 func (h *Health) killRequested(v *guestMonitor, pod *corev1.Pod, rec *vm.Record) {
 	var due []*containerMonitor
 	h.mu.Lock()
@@ -108,8 +107,8 @@ func (h *Health) killRequested(v *guestMonitor, pod *corev1.Pod, rec *vm.Record)
 	}
 }
 
-// killContainer ends the run that x monitors; the guest takes care of the next run. If the guest's agent cannot do that,
-// the VM must be stopped instead.
+// killContainer ends the run that x monitors. The guest restarts the container if its policy allows. If the guest's agent is
+// too old to stop a single container, killContainer requests a stop of the VM.
 func (h *Health) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Record, x *containerMonitor) {
 	name := x.container.Name
 	h.report(rec, x.kill.message)
@@ -120,7 +119,7 @@ func (h *Health) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 		case err == nil || ctx.Err() != nil:
 			return true, err
 		case errdefs.Is(err, errdefs.Unsupported):
-			h.owner.Log.Info("vm stopped for its container, the agent of its guest cannot stop a single container", "vm", rec.ID, "err", err)
+			h.owner.Log.Info("vm stopped to restart its container, because the guest agent cannot stop a single container", "vm", rec.ID, "err", err)
 			h.mu.Lock()
 			h.requestStop(*x.kill, x.run.vm)
 			h.mu.Unlock()
@@ -133,13 +132,13 @@ func (h *Health) killContainer(ctx context.Context, pod *corev1.Pod, rec *vm.Rec
 	})
 }
 
-// postStart runs the hook that follows the start of the process of x's container. The container does not count as running
-// until the hook has succeeded. If the hook fails, the container is killed.
+// postStart runs the postStart hook of x's container. The container does not count as running until the hook has succeeded. If
+// the hook fails, the container is killed.
 func (h *Health) postStart(ctx context.Context, v *guestMonitor, x *containerMonitor) {
 	began, c := time.Now(), x.container
 	var target probe.Target
-	retry(ctx, func(context.Context) (ready bool, err error) { // the process may have ended; then ctx ends too
-		target, ready = h.aim(c)
+	retry(ctx, func(context.Context) (ready bool, err error) { // wait until the container runs; ctx ends with the run
+		target, ready = h.target(c)
 		return ready, nil
 	})
 	if ctx.Err() != nil {
@@ -160,9 +159,8 @@ func (h *Health) postStart(ctx context.Context, v *guestMonitor, x *containerMon
 	}
 }
 
-// PreStop runs the hooks that come before the containers of pod are stopped, all at once and once per run. It returns what
-// is left of grace. It runs no hook where nothing is stopped in order: without a grace, in a guest that is not up, or where
-// nothing runs.
+// PreStop runs the preStop hooks of the containers of pod, all at the same time and once per run. It returns the rest of the
+// grace period. It runs no hook without a grace period, in a guest that is not up, or of a container that does not run.
 func (h *Health) PreStop(ctx context.Context, pod *corev1.Pod, rec *vm.Record, grace time.Duration) time.Duration {
 	return h.preStop(ctx, convert.Observed(pod), rec, grace)
 }
@@ -180,8 +178,8 @@ func (h *Health) preStop(ctx context.Context, containers []*corev1.Container, re
 		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil {
 			continue
 		}
-		target, ready := h.aim(c)
-		if !ready || !h.preStopDue(rec, c.Name) { // its process may have ended meanwhile
+		target, ready := h.target(c)
+		if !ready || !h.preStopDue(rec, c.Name) { // the container does not run, or its hook has run
 			continue
 		}
 		ran = true
@@ -201,14 +199,14 @@ func (h *Health) preStop(ctx context.Context, containers []*corev1.Container, re
 	return max(grace-time.Since(began), leastGrace)
 }
 
-// preStopDue reports whether the preStop hook of the named container must run now, and records that it runs.
+// preStopDue reports whether the preStop hook must run in the current run of the named container, and records that it runs.
 func (h *Health) preStopDue(rec *vm.Record, name string) bool {
 	r, runs := runOf(rec, name)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !runs || h.bowed[name].is(r) {
+	if !runs || h.preStopped[name].is(r) {
 		return false
 	}
-	h.bowed[name] = r
+	h.preStopped[name] = r
 	return true
 }

@@ -1,9 +1,9 @@
-// Package podhealth finds out how healthy the guest of a pod and its containers are, and runs the containers' hooks.
+// Package podhealth monitors the health of a pod's guest and of its containers, and runs the containers' hooks.
 //
-// It probes the guest's address and the containers as the pod's spec asks, runs the postStart and preStop hooks, tells the
-// guest when a container has started, and kills a container that a probe or hook condemns. The package does not make single
-// probes (package probe does) and does not compute statuses (package podstatus does). It neither starts nor stops VMs: it
-// only says that a VM must be stopped. It knows pods only through their Owner.
+// It probes the guest's address and, as the pod's spec requires, the containers. It runs the postStart and preStop hooks. It
+// tells the guest when a container has started, and kills a container whose probe or postStart hook fails. The package does
+// not run single probes (package probe does) and does not compute statuses (package podstatus does). It neither starts nor
+// stops VMs. It only reports that a VM must be stopped. It knows a pod only through its Owner.
 package podhealth
 
 import (
@@ -24,7 +24,7 @@ import (
 
 // Prober checks whether a guest can be reached.
 type Prober interface {
-	// Probe returns nil when ip answers: to a TCP connection on port, or, when port is 0, to an ICMP echo.
+	// Probe returns nil if ip accepts a TCP connection on port, or, if port is 0, answers an ICMP echo.
 	Probe(ctx context.Context, ip string, port int) error
 }
 
@@ -32,44 +32,44 @@ type Prober interface {
 type Config struct {
 	Prober    Prober
 	Scheduler *probe.Scheduler
-	// Static means that the pod represents a machine that the node does not run. The creator of such a pod chose the
-	// address, so addresses that pods must not reach are not probed.
+	// Static means that the pod represents a machine that the node does not run. The creator of such a pod chooses the
+	// address, so the node does not probe addresses that pods must not reach.
 	Static bool
-	// Measured gets the time that each check of the guest's address took.
+	// Measured records, for a metric, the duration of each probe of the guest's address.
 	Measured func(time.Duration)
-	// Count gets the result of each probe of the pod's spec. kind is Startup, Liveness or Readiness.
+	// Count counts, for a metric, the result of each probe of the pod's spec. kind is Startup, Liveness or Readiness.
 	Count func(kind string, result probe.Result)
 }
 
 // Spawn starts work in a goroutine. The function that it returns cancels the work's context.
 type Spawn func(work func(context.Context)) context.CancelFunc
 
-// Owner is what Health needs from the one that runs the pod's VM. The functions are called without a lock held, so they may
-// take the owner's locks.
+// Owner holds the functions that Health needs from the part that runs the pod's VM. Health calls them without holding a lock,
+// so they may take the owner's locks.
 type Owner struct {
-	// Look returns the pod, its VM and the VM's address as they are now: nil for no VM, "" for no known address.
+	// Look returns the current pod, its VM (nil: none) and the VM's address ("": not known).
 	Look func() (pod *corev1.Pod, rec *vm.Record, ip string)
 	// Exec runs a command in the guest of a VM.
 	Exec func(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
 	// Kill ends one run of one container in a guest that has several; see guest.ContainerKeeper.
 	Kill func(ctx context.Context, ref, container string, run int, grace time.Duration) error
-	// Release allows the containers that wait for this one to start.
+	// Release tells the guest to start the containers that wait for this one.
 	Release func(ctx context.Context, ref, container string) error
-	// Poke tells that there is something new to show or to do.
+	// Poke makes the owner update the pod's status and handle a StopRequest.
 	Poke func()
 	// Event reports an Event of the pod.
 	Event func(kind, reason, format string, args ...any)
-	// Spawn runs what may last as long as the owner.
+	// Spawn runs work that lasts at most as long as the owner.
 	Spawn Spawn
 	Log   *slog.Logger
 }
 
-// Health is the health of one pod's guest and of its containers. Only one goroutine calls Watch and Stop. Any goroutine may
-// call the other methods.
+// Health monitors the health of one pod's guest and of its containers. Only one goroutine may call Watch and Stop. Any
+// goroutine may call the other methods.
 //
-// Lock order: the owner's locks come before mu. No function of the Owner is called while mu is held. The owner may hold its
-// locks when it calls Watching, Reach, Shown and StopRequested, which call no function of the Owner. It holds none when it
-// calls the other methods.
+// Lock order: the owner's locks come before mu. Health calls no function of the Owner while it holds mu. The owner may hold
+// its locks when it calls Watching, Reach, Shown and StopRequested, which call no function of the Owner. It must hold no lock
+// when it calls the other methods.
 type Health struct {
 	cfg   Config
 	owner Owner
@@ -78,25 +78,25 @@ type Health struct {
 	reach      podstatus.Reach
 	monitor    *guestMonitor        // monitors the current run; nil: no monitor
 	containers map[string]runHealth // by name
-	bowed      map[string]run       // container runs whose preStop hook has run, by container name
-	stop       *StopRequest         // the request for which the VM must be stopped; nil: none
+	preStopped map[string]run       // by container name: the run whose preStop hook has run
+	stop       *StopRequest         // the request to stop the VM; nil: none
 }
 
-// runHealth is the health of one container in one run of it.
+// runHealth is the health of a container in one run.
 type runHealth struct {
 	run run
 	podstatus.Health
 }
 
-// New returns the health of a pod of which nothing is known.
+// New returns the Health of a pod. It monitors nothing before Watch.
 func New(cfg Config, owner Owner) *Health {
-	return &Health{cfg: cfg, owner: owner, containers: map[string]runHealth{}, bowed: map[string]run{}}
+	return &Health{cfg: cfg, owner: owner, containers: map[string]runHealth{}, preStopped: map[string]run{}}
 }
 
-// Watch makes sure that what now runs in rec, the VM of pod, is watched until Stop. When a run begins, it waits a moment
-// for the first probes, so that a guest that answers at once becomes Running and Ready in one status write. trusted means
-// that an earlier process saw the guest ready: then it and its containers count as ready until they fail. rec is nil for a
-// static pod, of which only the address is watched.
+// Watch monitors the current run of rec, the VM of pod, and of its containers, until Stop. When a run begins, it waits a
+// moment for the first probes, so that a guest that answers immediately becomes Running and Ready in one status write. trusted
+// means that an earlier process saw the guest ready. The guest and its containers then count as ready until a probe fails. rec
+// is nil for a static pod, of which only the address is probed.
 func (h *Health) Watch(ctx context.Context, pod *corev1.Pod, rec *vm.Record, trusted bool) {
 	var began time.Time
 	if rec != nil {
@@ -120,7 +120,7 @@ func (h *Health) Watch(ctx context.Context, pod *corev1.Pod, rec *vm.Record, tru
 	v.await(ctx)
 }
 
-// Stop ends what Watch began, and with it the readiness, which only a monitor can determine.
+// Stop ends the monitors that Watch started. The guest then counts as not ready.
 func (h *Health) Stop() {
 	h.mu.Lock()
 	v := h.monitor
@@ -130,12 +130,12 @@ func (h *Health) Stop() {
 		return
 	}
 	v.stop()
-	for _, x := range v.watches { // nobody else uses them any more
+	for _, x := range v.watches { // no lock: v is not shared any more
 		x.stop()
 	}
 }
 
-// Watching reports whether the guest is watched.
+// Watching reports whether the guest is monitored.
 func (h *Health) Watching() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -149,8 +149,8 @@ func (h *Health) Reach() podstatus.Reach {
 	return h.reach
 }
 
-// Shown returns the health of pod's containers that the status shows. Nothing is known of a run that is not watched yet.
-// rec is the VM of pod; nil: none.
+// Shown returns the health of pod's containers for the status. A run without a monitor has the health of a new run. rec is the
+// VM of pod; nil: none.
 func (h *Health) Shown(pod *corev1.Pod, rec *vm.Record) map[string]podstatus.Health {
 	all := map[string]podstatus.Health{}
 	if rec == nil {
@@ -169,7 +169,7 @@ func (h *Health) Shown(pod *corev1.Pod, rec *vm.Record) map[string]podstatus.Hea
 	return all
 }
 
-// Keep records that the containers of rec's guest keep running, although in a new VM.
+// Keep records that the containers of rec's guest, which resumed in a new VM, have kept running.
 func (h *Health) Keep(pod *corev1.Pod, rec *vm.Record) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -180,7 +180,7 @@ func (h *Health) Keep(pod *corev1.Pod, rec *vm.Record) {
 	}
 }
 
-// Resume restores from the pod's status what an earlier process knew of the containers in rec's run.
+// Resume restores from the pod's status the health that an earlier process recorded of the containers in rec's run.
 func (h *Health) Resume(status *corev1.PodStatus, rec *vm.Record) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -196,8 +196,8 @@ func (h *Health) Resume(status *corev1.PodStatus, rec *vm.Record) {
 	}
 }
 
-// update changes the health of x's container, unless x is not a current monitor, and pokes the owner if change returns true.
-// It reports whether x is a current monitor. change runs with mu held.
+// update reports whether x is a current monitor. If so, it calls change with the health of x's container, with mu held. If
+// change returns true, it pokes the owner.
 func (h *Health) update(x *containerMonitor, change func(*podstatus.Health) (news bool)) bool {
 	name := x.container.Name
 	h.mu.Lock()
@@ -214,7 +214,7 @@ func (h *Health) update(x *containerMonitor, change func(*podstatus.Health) (new
 	return on
 }
 
-// on reports whether x is a current monitor. Preconditions: mu is held.
+// on reports whether x is a current monitor. Precondition: mu is held.
 func (h *Health) on(x *containerMonitor) bool {
 	return h.monitor != nil && h.monitor.watches[x.container.Name] == x
 }

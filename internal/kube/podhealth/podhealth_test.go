@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// machine is the owner of a pod with one VM. It records what it is asked for.
+// machine is the owner of a pod with one VM. It records the calls and Events.
 type machine struct {
 	*Health
 	spawn Spawn
@@ -36,7 +36,7 @@ type machine struct {
 	pod    *corev1.Pod
 	rec    *vm.Record
 	ip     string
-	refuse error          // answer of the address
+	refuse error          // the result of probes of the address
 	codes  map[string]int // exit codes of commands
 	older  bool           // the guest's agent knows neither Kill nor Release
 	pokes  int
@@ -107,8 +107,7 @@ func (m *machine) called(text string) (n int) {
 	return n
 }
 
-// bubble runs test with a machine on the bubble's clock. Its VM runs the containers of the pod, each by itself if there are
-// several.
+// bubble runs test with a machine and a fake clock. If the pod has several containers, the VM's record has each of them.
 func bubble(t *testing.T, test func(t *testing.T, m *machine), containers ...corev1.Container) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -139,7 +138,7 @@ func bubble(t *testing.T, test func(t *testing.T, m *machine), containers ...cor
 }
 
 func pass(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // the bubble's clock: this waits for nothing real
+	time.Sleep(d) //nolint:forbidigo // the fake clock of synctest
 	synctest.Wait()
 }
 
@@ -154,7 +153,7 @@ func hook(command string) *corev1.LifecycleHandler {
 	return &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{command}}}
 }
 
-func TestReachFallsAfterAFewFailures(t *testing.T) {
+func TestGuestIsNotReadyAfterThreeFailures(t *testing.T) {
 	bubble(t, func(t *testing.T, m *machine) {
 		m.Watch(t.Context(), m.pod, m.rec, false)
 		if !m.Reach().Ready || !m.Watching() {
@@ -162,7 +161,7 @@ func TestReachFallsAfterAFewFailures(t *testing.T) {
 		}
 		m.do(func() { m.refuse = errors.New("no answer") })
 		if pass(11 * time.Second); !m.Reach().Ready {
-			t.Error("two failures are enough")
+			t.Error("not ready after two failures, want three")
 		}
 		if pass(5 * time.Second); m.Reach() != (podstatus.Reach{Why: "no answer"}) || m.called("Warning Unhealthy VM does not answer: no answer") != 1 {
 			t.Errorf("%+v, events %q", m.Reach(), m.events)
@@ -170,23 +169,23 @@ func TestReachFallsAfterAFewFailures(t *testing.T) {
 		pokes := m.pokes
 		m.do(func() { m.refuse = errors.New("another wording") })
 		if pass(time.Minute); m.pokes != pokes {
-			t.Error("another wording of the same is news")
+			t.Error("another reason for the same state pokes the owner")
 		}
 		m.Stop()
 		probes := m.called("probe")
 		if pass(time.Minute); m.Watching() || m.called("probe") != probes {
-			t.Error("probed after Stop")
+			t.Error("a probe ran after Stop")
 		}
 	}, corev1.Container{Name: "c"})
 }
 
-// A request for a stop belongs to one run of the VM, and is reported once.
-func TestACondemnedVMMustBeStopped(t *testing.T) {
+// A request to stop the VM belongs to one run of the VM, and is reported once.
+func TestFailedLivenessProbeRequestsStop(t *testing.T) {
 	bubble(t, func(t *testing.T, m *machine) {
 		m.codes["alive"] = 1
 		m.Watch(t.Context(), m.pod, m.rec, false)
 		if m.StopRequested(m.rec) != nil {
-			t.Error("condemned by one failure")
+			t.Error("one failure of the liveness probe requests a stop")
 		}
 		pass(3 * time.Second)
 		s := m.StopRequested(m.rec)
@@ -202,7 +201,7 @@ func TestACondemnedVMMustBeStopped(t *testing.T) {
 		next := *m.rec
 		next.StartedAt = time.Now()
 		if m.StopRequested(&next) != nil {
-			t.Error("the next run is condemned too")
+			t.Error("the request also counts for the next run")
 		}
 	}, corev1.Container{Name: "c", LivenessProbe: func() *corev1.Probe {
 		p := probeBy("alive")
@@ -211,8 +210,9 @@ func TestACondemnedVMMustBeStopped(t *testing.T) {
 	}()})
 }
 
-// A condemned container of several is killed by itself; with an older agent the VM must be stopped.
-func TestACondemnedContainerIsKilledAlone(t *testing.T) {
+// If the liveness probe of one of several containers fails, only that container is killed. With an older agent the VM is
+// stopped.
+func TestFailedContainerIsKilledAlone(t *testing.T) {
 	for _, older := range []bool{false, true} {
 		bubble(t, func(t *testing.T, m *machine) {
 			m.older, m.codes["alive"] = older, 1
@@ -238,7 +238,7 @@ func TestACondemnedContainerIsKilledAlone(t *testing.T) {
 	}
 }
 
-// Hooks do nothing while the guest is not up, and a postStart hook runs when it is up again.
+// No hook runs while the guest is not up. A postStart hook runs when the guest is up again.
 func TestHooksOfAGuestThatIsNotUp(t *testing.T) {
 	bubble(t, func(t *testing.T, m *machine) {
 		before := m.rec
@@ -255,7 +255,8 @@ func TestHooksOfAGuestThatIsNotUp(t *testing.T) {
 	}, corev1.Container{Name: "c", Lifecycle: &corev1.Lifecycle{PostStart: hook("begin"), PreStop: hook("end")}})
 }
 
-// The owner holds its lock, which all its functions take, while it asks what is known.
+// There is no deadlock if the owner holds its lock, which all its functions take, when it calls Watching, Reach, Shown and
+// StopRequested.
 func TestTheOwnersLockComesFirst(t *testing.T) {
 	bubble(t, func(t *testing.T, m *machine) {
 		m.codes["alive"] = 1
@@ -286,12 +287,12 @@ func TestStaticProbesDoNotReachTheNode(t *testing.T) {
 		h := New(Config{Prober: m, Static: true, Measured: func(time.Duration) {}}, m.owner())
 		err := h.probeOnce(t.Context(), time.Minute)
 		if (err == nil) != want || (len(m.calls) > 0) != want {
-			t.Errorf("%s: %v, asked %q", ip, err, m.calls)
+			t.Errorf("%s: %v, calls %q", ip, err, m.calls)
 		}
 	}
 }
 
-func TestOutputIsCut(t *testing.T) {
+func TestOutputIsLimited(t *testing.T) {
 	var o output
 	for range 3 {
 		if n, err := o.Write(make([]byte, maxOutput/2+1)); n != maxOutput/2+1 || err != nil {

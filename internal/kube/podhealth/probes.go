@@ -17,7 +17,7 @@ import (
 
 // This file determines the health of a pod's containers with the probes of the pod's spec.
 
-// The reasons of Events, in the kubelet's words.
+// The reasons of Events. They are the kubelet's.
 const (
 	eventUnhealthy    = "Unhealthy"
 	eventProbeWarning = "ProbeWarning"
@@ -36,10 +36,10 @@ const (
 
 const (
 	probeTries = 3        // attempts when a probe cannot be made
-	maxOutput  = 10 << 10 // bytes of a command's output that are kept
+	maxOutput  = 10 << 10 // maximum bytes of a command's output
 )
 
-// watchContainer starts the probes of the container that x monitors, whose process began at began.
+// watchContainer starts the probes of the container that x monitors. began is the start of the container's process.
 func (h *Health) watchContainer(v *guestMonitor, x *containerMonitor, began time.Time) {
 	c := x.container
 	if !h.of(c.Name).Started {
@@ -54,10 +54,10 @@ func (h *Health) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *c
 	if p == nil {
 		return
 	}
-	// If the host's clock went back, a guest may seem to begin in the future.
+	// began may be in the future, if the host's clock was set back.
 	delay := time.Duration(p.InitialDelaySeconds) * time.Second
 	delay = min(delay, time.Until(began.Add(delay)))
-	first := kind == kindReadiness && delay <= 0 && v.expect() // its verdict is worth waiting for
+	first := kind == kindReadiness && delay <= 0 && v.expect() // Watch waits for its first verdict
 	judge := &probe.Judge{Successes: int(p.SuccessThreshold), Failures: max(int(p.FailureThreshold), 1)}
 	period := time.Duration(max(p.PeriodSeconds, 1)) * time.Second
 	x.add(h.cfg.Scheduler.Start(delay, func(ctx context.Context) (time.Duration, bool) {
@@ -78,10 +78,10 @@ func (h *Health) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *c
 	}))
 }
 
-// probeContainer makes one probe and returns what went wrong. A container that cannot be probed counts as neither healthy
-// nor unhealthy.
+// probeContainer runs one probe and returns the result and its reason. The result is Unknown if the container cannot be
+// probed.
 func (h *Health) probeContainer(ctx context.Context, c *corev1.Container, kind string, p *corev1.Probe) (probe.Result, string) {
-	target, ready := h.aim(c)
+	target, ready := h.target(c)
 	if !ready {
 		return probe.Unknown, ""
 	}
@@ -115,7 +115,7 @@ func (h *Health) probeContainer(ctx context.Context, c *corev1.Container, kind s
 	return result, why
 }
 
-// applyVerdict applies a verdict to the container of x, and reports whether the probe continues.
+// applyVerdict applies a verdict to the health of x's container, and reports whether the probe continues.
 func (h *Health) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe, verdict probe.Result, why string) bool {
 	if verdict == probe.Unknown {
 		return true
@@ -128,7 +128,7 @@ func (h *Health) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe,
 			if !ok {
 				text = "readiness probe failed: " + why
 			}
-			news = s.Ready != ok || (s.Why == "") != (text == "") // a new wording of the same is not worth a write
+			news = s.Ready != ok || (s.Why == "") != (text == "") // another reason for the same state is not worth a write
 			if news {
 				s.Ready, s.Why = ok, text
 			}
@@ -149,8 +149,8 @@ func (h *Health) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe,
 	return on && more
 }
 
-// aim returns the target for probes of c; false when its guest cannot be probed now.
-func (h *Health) aim(c *corev1.Container) (probe.Target, bool) {
+// target returns the target of probes and hooks of c, or false if c does not run now.
+func (h *Health) target(c *corev1.Container) (probe.Target, bool) {
 	_, rec, ip := h.owner.Look()
 	several := podstatus.Up(rec) && len(rec.Containers) > 0
 	if !podstatus.Up(rec) || several && (rec.Container(c.Name) == nil || rec.Container(c.Name).Status.State != vm.ContainerRunning) {
@@ -163,8 +163,7 @@ func (h *Health) aim(c *corev1.Container) (probe.Target, bool) {
 	return probe.Target{Container: c, IP: ip, Exec: h.commander(string(rec.ID), in)}, true
 }
 
-// commander returns a function that runs commands in the guest, in the same way as the process of container runs ("" for
-// the only one).
+// commander returns a function that runs commands in the named container of the guest. "" is the only container of the VM.
 func (h *Health) commander(id, container string) probe.Exec {
 	return func(ctx context.Context, command []string) (string, int, error) {
 		var out output
@@ -173,7 +172,7 @@ func (h *Health) commander(id, container string) probe.Exec {
 	}
 }
 
-// output keeps the beginning of both output streams of a command.
+// output keeps the first maxOutput bytes of stdout and stderr together.
 type output struct {
 	mu   sync.Mutex
 	text []byte

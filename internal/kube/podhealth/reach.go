@@ -18,33 +18,35 @@ import (
 	"cocoonstack.io/cocoon/internal/reach"
 )
 
-// The pace of probes: quick until the guest is ready, then steady. ready becomes false after a few failures in a row.
+// The guest's address is probed often until the guest is ready, then every probeSteady. A ready guest becomes not ready after
+// probeFailures failures in a row.
 const (
 	probeTimeout  = 3 * time.Second
-	probeGuess    = 500 * time.Millisecond // for a guest that is not ready: packets sent before it listens are lost
+	probeGuess    = 500 * time.Millisecond // timeout while not ready, because packets sent before the guest listens are lost
 	probeFirst    = 100 * time.Millisecond
-	probeCold     = 2 * time.Second // longest pause while not ready
+	probeCold     = 2 * time.Second // longest pause between probes while not ready
 	probeSteady   = 5 * time.Second
 	probeFailures = 3
-	probeHead     = 250 * time.Millisecond // how long the first status of a new guest waits for its first probes
+	probeHead     = 250 * time.Millisecond // how long Watch waits for the first verdicts
 )
 
 // guestMonitor monitors one run of one guest: whether it can be reached, and the health of its containers.
 type guestMonitor struct {
 	backgroundTasks
 	run     time.Time                    // start of the run
-	watches map[string]*containerMonitor // monitors of the current container runs, by name; under the Health's mu
+	watches map[string]*containerMonitor // by name: the monitors of the current container runs; guarded by the Health's mu
 	first   chan struct{}                // closed after the first verdicts
 
 	mu     sync.Mutex
-	unseen int // verdicts that first still waits for
+	unseen int // number of verdicts that are still missing before first is closed
 }
 
 func newGuestMonitor(run time.Time) *guestMonitor {
 	return &guestMonitor{run: run, watches: map[string]*containerMonitor{}, first: make(chan struct{})}
 }
 
-// expect makes first wait for one more verdict, unless first is already closed. seen reports one verdict.
+// expect adds one verdict to those that must arrive before first is closed. It returns false if first is already closed. seen
+// records the arrival of one verdict.
 func (v *guestMonitor) expect() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -65,7 +67,7 @@ func (v *guestMonitor) seen() {
 	}
 }
 
-// await waits a moment for the first verdicts.
+// await waits for the first verdicts, at most probeHead.
 func (v *guestMonitor) await(ctx context.Context) {
 	t := time.NewTimer(probeHead)
 	defer t.Stop()
@@ -76,7 +78,7 @@ func (v *guestMonitor) await(ctx context.Context) {
 	}
 }
 
-// check returns the check whether the guest can be reached.
+// check returns the periodic check whether the guest can be reached. ready is the state at the beginning.
 func (h *Health) check(v *guestMonitor, ready bool) probe.Check {
 	cold := wait.Backoff{Duration: probeFirst, Factor: 1.5, Steps: math.MaxInt, Cap: probeCold}
 	failures, pause, first := 0, cold, true
@@ -116,7 +118,7 @@ func (h *Health) probeOnce(ctx context.Context, limit time.Duration) error {
 	pod, _, ip := h.owner.Look()
 	port, _ := strconv.Atoi(pod.Annotations[contract.KeyProbePort])
 	if ip == "" {
-		return errdefs.Unavailablef("its address is not known yet")
+		return errdefs.Unavailablef("the address of the guest is not known yet")
 	}
 	if h.cfg.Static {
 		addr, err := netip.ParseAddr(ip)
@@ -142,7 +144,7 @@ func (h *Health) setReady(v *guestMonitor, ready bool, why error) {
 	}
 	h.mu.Lock()
 	fell := h.reach.Ready && !ready
-	// Skip results of an earlier run, and new wordings of the same state: they are not worth a write.
+	// Skip results of an earlier run. Skip other reasons for the same state, because they are not worth a write.
 	idle := h.monitor != v || h.reach.Ready == ready && (h.reach.Why == "") == (text == "")
 	if !idle {
 		h.reach = podstatus.Reach{Ready: ready, Why: text}

@@ -21,10 +21,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// door provides what the kubelet's HTTP API needs from a pod.
+// door gives the kubelet's HTTP API access to the pods: exec, attach, logs and port-forward.
 type door struct {
 	pods    *index
-	allowed []netip.Prefix // networks of machines to which ports of static pods may be forwarded
+	allowed []netip.Prefix // networks to which ports of static pods may be forwarded
 }
 
 // Exec runs a command in the pod's guest. Errors: NotFound (no such pod or container), FailedPrecondition (not running).
@@ -37,8 +37,7 @@ func (d *door) Exec(ctx context.Context, namespace, pod, container string, e gue
 	return st.guests.Exec(ctx, string(rec.ID), e, s)
 }
 
-// Attach connects to the standard streams of a container. For a guest that boots itself it shows the serial console.
-// Errors: as for Exec.
+// Attach connects to the standard streams of a container. For a disk guest it shows the serial console. Errors: as for Exec.
 func (d *door) Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error {
 	st, rec, of, err := d.enter(namespace, pod, container, "attach")
 	switch {
@@ -59,8 +58,8 @@ func (d *door) Attach(ctx context.Context, namespace, pod, container string, a g
 	})
 }
 
-// enter returns the pod's worker, the VM in which the container runs, and its name there: "" when the container is the
-// whole VM.
+// enter returns the pod's state, the VM in which the container runs, and the name of the container in the VM. The name is ""
+// if the container is alone in its VM.
 func (d *door) enter(namespace, pod, container, verb string) (*podState, *vm.Record, string, error) {
 	st, f, err := d.locate(namespace, pod, container)
 	if err != nil {
@@ -79,7 +78,7 @@ func (d *door) enter(namespace, pod, container, verb string) (*podState, *vm.Rec
 	return st, rec, container, nil
 }
 
-// Logs streams the output of the pod's main process. Errors: as for Exec; FailedPrecondition while there is no VM yet.
+// Logs streams the output of a container's process. Errors: as for Exec. FailedPrecondition while the pod has no VM yet.
 func (d *door) Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
 	st, f, err := d.locate(namespace, pod, container)
 	if err != nil {
@@ -101,25 +100,25 @@ func (d *door) Logs(ctx context.Context, namespace, pod, container string, o gue
 	return st.guests.Logs(ctx, string(rec.ID), o, fn)
 }
 
-// Forward carries stream to and from a TCP port of the pod's guest until the guest sends nothing more. It connects from
-// inside the guest, so that the guest's loopback is reached, as in any pod. If no agent of ours is in the guest, or the
-// agent cannot do that because the guest has run since before an upgrade, Forward connects to the guest's address.
+// Forward copies data between stream and a TCP port of the pod's guest until the guest closes its side. It connects from
+// inside the guest, so that programs on the guest's loopback can be reached, as in any pod. If the guest has no agent, or an
+// older agent without this ability, Forward connects to the guest's address.
 //
-// Errors: NotFound; FailedPrecondition while there is no address, and for machines to which the operator allows no
-// forwarding; Unavailable.
+// Errors: NotFound. FailedPrecondition while the pod has no address, and for static pods whose machine is in no network that
+// the operator allows. Unavailable if the connection fails.
 func (d *door) Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error {
 	st := d.pods.find(namespace, pod)
 	if st == nil {
 		return errdefs.NotFoundf("pod %q not found on this node", pod)
 	}
 	if rec := st.look().rec; !st.static && podstatus.Up(rec) && rec.ImageType == vm.ImageOCI && rec.AgentReady {
-		in := &noted{Reader: stream}
+		in := &readRecorder{Reader: stream}
 		err := st.guests.Forward(ctx, string(rec.ID), port, guest.Streams{Stdin: in, Stdout: stream})
-		if !errdefs.Is(err, errdefs.Unsupported) || in.read.Load() { // input that was read is lost
+		if !errdefs.Is(err, errdefs.Unsupported) || in.read.Load() { // input that was already read cannot be sent again
 			return err
 		}
 	}
-	_, _, ip := st.whereabouts()
+	_, _, ip := st.podAndVM()
 	if ip == "" {
 		return errdefs.Preconditionf("pod %q has no address yet", pod)
 	}
@@ -138,7 +137,7 @@ func (d *door) Forward(ctx context.Context, namespace, pod string, port int, str
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	go func() { // ends with the stream, which its owner closes
+	go func() { // ends when the caller closes the stream
 		_, _ = io.Copy(c, stream)
 		_ = c.(*net.TCPConn).CloseWrite()
 	}()
@@ -146,18 +145,18 @@ func (d *door) Forward(ctx context.Context, namespace, pod string, port int, str
 	return err
 }
 
-// noted is a reader that records whether it was read from.
-type noted struct {
+// readRecorder is a reader that records whether data was read from it.
+type readRecorder struct {
 	io.Reader
 	read atomic.Bool
 }
 
-func (n *noted) Read(p []byte) (int, error) {
+func (n *readRecorder) Read(p []byte) (int, error) {
 	n.read.Store(true)
 	return n.Reader.Read(p)
 }
 
-// dialLimit is how long a guest may take to accept a forwarded connection.
+// dialLimit is the timeout for a connection to the guest's address.
 const dialLimit = 10 * time.Second
 
 func (d *door) locate(namespace, pod, container string) (*podState, facts, error) {
@@ -189,8 +188,8 @@ func restartsOf(rec *vm.Record, container string) int {
 	return rec.Restarts
 }
 
-// forwardable returns an error if no port of a static pod's machine may be forwarded. The creator of the pod chose the
-// address, and the node reaches more than pods do, so the operator says which networks are allowed.
+// forwardable returns an error if ports of a static pod's machine may not be forwarded. The creator of the pod chooses the
+// address, and the node can reach more networks than a pod. So the operator lists the allowed networks.
 func (d *door) forwardable(pod, ip string) error {
 	addr, err := netip.ParseAddr(ip)
 	if err != nil {
@@ -206,7 +205,7 @@ func (d *door) forwardable(pod, ip string) error {
 		"the node's operator allows networks in VK_STATIC_FORWARD_NETWORKS", pod, ip)
 }
 
-// unserved returns the error for exec and log of a static pod. It says how to reach the machine instead.
+// unserved returns the error for exec and logs of a static pod. The error says how to reach the machine instead.
 func unserved(pod *corev1.Pod, what string) error {
 	there := runtimeOf(pod)
 	ask, _ := contract.ParseVMSpec(pod.Annotations)

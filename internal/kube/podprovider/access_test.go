@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// both is the stream of a forwarded connection.
+// both is both directions of a forwarded connection.
 type both struct {
 	io.Reader
 	said bytes.Buffer
@@ -40,7 +40,7 @@ func TestAttachAndForward(t *testing.T) {
 			return s.said.String(), err
 		}
 		if _, err := attach("c", guest.Streams{}); !errdefs.IsNotFound(err) {
-			t.Errorf("a pod that is not: %v", err)
+			t.Errorf("a pod that does not exist: %v", err)
 		}
 		w.engine.boot = time.Hour
 		w.create(pod())
@@ -53,13 +53,13 @@ func TestAttachAndForward(t *testing.T) {
 			t.Errorf("%q, %v", out, err)
 		}
 		if _, err := attach("other", guest.Streams{}); !errdefs.IsNotFound(err) {
-			t.Errorf("a container that is not: %v", err)
+			t.Errorf("a container that does not exist: %v", err)
 		}
 		if out, err := forward(80); err != nil || out != "in" {
 			t.Errorf("%q, %v", out, err)
 		}
 		if _, err := forward(81); !errdefs.IsUnavailable(err) {
-			t.Errorf("nobody listens: %v", err)
+			t.Errorf("no listener: %v", err)
 		}
 		rec, err := w.engine.Inspect(t.Context(), vmName)
 		if err != nil {
@@ -76,7 +76,7 @@ func TestAttachAndForward(t *testing.T) {
 	})
 }
 
-// A port is reached at the guest's address if the guest has no agent of ours, or one from before an upgrade.
+// A port is forwarded to the guest's address if the guest has no agent, or an older agent.
 func TestForwardFromOutside(t *testing.T) {
 	for name, c := range map[string]struct {
 		image vm.ImageType
@@ -117,6 +117,6 @@ func forwardFromOutside(t *testing.T, e *engine, image vm.ImageType) {
 	}
 	l.Close()
 	if err := d.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, stream); !errdefs.IsUnavailable(err) {
-		t.Errorf("nobody listens: %v", err)
+		t.Errorf("no listener: %v", err)
 	}
 }

@@ -40,7 +40,8 @@ func TestAVanishedVMEvictsItsPod(t *testing.T) {
 	})
 }
 
-// An earlier process was killed while it created the VM. The engine rolls that back while the next process already runs.
+// An earlier process was killed while it created the VM. The engine rolls the creation back while the next process already
+// runs. The next process creates another VM.
 func TestAVMThatVanishesBeforeItRanIsMadeAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
@@ -48,7 +49,7 @@ func TestAVMThatVanishesBeforeItRanIsMadeAnew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(time.Minute) // the fake guest has done all that it does
+		<-time.After(time.Minute) // the fake guest has booted
 		e.change(rec.ID, func(r *vm.Record) { r.State, r.AgentReady, r.StartedAt = vm.StateCreating, false, time.Time{} })
 		w := start(t, e)
 		defer w.stop()
@@ -85,7 +86,7 @@ func TestARestartedProcessTouchesNothing(t *testing.T) {
 		if _, err := w.p.GetPod(t.Context(), "default", "web"); err != nil {
 			t.Error(err)
 		}
-		w.engine.exit(4) // the new process is in charge
+		w.engine.exit(4) // the new process handles the exit
 		expect(t, w.after(time.Second), "Running running last:4 restarts:1 ready")
 	})
 }
@@ -98,18 +99,18 @@ func TestWhatHappenedWhileTheEngineWasAway(t *testing.T) {
 		w.after(time.Second)
 		w.engine.fall(errdefs.Unavailablef("cocoond does not answer"))
 		p := w.after(time.Minute)
-		expect(t, p, "Running running ready") // nobody knows better
+		expect(t, p, "Running running ready") // the last known state stays
 		if w.p.Health() == nil {
-			t.Error("the node thinks that the engine answers")
+			t.Error("Health is nil although the engine does not answer")
 		}
 		w.engine.vanish()
 		w.engine.mu.Lock()
-		w.engine.history = nil // the stream cannot report it
+		w.engine.history = nil // the event stream cannot resume
 		w.engine.mu.Unlock()
 		w.engine.fall(nil)
 		expect(t, w.after(2*time.Minute), "gone")
 		if w.p.Health() != nil {
-			t.Error("the node thinks that the engine is away")
+			t.Error("Health is an error although the engine answers")
 		}
 	})
 }
@@ -123,7 +124,7 @@ func TestOrphans(t *testing.T) {
 				if _, err := e.Launch(t.Context(), spec); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := e.Launch(t.Context(), vm.Spec{Name: "mine", Image: "x"}.Default()); err != nil { // we must not touch it
+				if _, err := e.Launch(t.Context(), vm.Spec{Name: "mine", Image: "x"}.Default()); err != nil { // a VM of the operator, which must stay
 					t.Fatal(err)
 				}
 				w := startWith(t, e, Config{Orphans: policy})
@@ -136,7 +137,7 @@ func TestOrphans(t *testing.T) {
 		})
 	}
 	if _, err := New(Config{Orphans: "eat"}, Deps{}); !errdefs.IsInvalid(err) {
-		t.Errorf("a policy nobody knows was taken: %v", err)
+		t.Errorf("an invalid policy was accepted: %v", err)
 	}
 }
 
@@ -153,7 +154,7 @@ func TestWhoOwnsTheName(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, policy := range []OrphanPolicy{OrphanAlert, OrphanKeep} { // nobody has given up the VM's content
+	for _, policy := range []OrphanPolicy{OrphanAlert, OrphanKeep} { // these policies keep the VM's content
 		synctest.Test(t, func(t *testing.T) {
 			e := newEngine()
 			launch(t, e, "dead", "node-1")
@@ -179,15 +180,15 @@ func TestWhoOwnsTheName(t *testing.T) {
 		w.create(pod())
 		expect(t, w.after(time.Second), "Running running ready")
 	})
-	synctest.Test(t, func(t *testing.T) { // the leftover of a pod that is gone
+	synctest.Test(t, func(t *testing.T) { // the VM of a deleted pod
 		e := newEngine()
 		w := startWith(t, e, Config{Orphans: OrphanDestroy})
-		launch(t, e, "dead", "node-1") // the node does not know its pod
+		launch(t, e, "dead", "node-1") // the VM's pod does not exist
 		defer w.stop()
 		w.create(pod())
 		expect(t, w.after(time.Second), "Running running ready")
 		if rec, _ := e.Inspect(t.Context(), vmName); rec.Spec.Labels[contract.VMLabelPodUID] != "uid-1" {
-			t.Error("the leftover was adopted")
+			t.Error("the VM of a deleted pod was adopted")
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // a VM of another node
@@ -202,7 +203,7 @@ func TestWhoOwnsTheName(t *testing.T) {
 			t.Errorf("message: %s", m)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // made by hand: adopted, and removed with the pod
+	synctest.Test(t, func(t *testing.T) { // a VM that the operator created is adopted, and removed with the pod
 		e := newEngine()
 		launch(t, e, "", "")
 		w := start(t, e)
@@ -212,14 +213,14 @@ func TestWhoOwnsTheName(t *testing.T) {
 		w.engine.exit(2)
 		expect(t, w.after(time.Second), "Running running last:2 restarts:1 ready")
 		if e.called("remove") != 0 {
-			t.Error("it was removed")
+			t.Error("the adopted VM was removed")
 		}
 	})
 }
 
-// A VM that was made by hand and is offered to nobody belongs only to the operator, whatever a pod says.
+// A VM that the operator created and does not offer belongs only to the operator, even if a pod names it.
 func TestAVMThatIsNotOffered(t *testing.T) {
-	for name, offered := range map[string][]string{"to nobody": nil, "to others": {"other"}} {
+	for name, offered := range map[string][]string{"not offered": nil, "offered to another namespace": {"other"}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e := newEngine()
@@ -232,12 +233,12 @@ func TestAVMThatIsNotOffered(t *testing.T) {
 				w.create(greedy)
 				expect(t, w.after(time.Second), "Running running ready")
 				w.stop()
-				w.run(Config{}) // as a process that adopts
+				w.run(Config{}) // the next process, which adopts VMs
 				defer w.stop()
 				w.after(time.Minute)
 				w.kill()
 				expect(t, w.after(time.Minute), "gone")
-				if left, err := e.Inspect(t.Context(), string(rec.ID)); err != nil || left.Revision != rec.Revision+1 || e.count() != 1 { // its guest came up
+				if left, err := e.Inspect(t.Context(), string(rec.ID)); err != nil || left.Revision != rec.Revision+1 || e.count() != 1 { // the one change is the boot of the guest
 					t.Errorf("the operator's VM is %+v, %v, and %d are left", left, err, e.count())
 				}
 			})
@@ -245,8 +246,8 @@ func TestAVMThatIsNotOffered(t *testing.T) {
 	}
 }
 
-// A VM that was made by hand is adopted by one pod. Another pod that names it cannot reach it and does not remove it when
-// it is deleted, whatever its annotations say and whichever pod is handled first after a restart.
+// Only one pod adopts a VM that the operator created. Another pod that names the VM cannot use it, and does not remove it when
+// that pod is deleted. Neither annotations nor the order of pods after a restart change that.
 func TestAnAdoptedVMIsOnePods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
@@ -290,7 +291,7 @@ func TestAnAdoptedVMIsOnePods(t *testing.T) {
 		}
 		expect(t, w.after(time.Minute), "Running running ready")
 		if e.count() != 1 {
-			t.Error("the VM went with a pod that it was not of")
+			t.Error("the VM was removed with a pod that had not adopted it")
 		}
 	})
 }

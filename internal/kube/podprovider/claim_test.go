@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// registrar answers claims as a test says, and records whether a VM was created before.
+// registrar answers claims with the error that a test sets, and records whether a VM was created before the claim.
 type registrar struct {
 	e      *engine
 	mu     sync.Mutex
@@ -54,11 +54,11 @@ func stay(how string) func(*corev1.Pod) {
 	}
 }
 
-// Nothing of a VM that must stay on its node is created before the node has claimed it.
+// A VM that must stay on its node is not created before the node has claimed it.
 func TestClaimComesBeforeTheVM(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
-		r := &registrar{e: e, answer: errdefs.Unavailablef("the API server is away")}
+		r := &registrar{e: e, answer: errdefs.Unavailablef("the API server is unavailable")}
 		w := &world{t: t, engine: e, claims: r}
 		w.begin(Config{})
 		defer func() { w.stop() }()
@@ -69,16 +69,16 @@ func TestClaimComesBeforeTheVM(t *testing.T) {
 		p = w.after(30 * time.Second)
 		expect(t, p, "Pending waiting:"+reasonElsewhere)
 		if _, err := e.Inspect(t.Context(), vmName); !errdefs.IsNotFound(err) || !strings.Contains(w.told(), "on node other") {
-			t.Errorf("made although its state is elsewhere: %v", err)
+			t.Errorf("the VM was created although its state is on another node: %v", err)
 		}
 		r.say(nil)
 		p = w.after(40 * time.Second)
 		expect(t, p, "Running running ready")
 		asked, early := r.seen()
 		if early {
-			t.Error("the VM came before the claim")
+			t.Error("the VM was created before the claim")
 		}
-		// A node is not claimed again for a VM that exists, neither by this process nor by the next one.
+		// Neither this process nor the next one claims the node again for a VM that exists.
 		w.pass(time.Minute)
 		w.stop()
 		w.run(Config{})
@@ -94,9 +94,9 @@ func TestClaimIsRefused(t *testing.T) {
 		change func(*corev1.Pod)
 		claims bool
 	}{
-		"nonsense":                    {stay("yes"), true},
-		"no object can have the name": {func(p *corev1.Pod) { stay("wait")(p); p.Annotations[contract.KeyName] = "My_VM" }, true},
-		"nobody to claim with":        {stay("never"), false},
+		"nonsense":                      {stay("yes"), true},
+		"invalid name of an object":     {func(p *corev1.Pod) { stay("wait")(p); p.Annotations[contract.KeyName] = "My_VM" }, true},
+		"the node cannot create claims": {stay("never"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestClaimIsRefused(t *testing.T) {
 				w.begin(Config{})
 				defer w.stop()
 				w.create(pod(c.change))
-				if p := w.after(time.Second); p.Status.Phase != corev1.PodFailed || p.Status.Reason != reasonNotSupported {
+				if p := w.after(time.Second); p.Status.Phase != corev1.PodPending || p.Status.Reason != reasonNotSupported {
 					t.Errorf("%s %s", p.Status.Phase, p.Status.Reason)
 				}
 			})

@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// cloneUp creates the pod's VM from origin, or shows why that fails.
+// cloneUp creates the pod's VM from origin. If that fails, it shows the reason in the pod's status.
 func (c *creation) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.Origin) turn {
 	c.publish(c.cfg.Settle)
 	rec, err := c.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
@@ -33,7 +33,7 @@ func (c *creation) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.
 			spec.Snapshot = snap.ID
 			spec.NICs = interfaces(pod, snap.NICs)
 		}
-		return spec, assertBackend(pod, snap)
+		return spec, assertBackend(pod, "snapshot "+snap.Name, snap.Hypervisor)
 	})
 	if origin.Dir != "" && ctx.Err() == nil {
 		c.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
@@ -44,13 +44,13 @@ func (c *creation) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.
 	return c.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)
 }
 
-// fits rejects a clone that does not match the pod. This is only known from the VM's record, once the VM exists.
+// fits rejects a clone that does not match the pod. Only the record of the VM, after its creation, shows this.
 func fits(pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
 	if !convert.SameContainers(pod, rec) {
-		return errdefs.Invalidf("the containers of the pod do not match those of its snapshot, which are %s; give them the same names in the same order", names(rec))
+		return errdefs.Invalidf("the containers of the pod do not match those of its snapshot, which are %s; give the pod's containers the same names in the same order", names(rec))
 	}
-	if want := pod.Annotations[contract.KeyBackend]; of.FromDir != "" && want != "" && want != rec.Driver {
-		return errdefs.Invalidf("the snapshot in %s was taken by %s and cannot resume in %s; change %s", of.FromDir, rec.Driver, want, contract.KeyBackend)
+	if of.FromDir != "" {
+		return assertBackend(pod, "the snapshot in "+of.FromDir, rec.Driver)
 	}
 	return nil
 }
@@ -67,7 +67,7 @@ func names(rec vm.Record) string {
 	return strings.Join(out, ", ")
 }
 
-// cloneOnce creates a VM unless one of that name exists. It calls spec only when none exists.
+// cloneOnce creates a VM from spec unless a VM of that name exists. It calls spec only if none exists.
 func (c *creation) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (vm.CloneSpec, error)) (vm.Record, error) {
 	if c.states == nil {
 		return vm.Record{}, errdefs.Unsupportedf("this node does not store snapshots")
@@ -94,7 +94,7 @@ func (c *creation) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (
 	})
 }
 
-// interfaces returns as many NICs as the snapshot has, on the network that pod names; nil means the snapshot's own NICs.
+// interfaces returns as many NICs as the snapshot has, on the network that pod names. nil means the NICs of the snapshot.
 func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
 	network := pod.Annotations[contract.KeyNetwork]
 	if network == "" || n <= 0 {
@@ -103,17 +103,18 @@ func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
 	return slices.Repeat([]vm.NICSpec{{Network: network}}, n)
 }
 
-// assertBackend rejects a snapshot of another hypervisor than the one that the pod names, which could not use its memory.
-func assertBackend(pod *corev1.Pod, snap snapshot.Snapshot) error {
+// assertBackend rejects a snapshot of another hypervisor than the one that the pod names, because a hypervisor can only resume
+// its own snapshots. QEMU stands in for the others.
+func assertBackend(pod *corev1.Pod, snap, taken string) error {
 	want := pod.Annotations[contract.KeyBackend]
-	if want == "" || snap.Hypervisor == "" || want == snap.Hypervisor {
+	if want == "" || taken == "" || taken == want || taken == string(contract.BackendQEMU) {
 		return nil
 	}
-	return errdefs.Invalidf("snapshot %s was taken by %s and cannot resume in %s; change %s", snap.Name, snap.Hypervisor, want, contract.KeyBackend)
+	return errdefs.Invalidf("%s was taken by %s and cannot resume in %s; change %s", snap, taken, want, contract.KeyBackend)
 }
 
-// origin finds or fetches the snapshot from which the VM resumes. A snapshot in a folder is in no store and is not checked
-// here.
+// origin finds or fetches the snapshot from which the VM resumes. A snapshot in a folder is in no store, and is not checked
+// before the clone.
 func (c *creation) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin) (snapshot.Snapshot, error) {
 	switch {
 	case o.Dir != "":
@@ -124,7 +125,7 @@ func (c *creation) origin(ctx context.Context, pod *corev1.Pod, o convert.Origin
 	return c.states.Stored(ctx, pod, o.Snapshot)
 }
 
-// wakeRemote resumes a VM that is hibernated elsewhere. It gets the name, and so the addresses, that it had.
+// wakeRemote resumes a VM that is hibernated elsewhere. The VM keeps its name, and so its addresses.
 func (c *creation) wakeRemote(ctx context.Context, pod *corev1.Pod, at podsnapshots.Place) turn {
 	c.publish(c.cfg.Settle)
 	rec, err := c.cloneOnce(ctx, pod, func() (vm.CloneSpec, error) {
@@ -135,7 +136,7 @@ func (c *creation) wakeRemote(ctx context.Context, pod *corev1.Pod, at podsnapsh
 	})
 	if err == nil {
 		c.asleep.restored = true
-		c.health.Keep(pod, &rec) // for the guest this is not a new start
+		c.health.Keep(pod, &rec) // the guest has not restarted
 		c.event(corev1.EventTypeNormal, eventWoken, "VM %s is awake", c.vmName)
 	}
 	return c.created(ctx, rec, err, modeClone, retryTaskFirst, retryTaskMost)

@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"encoding/base64"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -67,7 +68,7 @@ func TestClones(t *testing.T) {
 			w.create(pod(clone("base:v2")))
 			expect(t, w.after(time.Second), "Running running ready")
 			if s.names() != "base:v2" {
-				t.Errorf("here is %s", s.names())
+				t.Errorf("snapshots on the node: %s", s.names())
 			}
 			w.expectTold("Normal Pulled Successfully pulled snapshot")
 		})
@@ -92,7 +93,7 @@ func TestClones(t *testing.T) {
 			defer w.stop()
 			w.create(pod(clone("base", contract.KeyBackend, "firecracker")))
 			p := w.after(time.Second)
-			expect(t, p, "Failed/VMRejected")
+			expect(t, p, "Pending/VMRejected waiting:CreateContainerConfigError")
 			if !strings.Contains(p.Status.Message, "taken by fake and cannot resume in firecracker") || s.count() != 0 {
 				t.Errorf("%s, %d VMs", p.Status.Message, s.count())
 			}
@@ -111,7 +112,7 @@ func TestClones(t *testing.T) {
 			defer w.stop()
 			w.create(pod(clone("base")))
 			p := w.after(time.Second)
-			expect(t, p, "Failed/VMRejected")
+			expect(t, p, "Pending/VMRejected waiting:CreateContainerConfigError")
 			if !strings.Contains(p.Status.Message, "which are c, side") || s.count() != 0 {
 				t.Errorf("%s, %d VMs", p.Status.Message, s.count())
 			}
@@ -143,7 +144,7 @@ func TestClones(t *testing.T) {
 			w := keeping(t, s, true)
 			defer w.stop()
 			w.create(pod(asks(map[string]string{contract.KeyManaged: "true", contract.KeyCloneFromDir: "/srv/x", contract.KeyBackend: "firecracker"})))
-			expect(t, w.after(time.Second), "Failed/VMRejected")
+			expect(t, w.after(time.Second), "Pending/VMRejected waiting:CreateContainerConfigError")
 			if s.count() != 0 {
 				t.Error("a VM is left")
 			}
@@ -204,7 +205,7 @@ func TestClones(t *testing.T) {
 			w := start(t, newEngine())
 			defer w.stop()
 			w.create(pod(clone("base")))
-			expect(t, w.after(time.Second), "Failed/VMRejected")
+			expect(t, w.after(time.Second), "Pending/VMRejected waiting:CreateContainerConfigError")
 		})
 	})
 }
@@ -213,7 +214,7 @@ func TestANameThatNoRegistryTakes(t *testing.T) {
 	for name, tc := range map[string]struct {
 		bare bool
 		want string
-	}{"registry": {false, "Failed/PodNotSupported"}, "alone": {true, "Running running ready"}} {
+	}{"registry": {false, "Pending/PodNotSupported waiting:CreateContainerConfigError"}, "alone": {true, "Running running ready"}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := keeping(t, newKept(), tc.bare)
@@ -254,7 +255,7 @@ func TestForks(t *testing.T) {
 			t.Errorf("%d snapshots for three forks, %d VMs", n, s.count())
 		}
 
-		// Another main: the snapshot of the earlier one is of no use.
+		// After main is replaced, the snapshot of the earlier main is not used any more.
 		w.engine.vanish()
 		w.after(time.Second)
 		w.create(pod(func(p *corev1.Pod) { p.UID = "uid-again" }))
@@ -276,7 +277,7 @@ func TestForks(t *testing.T) {
 		p := pod(asks(map[string]string{contract.KeyForkFrom: vmName, contract.KeyName: "thief"}))
 		w.create(p)
 		expect(t, w.after(time.Minute), "Pending waiting:CreateContainerError")
-		w.expectTold("no VM of namespace default is named " + vmName)
+		w.expectTold(fmt.Sprintf("vm not found: %q in namespace default", vmName))
 		if s.names() != "" || s.count() != 1 {
 			t.Errorf("snapshots %q, %d VMs", s.names(), s.count())
 		}
@@ -295,8 +296,7 @@ func TestForks(t *testing.T) {
 	})
 }
 
-// TestForksOnOtherNodes: the main VM's node offers its state, and another node waits for the state of this VM and no
-// other.
+// TestForksOnOtherNodes: the main VM's node offers its state. Another node waits for the state of exactly this VM.
 func TestForksOnOtherNodes(t *testing.T) {
 	const ref = registryURL + "/" + vmRepo + ":fork"
 	synctest.Test(t, func(t *testing.T) {
@@ -320,7 +320,7 @@ func TestForksOnOtherNodes(t *testing.T) {
 		w.kill()
 		w.pass(time.Minute)
 		if got := s.registry.has(vmRepo, "fork"); got != "" || s.names() != "" {
-			t.Errorf("of a VM that is gone there is %q in the registry and %q here", got, s.names())
+			t.Errorf("fork state of a removed VM: %q in the registry and %q on the node", got, s.names())
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -338,10 +338,10 @@ func TestForksOnOtherNodes(t *testing.T) {
 		put("first", "old")
 		w.pass(2 * time.Minute)
 		if s.count() != 0 {
-			t.Error("it was forked from a VM that is gone")
+			t.Error("the VM was forked from a main VM that no longer exists")
 		}
 		if n := s.registry.called("pull " + ref); n != 1 {
-			t.Errorf("what is of no use was pulled %d times", n)
+			t.Errorf("the snapshot of the earlier main VM was pulled %d times", n)
 		}
 		put("second", "new")
 		expect(t, w.after(time.Minute), "Running running ready")
@@ -351,7 +351,7 @@ func TestForksOnOtherNodes(t *testing.T) {
 		w.kill()
 		w.pass(time.Minute)
 		if s.names() != "" {
-			t.Errorf("left here: %s", s.names())
+			t.Errorf("snapshots left on the node: %s", s.names())
 		}
 	})
 }
@@ -367,7 +367,7 @@ func TestPostCloneHint(t *testing.T) {
 		w.create(pod(asks(map[string]string{contract.KeyMode: "clone", contract.KeyImage: "base"})))
 		p := w.after(20 * time.Second)
 		if p.Annotations[contract.KeyPostCloneHint] != "" {
-			t.Error("there is a hint before anybody could answer")
+			t.Error("a hint is shown before an agent could answer")
 		}
 		p = w.after(20 * time.Second)
 		text, err := base64.StdEncoding.DecodeString(p.Annotations[contract.KeyPostCloneHint])
@@ -386,7 +386,7 @@ func TestPostCloneHint(t *testing.T) {
 		p = w.after(10 * time.Second)
 		expect(t, p, "Running running ready")
 		if _, there := p.Annotations[contract.KeyPostCloneHint]; there {
-			t.Error("the hint is left")
+			t.Error("the hint was not removed")
 		}
 	})
 }

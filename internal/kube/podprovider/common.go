@@ -14,17 +14,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// common is what the provider and all its workers use. After Run has begun, only what has a lock of its own changes.
+// common holds what the provider and all its workers use. After Run has begun, only fields with a lock of their own change.
 type common struct {
 	cfg        Config
 	Deps                // without Runtime and Snapshots
-	node       operator // gives access to Runtime and Snapshots; a tenant is the other way
+	node       operator // access to Runtime and Snapshots for the operator; pods have access through a tenant
 	index      *index
 	deletions  deletionLog
-	pace       *rate.Limiter // rate limit of statuses that may wait
+	pace       *rate.Limiter // rate limit of the status writes that may be delayed
 	objects    *podvolumes.Objects
 	probes     *probe.Scheduler
-	background func(func(context.Context)) context.CancelFunc // runs what may last as long as Run; nil before Run
+	background func(func(context.Context)) context.CancelFunc // runs work that lasts at most as long as Run; nil before Run
 }
 
 // remote reports whether the node has a registry.
@@ -35,7 +35,7 @@ func (c *common) newHealth(s *podState) *podhealth.Health {
 		Prober: c.Prober, Scheduler: c.probes, Static: s.static,
 		Measured: func(d time.Duration) { c.Metrics.probe.Observe(d.Seconds()) }, Count: c.Metrics.probed,
 	}, podhealth.Owner{
-		Look: s.whereabouts,
+		Look: s.podAndVM,
 		Exec: s.guests.Exec, Kill: s.containers.KillContainer, Release: s.containers.ReleaseContainer,
 		Poke: s.poke, Event: s.event, Log: s.log, Spawn: c.background,
 	})
@@ -53,7 +53,7 @@ func (c *common) newVolumes(s *podState) *podvolumes.Volumes {
 	})
 }
 
-// on returns the tenant for o. Preconditions: o is not the operator.
+// on returns the tenant for o. Precondition: o is not the operator.
 func (c *common) on(o vm.Owner) tenant {
 	r := c.node.runtime
 	return tenant{owner: o, vms: ownMachines{r, o}, guests: ownGuests{r, o}, containers: ownContainers{r, o}, puller: ownPuller{r, o}}
@@ -78,7 +78,7 @@ func newPodState(c *common, pod *corev1.Pod, rec *vm.Record) *podState {
 	return s
 }
 
-// nameOf returns the name of pod's VM: the name in rec, if rec exists. A VM that an earlier release created keeps its own
+// nameOf returns the name of pod's VM. If rec exists, that is the name in rec, because a VM of an earlier release keeps its
 // name.
 func nameOf(pod *corev1.Pod, rec *vm.Record) string {
 	if rec != nil {

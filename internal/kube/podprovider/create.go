@@ -17,15 +17,13 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// createAndStart creates and starts the pod's VM, or finds out why that is not possible.
+// createAndStart creates and starts the pod's VM. If that fails, it shows the reason in the pod's status.
 func (c *creation) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
-	if errs := convert.Check(pod); len(errs) > 0 {
-		c.refuse(reasonNotSupported, errs.ToAggregate().Error())
+	if !c.supported(pod) {
 		return whenWoken
 	}
 	if c.remote() && (contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations)) && !contract.Pushable(c.vmName) {
-		c.refuse(reasonNotSupported, "the VM name "+c.vmName+" is not a valid repository name, and the state of the VM is stored under that name; use lower-case letters and digits, with single . _ - between them")
-		return whenWoken
+		return c.refuse(reasonNotSupported, "the VM name "+c.vmName+" is not a valid repository name, and the state of the VM is stored under that name; use lower-case letters and digits, with single . _ - between them")
 	}
 	if c.prior != nil {
 		if c.prior.look().removal != nil {
@@ -44,12 +42,11 @@ func (c *creation) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
 	at, sleeps, err := c.asleep.elsewhere(ctx, pod)
 	switch {
 	case err != nil:
-		reason, _ := waiting(err)
-		return c.retry(ctx, reason, err, retryTaskFirst, retryTaskMost)
+		return c.retry(ctx, waiting(err), err, retryTaskFirst, retryTaskMost)
 	case sleeps:
 		if contract.Hibernate(pod.Annotations) {
 			if _, err := c.named(ctx, c.vmName); err != nil {
-				return c.asleep.sleeps("")
+				return c.asleep.recordHibernated("")
 			}
 		}
 		return c.wakeRemote(ctx, pod, at)
@@ -60,20 +57,18 @@ func (c *creation) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
 	return c.boot(ctx, pod)
 }
 
-// claim claims this node for a VM that must stay on the node that holds its state, before anything of the VM is created.
-// While there is no claim, it returns false and when to retry.
+// claim claims this node for a VM that must stay on the node that holds its state. It must be called before anything of the VM
+// is created. If the claim fails, it returns false and when to retry.
 func (c *creation) claim(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 	ask, _ := contract.ParseSticky(pod.Annotations)
 	switch {
 	case !ask.Asked || c.claimed:
 		return whenWoken, true
 	case c.Placements == nil:
-		c.refuse(reasonNotSupported, "the VM must stay on its node ("+contract.KeySticky+"), but this node cannot create VMPlacements")
-		return whenWoken, false
+		return c.refuse(reasonNotSupported, "the VM must stay on its node ("+contract.KeySticky+"), but this node cannot create VMPlacements"), false
 	}
 	if why := placement.Check(pod); why != "" {
-		c.refuse(reasonNotSupported, why)
-		return whenWoken, false
+		return c.refuse(reasonNotSupported, why), false
 	}
 	if err := c.Placements.Hold(ctx, pod); err != nil {
 		reason := reasonUnclaimed
@@ -97,6 +92,12 @@ func (c *creation) boot(ctx context.Context, pod *corev1.Pod) turn {
 	if again, ok := c.pulls.pull(ctx, pod); !ok {
 		return again
 	}
+	if err := convert.CheckUsers(pod, c.users()); err != nil {
+		return c.retry(ctx, reasonConfigError, err, c.cfg.BackoffBase, c.cfg.BackoffMax)
+	}
+	if err := convert.CheckProfiles(pod); err != nil {
+		return c.retry(ctx, reasonCreateError, err, c.cfg.BackoffBase, c.cfg.BackoffMax)
+	}
 	rec, err := c.once(ctx, func() (vm.Record, error) {
 		rec, err := c.vms.Launch(ctx, spec)
 		if err == nil {
@@ -107,8 +108,20 @@ func (c *creation) boot(ctx context.Context, pod *corev1.Pod) turn {
 	return c.created(ctx, rec, err, modeRun, c.cfg.BackoffBase, c.cfg.BackoffMax)
 }
 
-// resolve reads what the VM of pod is created from; it reads the volumes in parallel with all else. reason is for what is
-// missing: a pod whose volumes are missing is shown as being created, as with the kubelet.
+// users returns the users of the pod's container images, which have been pulled.
+func (c *creation) users() map[string]string {
+	out := map[string]string{}
+	for name, img := range c.images {
+		if !img.boots {
+			out[name] = img.user
+		}
+	}
+	return out
+}
+
+// resolve returns the spec of pod's VM, with the content of the cluster objects that the pod refers to. It reads the volumes
+// in parallel with the rest. If an object is missing, reason is the reason for the status. As with the kubelet, a pod whose
+// volumes are missing is shown as being created.
 func (c *creation) resolve(ctx context.Context, pod *corev1.Pod) (spec vm.Spec, reason string, err error) {
 	filled := make(chan error, 1)
 	volumes := convert.Spec(pod, c.cfg.Node, nil).Volumes
@@ -125,7 +138,8 @@ func (c *creation) resolve(ctx context.Context, pod *corev1.Pod) (spec vm.Spec, 
 	return spec, "", nil
 }
 
-// wanted returns the spec of the VM that pod asks for, with what the pod refers to in the cluster.
+// wanted returns the spec of the VM that pod asks for, with its environment and cloud-init from the cluster, but without
+// volumes.
 func (c *creation) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error) {
 	from := podvolumes.Resolver{Client: c.Client}
 	services, err := c.services(pod.Namespace)
@@ -144,7 +158,7 @@ func (c *creation) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error)
 	return spec, err
 }
 
-// lacks reports each missing reference of the pod's environment once.
+// lacks sends an Event for each missing reference of the pod's environment, once.
 func (c *creation) lacks(a convert.Absent) {
 	if !slices.Contains(c.lacking, a) {
 		c.lacking = append(c.lacking, a)
@@ -152,7 +166,7 @@ func (c *creation) lacks(a convert.Absent) {
 	}
 }
 
-// services returns the Services that a pod of namespace may know.
+// services returns the Services of namespace and, for the API server, of namespace default.
 func (c *common) services(namespace string) ([]*corev1.Service, error) {
 	if c.Services == nil {
 		return nil, nil
@@ -161,6 +175,6 @@ func (c *common) services(namespace string) ([]*corev1.Service, error) {
 	if err != nil || namespace == metav1.NamespaceDefault {
 		return all, err
 	}
-	more, err := c.Services(metav1.NamespaceDefault) // the API server's Service is there
+	more, err := c.Services(metav1.NamespaceDefault) // has the Service of the API server
 	return append(slices.Clone(all), more...), err
 }

@@ -28,7 +28,7 @@ type creation struct {
 	asleep *hibernation
 	pulls  pulls
 
-	prior    *podState        // had the VM name before; nil: nobody
+	prior    *podState        // the earlier pod with the same VM name; nil: none
 	claimed  bool             // this node has claimed the VM's state
 	launched time.Time        // when this process requested the VM; zero when adopted
 	mode     string           // how this process created the VM
@@ -59,27 +59,26 @@ func (c *creation) created(ctx context.Context, rec vm.Record, err error, mode s
 		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
 	}
 	c.Metrics.done("create", err)
-	reason, never := waiting(err)
-	switch {
-	case err == nil:
-		c.succeeded()
-		c.mode = mode
-		c.take(rec)
-		if mode == modeClone {
-			c.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
-		} else {
-			c.log.Info("vm launched", "vm", rec.ID)
+	if err != nil {
+		if errdefs.IsInvalid(err) || errdefs.Is(err, errdefs.Unsupported) {
+			c.refuse(reasonVMRejected, err.Error())
+			return after(most) // the operator may change the node
 		}
-		return atOnce
-	case never:
-		c.refuse(reason, err.Error())
-		return whenWoken
+		return c.retry(ctx, waiting(err), err, first, most)
 	}
-	return c.retry(ctx, reason, err, first, most)
+	c.succeeded()
+	c.mode = mode
+	c.take(rec)
+	if mode == modeClone {
+		c.log.Info("vm cloned", "vm", rec.ID, "snapshot", rec.Snapshot)
+	} else {
+		c.log.Info("vm launched", "vm", rec.ID)
+	}
+	return atOnce
 }
 
-// occupied handles a VM that already has our name: our own earlier VM, the leftover of a pod that is gone, a VM that was
-// made by hand for this pod, or the VM of another pod of the namespace.
+// occupied handles a VM that already has the name of the pod's VM: an earlier VM of this pod, the VM of a deleted pod, a VM
+// that the operator created for this pod, or the VM of another pod of the namespace.
 func (c *creation) occupied(ctx context.Context, anew func() (vm.Record, error)) (vm.Record, error) {
 	rec, err := c.vms.Inspect(ctx, c.vmName)
 	if err != nil {
@@ -89,7 +88,7 @@ func (c *creation) occupied(ctx context.Context, anew func() (vm.Record, error))
 	switch uid := label[contract.VMLabelPodUID]; {
 	case uid == string(c.uid) && (rec.State != vm.StateError || !rec.StartedAt.IsZero()):
 		return rec, nil
-	case uid == string(c.uid): // it never came up
+	case uid == string(c.uid): // this pod's VM, which never started
 	case uid == "" && c.may(rec):
 		if other := c.index.reserve(c.podState, rec.ID); other != nil {
 			return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s", c.vmName, other.key)
@@ -101,7 +100,7 @@ func (c *creation) occupied(ctx context.Context, anew func() (vm.Record, error))
 		return rec, nil
 	case uid == "" || label[contract.VMLabelNode] != c.cfg.Node.Name || c.index.withUID(types.UID(uid)) != nil:
 		return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s/%s", c.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
-	case c.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // nobody has given up the VM's content
+	case c.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // the VM's content may still be needed
 		return vm.Record{}, leftover{errdefs.Unavailablef("VM %s (%s) of the deleted pod %s/%s is still on node %s, and the orphan policy %q does not remove it; "+
 			"if you need it, save it there with `cocoon snapshot save --name NAME %[2]s`; then remove it with `cocoon vm rm --force %[2]s`, or set VK_ORPHAN_POLICY=destroy",
 			c.vmName, rec.ID, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName], c.cfg.Node.Name, c.cfg.Orphans)}
@@ -123,7 +122,7 @@ func (c *creation) start(ctx context.Context, rec *vm.Record) turn {
 	return atOnce
 }
 
-// announce reports once per run that the guest is up.
+// announce sends an Event, once per run, that the guest is up.
 func (c *creation) announce(rec *vm.Record) {
 	if c.told.Equal(rec.StartedAt) {
 		return
@@ -136,10 +135,13 @@ func (c *creation) announce(rec *vm.Record) {
 			kind = "local image"
 		}
 		what := "container " + pod.Spec.Containers[0].Name
-		if n := len(rec.Containers); n > 0 {
+		if n := len(rec.Containers); n > 0 && !rec.RootContainer() {
 			what = fmt.Sprintf("%d containers", n)
 		}
 		c.event(corev1.EventTypeNormal, eventStarted, "Created and started %s as VM %s from %s %s", what, rec.Spec.Name, kind, rec.Spec.Image)
+	}
+	if want := pod.Annotations[contract.KeyBackend]; want != "" && want != rec.Driver && rec.Restarts == 0 {
+		c.event(corev1.EventTypeNormal, eventStandIn, "VM %s runs in %s, which stands in for %s", rec.Spec.Name, rec.Driver, want)
 	}
 	if left := convert.Ignored(pod); len(left) > 0 && rec.Restarts == 0 {
 		c.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "These settings have no effect in this VM: %s", strings.Join(left, ", "))

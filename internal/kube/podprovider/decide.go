@@ -15,69 +15,69 @@ type action int
 
 const (
 	actRemove         action = iota // removes the VM of a pod that is being deleted
-	actRest                         // nothing: the pod has ended
+	actNone                         // does nothing, because the pod has ended
 	actReport                       // reports the verdict on a pod that has ended
-	actAttend                       // watches the machine of a static pod
-	actForget                       // forgets a VM that is gone and can be had again
-	actGiveUp                       // evicts a pod whose VM is gone
-	actExpire                       // stops a pod that has used up its active deadline
+	actMonitorMachine               // monitors the machine of a static pod
+	actForget                       // drops the record of a lost VM that can be created again without loss
+	actGiveUp                       // evicts a pod whose VM is lost
+	actExpire                       // stops a pod that has exceeded its active deadline
 	actCreate                       // creates the VM, or resumes it from elsewhere
 	actStart                        // starts a VM that never ran
-	actShow                         // shows the VM as it is
-	actKeep                         // keeps a running VM monitored and its volumes up to date
-	actStopForKill                  // stops the VM because a probe or hook demands that
+	actShow                         // only updates the pod's status
+	actKeep                         // monitors a running VM and keeps its volumes up to date
+	actStopForKill                  // stops the VM because a probe or hook requires that
 	actHibernate                    // hibernates the VM
-	actStore                        // stores the state of the hibernated VM where it should be
+	actStore                        // stores the state of the hibernated VM in the registry, if the node has one
 	actWake                         // wakes the VM
-	actFinish                       // reports that the run was the last one
+	actFinish                       // reports that no run follows
 	actSchedule                     // decides when the next run begins
 	actRestart                      // begins the next run
 	actRestartManaged               // begins the next run of a managed VM, in place
 )
 
-// sight is all that a worker knows of its pod and the pod's VM when it decides what to do.
-type sight struct {
+// observation is the input of decide: the state of the pod and of its VM.
+type observation struct {
 	pod     *corev1.Pod // as the API server has it, without the status
 	rec     *vm.Record  // nil: the pod has no VM (yet)
 	lost    bool        // the engine reports that the VM is gone
 	leaving bool        // the pod is being removed
-	ended   bool        // the pod has reached a phase that it never leaves
-	judged  bool        // there is a verdict on the pod
-	static  bool        // the pod stands for a machine that the node does not run
+	ended   bool        // the pod is Succeeded or Failed
+	judged  bool        // the pod has a verdict
+	static  bool        // the pod represents a machine that the node does not run
 	node    abilities
-	left    time.Duration // of the pod's active deadline
-	kill    bool          // a probe or hook demands that the VM is stopped
+	left    time.Duration // time until the pod's active deadline
+	kill    bool          // a probe or hook requires that the VM is stopped
 	answers bool          // the guest answers at its address
-	killed  time.Time     // start of the run that we ended and that another run follows
-	stored  bool          // the state of the hibernated VM is where it should be
+	killed  time.Time     // start of the run that was stopped for a probe or hook
+	stored  bool          // the state of the hibernated VM is stored; see actStore
 	waits   waits
 }
 
-// abilities are what the node can do.
+// abilities says what the node can do.
 type abilities struct {
-	snapshots bool // it can hibernate VMs
-	remote    bool // it has a registry
+	snapshots bool // the node can hibernate VMs
+	remote    bool // the node has a registry
 }
 
-// waits are how long to wait before things are tried again. Negative and zero: no longer.
+// waits holds the delays before the next attempts. An attempt is due if its delay is zero or negative.
 type waits struct {
 	hibernate, wake time.Duration
 	start           time.Duration
-	scheduled       bool // start belongs to the last end of the VM
+	scheduled       bool // start is set for the last end of the VM
 }
 
-// decide returns what a worker does next and, for an action that only shows or keeps the VM, when it looks again without
-// being woken. It is pure.
-func decide(s sight) (action, turn) {
+// decide returns the next action of a worker and, for actShow and actKeep, when the worker decides again if nothing wakes it.
+// It is pure.
+func decide(s observation) (action, turn) {
 	switch {
 	case s.leaving:
 		return actRemove, whenWoken
 	case s.ended:
-		return actRest, whenWoken
+		return actNone, whenWoken
 	case s.judged:
 		return actReport, whenWoken
 	case s.static:
-		return actAttend, whenWoken
+		return actMonitorMachine, whenWoken
 	case s.lost && (s.rec.StartedAt.IsZero() || s.rec.State == vm.StateHibernated && s.node.remote):
 		return actForget, whenWoken
 	case s.lost:
@@ -101,13 +101,13 @@ func decide(s sight) (action, turn) {
 	return actShow, whenWoken
 }
 
-func (s sight) running() (action, turn) {
+func (s observation) running() (action, turn) {
 	switch {
 	case s.kill:
 		return actStopForKill, whenWoken
 	case !contract.Hibernate(s.pod.Annotations) || !s.node.snapshots:
 		return actKeep, whenWoken
-	case !podstatus.Up(s.rec) || !itself(s.rec, s.answers): // its identity is not set up yet, and must be before a save
+	case !podstatus.Up(s.rec) || !hasIdentity(s.rec, s.answers): // a VM can be saved only when its guest has its own identity
 		return actKeep, whenWoken
 	case s.waits.hibernate > 0:
 		return actKeep, after(s.waits.hibernate)
@@ -115,7 +115,7 @@ func (s sight) running() (action, turn) {
 	return actHibernate, whenWoken
 }
 
-func (s sight) hibernated() (action, turn) {
+func (s observation) hibernated() (action, turn) {
 	switch sleep := contract.Hibernate(s.pod.Annotations); {
 	case !s.node.snapshots, sleep && s.stored:
 		return actShow, whenWoken
@@ -129,7 +129,7 @@ func (s sight) hibernated() (action, turn) {
 	return actWake, whenWoken
 }
 
-func (s sight) stopped() (action, turn) {
+func (s observation) stopped() (action, turn) {
 	ask, _ := contract.ParseVMSpec(s.pod.Annotations)
 	switch {
 	case !s.restarts():
@@ -144,32 +144,31 @@ func (s sight) stopped() (action, turn) {
 	return actRestart, whenWoken
 }
 
-// restarts applies the pod's restart policy to the end of its VM. A run that we ended ourselves, because of a probe or
-// hook, counts as failed.
-func (s sight) restarts() bool {
+// restarts applies the pod's restart policy to the end of its VM. A run that was stopped for a probe or hook counts as failed.
+func (s observation) restarts() bool {
 	switch s.pod.Spec.RestartPolicy {
 	case corev1.RestartPolicyNever:
 		return false
 	case corev1.RestartPolicyOnFailure:
-		return podstatus.ExitCode(s.rec) != 0 || s.killed.Equal(s.rec.StartedAt) || cut(s.rec, s.killed)
+		return podstatus.ExitCode(s.rec) != 0 || s.killed.Equal(s.rec.StartedAt) || stoppedOutside(s.rec, s.killed)
 	default:
 		return true
 	}
 }
 
-// cut reports whether somebody else ended the run of rec, for example with `cocoon down`. Such a run did not succeed,
-// whatever its exit code is. killed is the start of the run that we ended ourselves.
-func cut(rec *vm.Record, killed time.Time) bool {
+// stoppedOutside reports whether the run of rec was stopped from outside the pod, for example with `cocoon down`. Such a run
+// counts as failed, even with exit code 0. killed is the start of the run that was stopped for a probe or hook.
+func stoppedOutside(rec *vm.Record, killed time.Time) bool {
 	return podstatus.Over(rec) && rec.Reason == vm.ReasonStopped && !killed.Equal(rec.StartedAt)
 }
 
-// estranged reports whether rec resumed from another VM's state and has not been given its own identity yet.
-func estranged(rec *vm.Record) bool {
+// lacksIdentity reports whether rec is a running clone whose guest still has the identity of the VM that it was cloned from.
+func lacksIdentity(rec *vm.Record) bool {
 	return rec != nil && rec.State == vm.StateRunning && rec.Cloned && rec.Resume != nil && rec.Resume.Clone
 }
 
-// itself reports whether rec's guest has its own identity. A guest that boots its own image may have no agent, and then
-// nobody records its identity. Such a guest counts as itself if it never was another VM, or if it answers at its address.
-func itself(rec *vm.Record, answers bool) bool {
-	return rec.Resume == nil || rec.ImageType == vm.ImageDisk && (answers || !estranged(rec))
+// hasIdentity reports whether the guest of rec has its own identity. A disk guest may have no agent that sets its identity.
+// Such a guest has its own identity if it is not a clone, or if it answers at its address.
+func hasIdentity(rec *vm.Record, answers bool) bool {
+	return rec.Resume == nil || rec.ImageType == vm.ImageDisk && (answers || !lacksIdentity(rec))
 }

@@ -14,9 +14,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// seen returns what is known of a pod with annotations and of its VM, on a node with a registry. state "" means no VM.
-func seen(state vm.State, annotations ...string) sight {
-	s := sight{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{}}}, left: math.MaxInt64}
+// seen returns the observation of a pod with annotations and of its VM, on a node with a registry. state "" means no VM.
+func seen(state vm.State, annotations ...string) observation {
+	s := observation{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{}}}, left: math.MaxInt64}
 	s.node = abilities{snapshots: true, remote: true}
 	for i := 0; i < len(annotations); i += 2 {
 		s.pod.Annotations[annotations[i]] = annotations[i+1]
@@ -30,49 +30,49 @@ func seen(state vm.State, annotations ...string) sight {
 func TestDecide(t *testing.T) {
 	hibernated := []string{contract.KeyHibernate, "true"}
 	managed := []string{contract.KeyManaged, "true"}
-	with := func(s sight, change func(*sight)) sight { change(&s); return s }
+	with := func(s observation, change func(*observation)) observation { change(&s); return s }
 	soon := 3 * time.Second
 	for name, tt := range map[string]struct {
-		s    sight
+		s    observation
 		want action
 		next turn
 	}{
-		"no VM":                       {seen(""), actCreate, whenWoken},
-		"being deleted":               {with(seen(vm.StateRunning), func(s *sight) { s.leaving, s.ended = true, true }), actRemove, whenWoken},
-		"ended":                       {with(seen(vm.StateStopped), func(s *sight) { s.ended = true }), actRest, whenWoken},
-		"judged":                      {with(seen(""), func(s *sight) { s.judged = true }), actReport, whenWoken},
-		"static":                      {with(seen(""), func(s *sight) { s.static = true }), actAttend, whenWoken},
-		"gone":                        {with(seen(vm.StateRunning), func(s *sight) { s.lost = true }), actGiveUp, whenWoken},
-		"gone before it ran":          {with(seen(vm.StateCreating), func(s *sight) { s.lost, s.rec.StartedAt = true, time.Time{} }), actForget, whenWoken},
-		"gone, hibernated":            {with(seen(vm.StateHibernated), func(s *sight) { s.lost = true }), actForget, whenWoken},
-		"gone, hibernated here only":  {with(seen(vm.StateHibernated), func(s *sight) { s.lost, s.node.remote = true, false }), actGiveUp, whenWoken},
-		"out of time":                 {with(seen(vm.StateRunning), func(s *sight) { s.left = 0 }), actExpire, whenWoken},
-		"out of time without VM":      {with(seen(""), func(s *sight) { s.left = -1 }), actExpire, whenWoken},
-		"being created":               {seen(vm.StateCreating), actShow, whenWoken},
-		"created":                     {seen(vm.StateCreated), actStart, whenWoken},
-		"running":                     {seen(vm.StateRunning), actKeep, whenWoken},
-		"to be killed":                {with(seen(vm.StateRunning), func(s *sight) { s.kill = true }), actStopForKill, whenWoken},
-		"to hibernate":                {seen(vm.StateRunning, hibernated...), actHibernate, whenWoken},
-		"to hibernate, later":         {with(seen(vm.StateRunning, hibernated...), func(s *sight) { s.waits.hibernate = soon }), actKeep, after(soon)},
-		"to hibernate, without agent": {with(seen(vm.StateRunning, hibernated...), func(s *sight) { s.rec.AgentReady = false }), actKeep, whenWoken},
-		"to hibernate, still another": {with(seen(vm.StateRunning, hibernated...), func(s *sight) { s.rec.Cloned, s.rec.Resume = true, &vm.Resume{Clone: true} }), actKeep, whenWoken},
-		"to hibernate, not possible":  {with(seen(vm.StateRunning, hibernated...), func(s *sight) { s.node = abilities{} }), actKeep, whenWoken},
-		"hibernated":                  {seen(vm.StateHibernated, hibernated...), actStore, whenWoken},
-		"hibernated, stored later":    {with(seen(vm.StateHibernated, hibernated...), func(s *sight) { s.waits.hibernate = soon }), actShow, after(soon)},
-		"hibernated and stored":       {with(seen(vm.StateHibernated, hibernated...), func(s *sight) { s.stored = true }), actShow, whenWoken},
-		"to wake":                     {with(seen(vm.StateHibernated), func(s *sight) { s.stored = true }), actWake, whenWoken},
-		"to wake, later":              {with(seen(vm.StateHibernated), func(s *sight) { s.waits.wake = soon }), actShow, after(soon)},
-		"to wake, not possible":       {with(seen(vm.StateHibernated), func(s *sight) { s.node = abilities{} }), actShow, whenWoken},
-		"stopped":                     {seen(vm.StateStopped), actSchedule, whenWoken},
-		"stopped, started later":      {with(seen(vm.StateStopped), func(s *sight) { s.waits.scheduled, s.waits.start = true, soon }), actShow, after(soon)},
-		"stopped, start is due":       {with(seen(vm.StateStopped), func(s *sight) { s.waits.scheduled = true }), actRestart, whenWoken},
-		"broken":                      {seen(vm.StateError), actSchedule, whenWoken},
-		"managed, stopped":            {seen(vm.StateStopped, managed...), actRestartManaged, whenWoken},
-		"stopped for good":            {with(seen(vm.StateStopped), func(s *sight) { s.pod.Spec.RestartPolicy = corev1.RestartPolicyNever }), actFinish, whenWoken},
-		"succeeded":                   {exits(seen(vm.StateStopped), 0), actFinish, whenWoken},
-		"failed":                      {exits(seen(vm.StateStopped), 1), actSchedule, whenWoken},
-		"killed by us":                {with(exits(seen(vm.StateStopped), 0), func(s *sight) { s.killed = s.rec.StartedAt }), actSchedule, whenWoken},
-		"ended by somebody":           {with(exits(seen(vm.StateStopped), 0), func(s *sight) { s.rec.Reason = vm.ReasonStopped }), actSchedule, whenWoken},
+		"no VM":                                  {seen(""), actCreate, whenWoken},
+		"being deleted":                          {with(seen(vm.StateRunning), func(s *observation) { s.leaving, s.ended = true, true }), actRemove, whenWoken},
+		"ended":                                  {with(seen(vm.StateStopped), func(s *observation) { s.ended = true }), actNone, whenWoken},
+		"has a verdict":                          {with(seen(""), func(s *observation) { s.judged = true }), actReport, whenWoken},
+		"static":                                 {with(seen(""), func(s *observation) { s.static = true }), actMonitorMachine, whenWoken},
+		"VM lost":                                {with(seen(vm.StateRunning), func(s *observation) { s.lost = true }), actGiveUp, whenWoken},
+		"VM lost before it ran":                  {with(seen(vm.StateCreating), func(s *observation) { s.lost, s.rec.StartedAt = true, time.Time{} }), actForget, whenWoken},
+		"VM lost, hibernated":                    {with(seen(vm.StateHibernated), func(s *observation) { s.lost = true }), actForget, whenWoken},
+		"VM lost, hibernated without a registry": {with(seen(vm.StateHibernated), func(s *observation) { s.lost, s.node.remote = true, false }), actGiveUp, whenWoken},
+		"deadline exceeded":                      {with(seen(vm.StateRunning), func(s *observation) { s.left = 0 }), actExpire, whenWoken},
+		"deadline exceeded, no VM":               {with(seen(""), func(s *observation) { s.left = -1 }), actExpire, whenWoken},
+		"being created":                          {seen(vm.StateCreating), actShow, whenWoken},
+		"created":                                {seen(vm.StateCreated), actStart, whenWoken},
+		"running":                                {seen(vm.StateRunning), actKeep, whenWoken},
+		"kill requested":                         {with(seen(vm.StateRunning), func(s *observation) { s.kill = true }), actStopForKill, whenWoken},
+		"to hibernate":                           {seen(vm.StateRunning, hibernated...), actHibernate, whenWoken},
+		"to hibernate, retry is not due":         {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.waits.hibernate = soon }), actKeep, after(soon)},
+		"to hibernate, without agent":            {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.rec.AgentReady = false }), actKeep, whenWoken},
+		"to hibernate, clone without its identity": {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.rec.Cloned, s.rec.Resume = true, &vm.Resume{Clone: true} }), actKeep, whenWoken},
+		"to hibernate, node keeps no snapshots":    {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.node = abilities{} }), actKeep, whenWoken},
+		"hibernated":                               {seen(vm.StateHibernated, hibernated...), actStore, whenWoken},
+		"hibernated, retry is not due":             {with(seen(vm.StateHibernated, hibernated...), func(s *observation) { s.waits.hibernate = soon }), actShow, after(soon)},
+		"hibernated and stored":                    {with(seen(vm.StateHibernated, hibernated...), func(s *observation) { s.stored = true }), actShow, whenWoken},
+		"to wake":                                  {with(seen(vm.StateHibernated), func(s *observation) { s.stored = true }), actWake, whenWoken},
+		"to wake, retry is not due":                {with(seen(vm.StateHibernated), func(s *observation) { s.waits.wake = soon }), actShow, after(soon)},
+		"to wake, node keeps no snapshots":         {with(seen(vm.StateHibernated), func(s *observation) { s.node = abilities{} }), actShow, whenWoken},
+		"stopped":                                  {seen(vm.StateStopped), actSchedule, whenWoken},
+		"stopped, start is not due":                {with(seen(vm.StateStopped), func(s *observation) { s.waits.scheduled, s.waits.start = true, soon }), actShow, after(soon)},
+		"stopped, start is due":                    {with(seen(vm.StateStopped), func(s *observation) { s.waits.scheduled = true }), actRestart, whenWoken},
+		"in state error":                           {seen(vm.StateError), actSchedule, whenWoken},
+		"managed, stopped":                         {seen(vm.StateStopped, managed...), actRestartManaged, whenWoken},
+		"stopped, restart policy Never":            {with(seen(vm.StateStopped), func(s *observation) { s.pod.Spec.RestartPolicy = corev1.RestartPolicyNever }), actFinish, whenWoken},
+		"succeeded":                                {exits(seen(vm.StateStopped), 0), actFinish, whenWoken},
+		"failed":                                   {exits(seen(vm.StateStopped), 1), actSchedule, whenWoken},
+		"stopped for a probe":                      {with(exits(seen(vm.StateStopped), 0), func(s *observation) { s.killed = s.rec.StartedAt }), actSchedule, whenWoken},
+		"stopped from outside":                     {with(exits(seen(vm.StateStopped), 0), func(s *observation) { s.rec.Reason = vm.ReasonStopped }), actSchedule, whenWoken},
 	} {
 		if got, next := decide(tt.s); got != tt.want || next != tt.next {
 			t.Errorf("%s: action %d, turn %d; want %d, %d", name, got, next, tt.want, tt.next)
@@ -80,21 +80,21 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// exits makes the VM of s end with a code, under a policy that restarts only what fails.
-func exits(s sight, code int) sight {
+// exits makes the VM of s end with a code, under restart policy OnFailure.
+func exits(s observation, code int) observation {
 	s.pod.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
 	s.rec.ExitCode, s.rec.Reason = &code, vm.ReasonExited
 	return s
 }
 
-// model is a pod, its VM and the node, as far as decisions change them.
+// model is a pod, its VM and the node. Actions and events change it.
 type model struct {
-	sight
+	observation
 	gone bool // the VM of the deleted pod is removed
 	r    *rand.Rand
 }
 
-// event lets something happen to the pod, the VM or the node.
+// event lets a random event happen to the pod, the VM or the node.
 func (w *model) event() string {
 	running := w.rec != nil && w.rec.State == vm.StateRunning
 	switch n := w.r.IntN(12); {
@@ -108,7 +108,7 @@ func (w *model) event() string {
 		return fmt.Sprint("exit ", code)
 	case n == 2 && running:
 		w.rec.AgentReady = !w.rec.AgentReady
-		return "the agent comes or goes"
+		return "the agent connects or disconnects"
 	case n == 3 && running:
 		w.kill = true
 		return "a probe fails"
@@ -126,15 +126,15 @@ func (w *model) event() string {
 		return "something failed"
 	case n == 8:
 		w.stored = false
-		return "the registry forgets"
+		return "the state is no longer in the registry"
 	}
 	return ""
 }
 
-// pass lets the waits be over.
+// pass ends the waits.
 func (w *model) pass() { w.waits = waits{scheduled: w.waits.scheduled} }
 
-// do does an action. It returns false if it leaves everything as it is.
+// do executes an action. It returns false if the action changes nothing.
 func (w *model) do(what action) bool {
 	start := func(state vm.State) {
 		w.rec.State, w.rec.AgentReady, w.rec.StartedAt = state, true, time.Unix(w.r.Int64N(1e6), 0)
@@ -167,17 +167,17 @@ func (w *model) do(what action) bool {
 		w.waits.scheduled = true
 	case actFinish:
 		w.ended = true
-	case actRest, actReport, actShow, actAttend:
+	case actNone, actReport, actShow, actMonitorMachine:
 		return false
 	case actKeep:
 		came := !w.rec.AgentReady
-		w.rec.AgentReady = true // a guest that is kept comes up in the end
+		w.rec.AgentReady = true // the guest comes up
 		return came
 	}
 	return true
 }
 
-// reached reports whether the pod has what it wants.
+// reached reports whether the pod and its VM are in the wanted state.
 func (w *model) reached() bool {
 	switch {
 	case w.leaving:
@@ -192,12 +192,12 @@ func (w *model) reached() bool {
 	return w.rec.State == vm.StateRunning && w.rec.AgentReady && !w.kill
 }
 
-// TestDecideReachesTheWish lets anything happen in any order, with actions that are done or not, and then nothing more: a
-// few actions later the pod has what it wants, and nothing is left to do.
-func TestDecideReachesTheWish(t *testing.T) {
+// TestDecideReachesWantedState lets random events happen, with actions that succeed or fail. After the last event, a few
+// actions bring the pod to the wanted state, and no action is left.
+func TestDecideReachesWantedState(t *testing.T) {
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		w := &model{sight: seen(""), r: r}
+		w := &model{observation: seen(""), r: r}
 		w.pod.Spec.RestartPolicy = []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}[r.IntN(3)]
 		if r.IntN(4) == 0 {
 			w.pod.Annotations[contract.KeyManaged] = "true"
@@ -207,7 +207,7 @@ func TestDecideReachesTheWish(t *testing.T) {
 			if what := w.event(); what != "" {
 				story = append(story, what)
 			}
-			if what, _ := decide(w.sight); r.IntN(2) == 0 { // otherwise it fails
+			if what, _ := decide(w.observation); r.IntN(2) == 0 { // otherwise it fails
 				story = append(story, fmt.Sprint("action ", what))
 				w.do(what)
 			}
@@ -215,14 +215,14 @@ func TestDecideReachesTheWish(t *testing.T) {
 		steps := 0
 		for ; steps < 20; steps++ {
 			w.pass()
-			what, _ := decide(w.sight)
+			what, _ := decide(w.observation)
 			story = append(story, fmt.Sprint("then ", what))
 			if !w.do(what) {
 				break
 			}
 		}
 		if steps == 20 || !w.reached() {
-			t.Fatalf("seed %d: after %d more actions the pod is %+v, its VM %+v: %q", seed, steps, w.sight, w.rec, story)
+			t.Fatalf("seed %d: after %d more actions the pod is %+v, its VM %+v: %q", seed, steps, w.observation, w.rec, story)
 		}
 	}
 }

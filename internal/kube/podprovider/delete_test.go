@@ -14,7 +14,7 @@ import (
 )
 
 func TestDeletion(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // a shorter grace cuts a longer one short
+	synctest.Test(t, func(t *testing.T) { // a shorter grace period replaces a longer one
 		e := newEngine()
 		e.stopTime = time.Hour
 		w := start(t, e)
@@ -31,7 +31,7 @@ func TestDeletion(t *testing.T) {
 			t.Error("the VM is left")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a cache is no reason to destroy anything
+	synctest.Test(t, func(t *testing.T) { // a VM is not removed because of a stale cache
 		w := start(t, newEngine())
 		defer w.stop()
 		w.create(pod())
@@ -45,10 +45,10 @@ func TestDeletion(t *testing.T) {
 		_ = w.p.DeletePod(t.Context(), p)
 		w.after(time.Minute)
 		if w.engine.count() != 0 {
-			t.Error("the VM of a pod that is really gone is left")
+			t.Error("the VM of a deleted pod was not removed")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // virtual-kubelet deletes no pod whose VM exists
+	synctest.Test(t, func(t *testing.T) { // virtual-kubelet does not delete a pod whose VM exists
 		e := newEngine()
 		e.boot = time.Minute
 		w := start(t, e)
@@ -64,7 +64,7 @@ func TestDeletion(t *testing.T) {
 			t.Errorf("%d VMs left, calls %v", e.count(), e.calls)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // the next process continues a deletion that was half done
+	synctest.Test(t, func(t *testing.T) { // the next process continues a deletion that was interrupted
 		w := start(t, newEngine())
 		w.create(pod())
 		p := w.after(time.Second)
@@ -83,7 +83,7 @@ func TestDeletion(t *testing.T) {
 			t.Errorf("%d VMs left, calls %v", w.engine.count(), w.engine.calls)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a pod that has ended leaves nothing
+	synctest.Test(t, func(t *testing.T) { // the deletion of a pod that has ended removes its VM
 		w := start(t, newEngine())
 		defer w.stop()
 		w.create(pod(policy(corev1.RestartPolicyNever)))
@@ -113,7 +113,7 @@ func TestDeletion(t *testing.T) {
 		second := pod(func(p *corev1.Pod) { p.UID = "uid-2" })
 		_ = w.client.Tracker().Add(second)
 		if _, err := w.p.GetPod(t.Context(), "default", "web"); !vkerr.IsNotFound(err) {
-			t.Errorf("the first pod stands for the second: %v", err)
+			t.Errorf("the first pod was returned for the second: %v", err)
 		}
 		_ = w.p.CreatePod(t.Context(), second)
 		expect(t, w.after(time.Second), "Pending waiting:ContainerCreating")

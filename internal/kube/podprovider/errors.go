@@ -4,17 +4,15 @@ import (
 	"errors"
 
 	vkerr "github.com/virtual-kubelet/virtual-kubelet/errdefs"
-
-	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// vkNotFound returns an error of the one class that virtual-kubelet acts upon.
+// vkNotFound returns an error of the only class that virtual-kubelet handles.
 func vkNotFound(namespace, name string) error {
 	return vkerr.NotFoundf("pod %s/%s is not on this node", namespace, name)
 }
 
-// The reasons of pods and containers that are not in package podstatus or podhealth, in the kubelet's words where the
-// kubelet has one.
+// The reasons of pods and containers that are not in package podstatus or podhealth. If the kubelet has a reason for the case,
+// it is the same.
 const (
 	reasonConfigError   = "CreateContainerConfigError"
 	reasonCreateError   = "CreateContainerError"
@@ -25,6 +23,7 @@ const (
 	reasonCrashLoop     = "CrashLoopBackOff"
 	reasonRunError      = "RunContainerError"
 	reasonNotSupported  = "PodNotSupported"
+	reasonWrongOS       = "PodOSNotSupported"
 	reasonVMRejected    = "VMRejected"
 	reasonVMGone        = "VMGone"
 	reasonCooldown      = "RestartCooldown"
@@ -45,6 +44,7 @@ const (
 	eventFailedMount = "FailedMount"
 	eventRestarted   = "Restarted"
 	eventAdopted     = "Adopted"
+	eventStandIn     = "BackendStandIn"
 
 	eventHibernated          = "Hibernated"
 	eventHibernateFailed     = "HibernateFailed"
@@ -53,25 +53,22 @@ const (
 	eventWakeFailed          = "WakeFailed"
 	eventDataLoss            = "DataLoss"
 	eventDiskWell            = "DiskRecovered"
+	eventClockWell           = "ClockRecovered"
 	eventTagLeft             = "HibernateTagLeft"
 	eventForkPushFailed      = "ForkPushFailed"
 	eventHint                = "PostCloneHint"
 )
 
-// leftover means that a VM cannot be created: the VM of a deleted pod has its name, and the node may not remove that VM.
+// leftover means that a VM cannot be created, because the VM of a deleted pod has its name and the node may not remove that
+// VM.
 type leftover struct{ error }
 
 func (l leftover) Unwrap() error { return l.error }
 
-// waiting returns how a failed Launch shows in the pod. What can never work ends the pod; everything else is retried.
-func waiting(err error) (reason string, never bool) {
+// waiting returns the reason in a container's status while a failed Launch is retried.
+func waiting(err error) string {
 	if _, ok := errors.AsType[leftover](err); ok {
-		return reasonLeftover, false
+		return reasonLeftover
 	}
-	switch errdefs.ClassOf(err) {
-	case errdefs.InvalidArgument, errdefs.Unsupported:
-		return reasonVMRejected, true
-	default:
-		return reasonCreateError, false
-	}
+	return reasonCreateError
 }

@@ -17,14 +17,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// engine is a Runtime in memory. Guests come up after boot and do what the test makes them do.
+// engine is a Runtime in memory. Guests come up after boot. The test decides what they do then.
 type engine struct {
 	boot     time.Duration
 	launchAt func(vm.Spec) error // nil: always succeeds
 	stopTime time.Duration       // how long a guest takes to shut down
-	older    bool                // its agents can neither connect to ports nor end one container
+	older    bool                // the agents can neither connect to ports nor kill a single container
+	inside   bool                // the only container of a pod is a container in its guest; otherwise as in VMs of earlier releases
 	pullAs   func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
-	execAs   func(ctx context.Context, command string) (int, error) // nil: says hi and exits with 7
+	execAs   func(ctx context.Context, command string) (int, error) // nil: the command writes hi and exits with 7
 	startAs  func() error                                           // nil: always succeeds
 	down     error                                                  // every call fails with it
 
@@ -43,7 +44,7 @@ func newEngine() *engine {
 	return &engine{recs: map[vm.ID]*vm.Record{}, changed: make(chan struct{})}
 }
 
-// note records an event. Preconditions: mu is held.
+// note records an event. Precondition: mu is held.
 func (e *engine) note(kind vm.EventType, r *vm.Record) {
 	e.revision++
 	r.Revision = e.revision
@@ -52,7 +53,7 @@ func (e *engine) note(kind vm.EventType, r *vm.Record) {
 	e.changed = make(chan struct{})
 }
 
-// web returns the VM of the pod that most tests are about; nil when there is none.
+// web returns the VM of pod default/web, which most tests use, or nil.
 func (e *engine) web() *vm.Record {
 	for _, r := range e.recs {
 		if r.Spec.Name == vmName {
@@ -88,7 +89,7 @@ func (e *engine) taken(o vm.Owner, name string) bool {
 	return false
 }
 
-// ownerFor returns the owner of a VM that is created with ctx. A VM from before owners has the owner in its labels.
+// ownerFor returns the owner of a VM that is created with ctx. A VM of a release without owners has the owner in its labels.
 func ownerFor(ctx context.Context, labels map[string]string) vm.Owner {
 	if o := vm.Behalf(ctx); !o.Operator() {
 		return o
@@ -120,6 +121,9 @@ func (e *engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 			return vm.Record{}, err
 		}
 	}
+	if !e.inside {
+		spec = spec.Bootable()
+	}
 	owner := ownerFor(ctx, spec.Labels)
 	if e.taken(owner, spec.Name) {
 		return vm.Record{}, errdefs.Existsf("VM name %s is taken", spec.Name)
@@ -131,7 +135,7 @@ func (e *engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", e.nextIP), IP: fmt.Sprintf("10.0.0.%d", e.nextIP), IPv6: fmt.Sprintf("fd00::%x", e.nextIP)}},
 	}
 	for _, c := range spec.Containers {
-		r.Containers = append(r.Containers, vm.ContainerRecord{Name: c.Name, ImageDigest: "sha256:abc"})
+		r.Containers = append(r.Containers, vm.ContainerRecord{Name: c.Name, ImageDigest: "sha256:abc", Root: c.Root})
 	}
 	e.recs[r.ID] = r
 	e.note(vm.EventAdded, r)
@@ -139,7 +143,7 @@ func (e *engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	return *r, nil
 }
 
-// bootSoon makes the agent answer after the boot time. Preconditions: mu is held.
+// bootSoon makes the agent answer after the boot time. Precondition: mu is held.
 func (e *engine) bootSoon(r *vm.Record) {
 	id, run := r.ID, r.StartedAt
 	time.AfterFunc(e.boot, func() {
@@ -152,8 +156,8 @@ func (e *engine) bootSoon(r *vm.Record) {
 	})
 }
 
-// begin starts the containers of r's guest that do not run yet, up to the next one that holds the others. Init containers
-// are done at once.
+// begin starts the containers of r's guest that do not run yet, up to the next container that holds the others. Init
+// containers end immediately.
 func begin(r *vm.Record) {
 	r.Containers = slices.Clone(r.Containers)
 	held := false
@@ -203,7 +207,7 @@ func (e *engine) ReleaseContainer(ctx context.Context, ref, container string) er
 	return nil
 }
 
-// KillContainer ends a run at once and starts the next one.
+// KillContainer ends a run immediately and starts the next one.
 func (e *engine) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
 	leave, err := e.enter(fmt.Sprintf("kill %s/%d %s", container, run, grace))
 	if err != nil {
@@ -240,6 +244,12 @@ func (e *engine) exit(code int) {
 	e.mu.Unlock()
 	e.change(r.ID, func(r *vm.Record) {
 		r.State, r.AgentReady, r.ExitCode, r.Reason, r.StoppedAt = vm.StateStopped, false, &code, vm.ReasonExited, time.Now()
+		r.Containers = slices.Clone(r.Containers)
+		for i := range r.Containers {
+			s := &r.Containers[i].Status
+			s.State, s.Reason = vm.ContainerTerminated, vm.ContainerError
+			s.Exit = &vm.ContainerExit{Code: code, Reason: vm.ContainerError, StartedAt: s.StartedAt, FinishedAt: time.Now()}
+		}
 	})
 }
 
@@ -323,7 +333,7 @@ func (e *engine) Inspect(ctx context.Context, ref string) (vm.Record, error) {
 		return vm.Record{}, err
 	}
 	defer leave()
-	id, err := vm.Kind{Noun: "VM"}.Match(vm.Behalf(ctx), ref, func(yield func(vm.Named) bool) {
+	id, err := vm.VMs.Match(vm.Behalf(ctx), ref, func(yield func(vm.Named) bool) {
 		for _, r := range e.recs {
 			if !yield(named(r)) {
 				return
@@ -380,7 +390,7 @@ func (e *engine) Watch(ctx context.Context, after int64, fn func(vm.Event) error
 	}
 }
 
-// fall makes every call fail with err (nil: answer again) and ends the streams.
+// fall makes every call fail with err (nil: calls succeed again) and ends the event streams.
 func (e *engine) fall(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -416,7 +426,7 @@ func (e *engine) Forward(_ context.Context, _ string, port int, s guest.Streams)
 		return errdefs.Unsupportedf("not known")
 	}
 	if port != 80 {
-		return errdefs.Unavailablef("nobody listens on port %d", port)
+		return errdefs.Unavailablef("no listener on port %d", port)
 	}
 	_, err := io.Copy(s.Stdout, s.Stdin)
 	return err
@@ -475,7 +485,7 @@ func (e *engine) volume(name string) string {
 	return ""
 }
 
-// Pull finds every image, as an imported one, unless the test says otherwise.
+// Pull returns every image as an imported one, unless the test sets another result.
 func (e *engine) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	e.mu.Lock()
 	e.calls = append(e.calls, "pull "+string(r.Policy))

@@ -18,8 +18,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// fakeSnapshots is an in-memory podsnapshots.Snapshots for the VMs of an engine. memory is what a guest knows; a snapshot keeps a copy
-// of it.
+// fakeSnapshots is an in-memory podsnapshots.Snapshots for the VMs of an engine. memory is the memory content of a guest, of
+// which a snapshot keeps a copy.
 type fakeSnapshots struct {
 	*engine
 	registry *registry
@@ -28,11 +28,11 @@ type fakeSnapshots struct {
 	mu      sync.Mutex
 	snaps   map[string]snapshot.Snapshot // by the name that is unique on the node
 	content map[string]string            // of snapshots, by id
-	kept    []string                     // NAMESPACE/NAME of all that ever existed here
-	memory  map[vm.ID]string             // of VMs
+	kept    []string                     // NAMESPACE/NAME of all snapshots that ever existed on the node
+	memory  map[vm.ID]string             // memory content of VMs
 	saveAs  func() error
 	wakeAs  func() error
-	pullAs  func() error  // called before any data of the pull is here
+	pullAs  func() error  // called before a pull transfers data
 	takes   time.Duration // duration of a save
 }
 
@@ -85,7 +85,7 @@ func (r *registry) called(call string) (n int) {
 	return n
 }
 
-// has returns the content of a tag, "" if there is none.
+// has returns the content of a tag, or "" if the tag does not exist.
 func (r *registry) has(repo, tag string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +100,7 @@ func (s *fakeSnapshots) fail(how *func() error, with func() error) {
 
 func (s *fakeSnapshots) lock() func() { s.mu.Lock(); return s.mu.Unlock }
 
-// knows sets and returns what the guest of a VM has in its memory.
+// knows sets and returns the memory content of a VM's guest.
 func (s *fakeSnapshots) knows(name string, set ...string) string {
 	rec, err := s.Inspect(context.Background(), name)
 	if err != nil {
@@ -122,11 +122,11 @@ func (s *fakeSnapshots) names() string {
 	return strings.Join(out, " ")
 }
 
-// put stores a snapshot under its name. Preconditions: mu is held.
+// put stores a snapshot under its name. Precondition: mu is held.
 func (s *fakeSnapshots) put(snap snapshot.Snapshot, content string) (snapshot.Snapshot, error) {
 	key := snap.Owner.Qualify(snap.Name)
 	if _, taken := s.snaps[key]; taken {
-		return snap, errdefs.Existsf("snapshot %s is there already", snap.Name)
+		return snap, errdefs.Existsf("snapshot %s exists", snap.Name)
 	}
 	if snap.CreatedAt.IsZero() {
 		snap.CreatedAt = time.Now()
@@ -190,7 +190,7 @@ func (s *fakeSnapshots) CloneWithImage(ctx context.Context, c vm.CloneSpec, _ []
 	return *r, nil
 }
 
-// resumeSoon makes the agent give the guest its identity. Preconditions: the engine's mu is held.
+// resumeSoon makes the agent set the guest's identity after the boot time. Precondition: the engine's mu is held.
 func (s *fakeSnapshots) resumeSoon(r *vm.Record) {
 	if s.boot < 0 {
 		return // no agent answers
@@ -248,8 +248,8 @@ func (s *fakeSnapshots) Wake(ctx context.Context, ref string) (vm.Record, error)
 	return *r, nil
 }
 
-// get resolves a name or an ID: first of the owner's snapshots, then of those that the operator shares with it.
-// Preconditions: mu is held.
+// get resolves a name or an ID, first among the owner's snapshots, then among those that the operator shares with the owner.
+// Precondition: mu is held.
 func (s *fakeSnapshots) get(ctx context.Context, ref string) (found snapshot.Snapshot, err error) {
 	o := vm.Behalf(ctx)
 	for _, snap := range s.snaps {
@@ -352,10 +352,10 @@ func (s *fakeSnapshots) PullSnapshot(ctx context.Context, from, name string, _ s
 	return s.keep(ctx, snap, name, s.registry.text[digest])
 }
 
-// keep is put for a snapshot from elsewhere. A snapshot of another owner is not found; one without owner goes to the
+// keep stores a snapshot that was pulled. A snapshot of another owner is NotFound. A snapshot without an owner gets the
 // caller's owner.
 func (s *fakeSnapshots) keep(ctx context.Context, snap snapshot.Snapshot, name, content string) (snapshot.Snapshot, error) {
-	if snap.Owner.Operator() { // from a release before owners
+	if snap.Owner.Operator() { // from a release without owners
 		snap.Owner.Namespace = snap.Labels[contract.VMLabelPodNamespace]
 	}
 	heir, err := snap.Heir(vm.Behalf(ctx))

@@ -3,7 +3,6 @@ package podprovider
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,19 +15,20 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/pauses"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The pauses before the stream to a Runtime that went away is restarted.
+// The pauses before the event stream of the Runtime is restarted.
 const (
-	followClean = 2 * time.Second // after it closed the stream in order
+	followClean = 2 * time.Second // after the Runtime closed the stream without an error
 	followFirst = time.Second
 	followMost  = time.Minute
 )
 
-// adopt finds out, once at start, which VM belongs to which pod, and returns the revision to follow from. It retries until
-// both the Runtime and the API server have answered; it fails only when ctx ends. The pods come from a consistent list,
-// because with a stale cache a VM could look like an orphan.
+// adopt assigns the existing VMs to their pods, once at start, and returns the revision to follow from. It retries until both
+// the Runtime and the API server have answered. It fails only when ctx ends. It reads a consistent list of pods, because with
+// a stale cache a VM could look like an orphan.
 func (p *Provider) adopt(ctx context.Context) (int64, error) {
 	var revision int64
 	err := pauses.Growing(250*time.Millisecond, 10*time.Second, pauses.Many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (done bool, err error) {
@@ -67,9 +67,9 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 		pod := &pods.Items[i]
 		rec := byUID[pod.UID]
 		if rec == nil && convert.Static(pod) {
-			continue // its ID is not the ID of a VM of ours
+			continue // the ID annotation of a static pod does not name a VM of this node
 		}
-		if rec == nil { // a VM may have been adopted although it has no label
+		if rec == nil { // an adopted VM has no label of the pod
 			r := byID[vm.ID(pod.Annotations[contract.KeyID])]
 			if r != nil && r.Spec.Labels[contract.VMLabelPodUID] == "" && p.on(ownerOf(pod)).may(*r) && !claimed[r.ID] && (owners[r.ID] == "" || owners[r.ID] == pod.UID) {
 				rec = r
@@ -90,8 +90,8 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 	return revision, nil
 }
 
-// ownersOf returns, for each VM, the pod whose status says that it has the VM. Anybody may write annotations, but only the
-// node writes statuses.
+// ownersOf returns, for each VM, the pod whose status names the VM. The status is used, because users may write annotations,
+// but only the node writes statuses.
 func ownersOf(pods []corev1.Pod) map[vm.ID]types.UID {
 	owners := map[vm.ID]types.UID{}
 	for i := range pods {
@@ -99,9 +99,8 @@ func ownersOf(pods []corev1.Pod) map[vm.ID]types.UID {
 			continue
 		}
 		for _, c := range pods[i].Status.ContainerStatuses {
-			if id, ok := strings.CutPrefix(c.ContainerID, contract.ContainerIDScheme); ok {
-				id, _, _ = strings.Cut(id, "/")
-				owners[vm.ID(id)] = pods[i].UID
+			if id := podstatus.VMOf(c.ContainerID); id != "" {
+				owners[id] = pods[i].UID
 			}
 		}
 	}
@@ -140,8 +139,8 @@ func (p *Provider) orphans(byUID map[types.UID]*vm.Record, claimed map[vm.ID]boo
 	}
 }
 
-// follow passes the Runtime's events to the workers until ctx ends. After every interruption it first reads the list, to
-// learn what vanished meanwhile, and then resumes the stream from there.
+// follow passes the Runtime's events to the workers until ctx ends. After every interruption it first reads the list of VMs,
+// to find VMs that vanished meanwhile, and then resumes the stream.
 func (p *Provider) follow(ctx context.Context, revision int64) {
 	first := pauses.Growing(followFirst, followMost, 0)
 	pause := first
@@ -160,9 +159,9 @@ func (p *Provider) follow(ctx context.Context, revision int64) {
 		next, stale := followClean, false
 		switch {
 		case errdefs.IsFailedPrecondition(err):
-			next, stale = time.Millisecond, true // the revision is too old; the list has the changes
+			next, stale = time.Millisecond, true // the revision is too old; read the list
 		case err != nil:
-			if heard || time.Since(began) > followMost { // it was connected
+			if heard || time.Since(began) > followMost { // the stream was connected
 				pause = first
 			}
 			p.setHealth(err)
@@ -210,8 +209,8 @@ func (p *Provider) resync(ctx context.Context) (int64, error) {
 	return revision, nil
 }
 
-// Run adopts what an earlier process left, calls ready, and then follows the Runtime's events until ctx ends. It returns
-// after all goroutines of the provider have ended. Its end does not affect any VM.
+// Run adopts the VMs of an earlier process, calls ready, and then follows the Runtime's events until ctx ends. It returns
+// after all goroutines of the provider have ended. The VMs keep running.
 func (p *Provider) Run(ctx context.Context, ready func()) error {
 	var all sync.WaitGroup
 	p.background = func(f func(context.Context)) context.CancelFunc {
@@ -228,10 +227,10 @@ func (p *Provider) Run(ctx context.Context, ready func()) error {
 		p.index.close()
 		all.Wait()
 	}()
-	p.background(func(ctx context.Context) { _ = p.probes.Run(ctx) }) // ends with ctx, like everything here
+	p.background(func(ctx context.Context) { _ = p.probes.Run(ctx) }) // ends with ctx
 	revision, err := p.adopt(ctx)
 	if err != nil {
-		return err // only if ctx has ended
+		return err // ctx has ended
 	}
 	ready()
 	p.follow(ctx, revision)

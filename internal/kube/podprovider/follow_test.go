@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// ends is a Runtime whose event streams end as the test says, one after the other.
+// ends is a Runtime whose event streams end one after the other, as the test specifies.
 type ends struct {
 	Runtime
 	all    []end
@@ -52,8 +52,8 @@ func (e *ends) Watch(ctx context.Context, _ int64, fn func(vm.Event) error) erro
 	return next.err
 }
 
-// TestPausesBetweenEventStreams follows a Runtime that goes away again and again. The pause is two seconds after a stream
-// ended in order, otherwise one second at first and a minute at most.
+// TestPausesBetweenEventStreams follows a Runtime whose streams end again and again. The pause is two seconds after a stream
+// that ended without an error. After errors it grows from one second to at most a minute.
 func TestPausesBetweenEventStreams(t *testing.T) {
 	gone := errdefs.Unavailablef("gone")
 	synctest.Test(t, func(t *testing.T) {
@@ -87,8 +87,8 @@ func TestPausesBetweenEventStreams(t *testing.T) {
 	})
 }
 
-// TestAChangeOfARunningVMIsNone sends changes of a VM that keeps running: nothing is done to the VM, and nothing is
-// written.
+// TestAChangeOfARunningVMIsNone sends changes of the record of a VM that keeps running. The provider calls nothing and writes
+// nothing.
 func TestAChangeOfARunningVMIsNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, newEngine())
@@ -101,7 +101,7 @@ func TestAChangeOfARunningVMIsNone(t *testing.T) {
 		}
 		writes := w.writes()
 		for range 3 {
-			w.engine.change(rec.ID, func(r *vm.Record) { r.Message = "it was looked at" })
+			w.engine.change(rec.ID, func(r *vm.Record) { r.Message = "inspected" })
 			expect(t, w.after(time.Second), "Running running ready")
 		}
 		if got := w.writes(); got != writes {
@@ -115,15 +115,40 @@ func TestAChangeOfARunningVMIsNone(t *testing.T) {
 	})
 }
 
-// TestDiskFullShows: a VM that is paused because the host's disk is full makes its pod unready, with an Event and a
-// condition, until it continues.
+// TestWrongClockIsTold: an Event says that a guest's clock is wrong, and another that it is right again. The pod stays ready.
+func TestWrongClockIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer w.stop()
+		w.create(pod())
+		w.after(10 * time.Second)
+		rec, err := w.engine.Inspect(t.Context(), vmName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second change sends no Event
+			w.engine.change(rec.ID, func(r *vm.Record) { r.Reason, r.Message = vm.ReasonClockWrong, "it is fast" })
+			if p := w.after(time.Second); !ready(p) {
+				t.Error("the pod is not ready")
+			}
+		}
+		w.engine.change(rec.ID, func(r *vm.Record) { r.Reason, r.Message = "", "" })
+		w.after(time.Second)
+		if told := w.told(); strings.Count(told, "it is fast") != 1 || strings.Count(told, eventClockWell) != 1 {
+			t.Errorf("events: %s", told)
+		}
+	})
+}
+
+// TestDiskFullShows: the pod of a VM that is paused because the host's disk is full is not ready until the VM continues. An
+// Event and a condition say why.
 func TestDiskFullShows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, newEngine())
 		defer w.stop()
 		w.create(pod())
 		if p := w.after(10 * time.Second); condition(p, podstatus.ConditionDiskFault).Type != "" {
-			t.Error("a pod whose disk is well speaks of it")
+			t.Error("a pod without a disk fault has the condition")
 		}
 		rec, err := w.engine.Inspect(t.Context(), vmName)
 		if err != nil {
@@ -148,7 +173,7 @@ func TestDiskFullShows(t *testing.T) {
 			t.Errorf("ready %t, %+v", ready(p), c)
 		}
 		if told := w.told(); strings.Count(told, vm.ReasonDiskFull) != 1 || strings.Count(told, eventDiskWell) != 1 {
-			t.Errorf("it was told %s", told)
+			t.Errorf("events: %s", told)
 		}
 	})
 }

@@ -10,17 +10,17 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// forkOffer pushes the state of the pod's VM, so that the VM can be forked on other nodes.
+// forkOffer pushes the state of the pod's VM to the registry, so that the VM can be forked on other nodes.
 type forkOffer struct {
 	base
 
-	mu    sync.Mutex // held when nothing else is, and only while these are used
+	mu    sync.Mutex // taken only when no other lock is held
 	of    vm.ID      // the VM whose fork state is in the registry, or is being pushed
 	retry retryTask
 }
 
-// offer pushes the snapshot for forks of rec to the registry, if the pod says that forks on other nodes wait for it. The
-// push runs in parallel to the worker's steps. offer returns when to try again.
+// offer pushes the snapshot for forks of rec to the registry, if an annotation of the pod says that forks on other nodes wait
+// for the snapshot. The push runs in parallel to the worker's steps. offer returns when to try again.
 func (o *forkOffer) offer(pod *corev1.Pod, rec *vm.Record) turn {
 	if !contract.OfferFork(pod.Annotations) || o.states == nil || !o.remote() {
 		return whenWoken
@@ -44,7 +44,7 @@ func (o *forkOffer) offer(pod *corev1.Pod, rec *vm.Record) turn {
 	return whenWoken
 }
 
-// hasOffered records how an offer ended, and reports whether it failed for a new reason.
+// hasOffered records the result of a push, and reports whether the push failed for a new reason.
 func (o *forkOffer) hasOffered(err error) (news bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -19,7 +19,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// neighbour is a machine beside the node. It is at 10.77.0.2, the node at 10.77.0.1. All addresses of both echo on a port.
+// neighbour starts a machine at 10.77.0.2, in the same network as the node at 10.77.0.1. Both run an echo server on a port, on
+// all their addresses.
 func neighbour(t *testing.T) (port int) {
 	t.Helper()
 	ns := netns.New(t)
@@ -80,7 +81,7 @@ func neighbour(t *testing.T) (port int) {
 	return 7777
 }
 
-// With a static pod, its author reaches from the node only what the operator allows, and never the node itself.
+// Ports of a static pod are forwarded only to networks that the operator allows, and never to the node itself.
 func TestForwardStatic(t *testing.T) {
 	netns.Require(t)
 	port := neighbour(t)

@@ -16,21 +16,22 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file contains what virtual-kubelet calls. Nothing here waits for a VM. The provider may keep the pods that it gets:
-// nobody changes them afterwards.
+// This file contains the functions that virtual-kubelet calls. None of them waits for a VM. The provider may keep the pods
+// that it gets, because virtual-kubelet does not change them afterwards.
 
-// CreatePod records that pod must run here. It is idempotent; refusals show in the pod's status, not as an error.
+// CreatePod records that pod must run on this node. It is idempotent. If the node refuses the pod, the status says so, and
+// CreatePod returns no error.
 func (p *Provider) CreatePod(_ context.Context, pod *corev1.Pod) error {
 	return p.ensure(pod, nil)
 }
 
-// UpdatePod records changed labels, annotations and deadlines. A pod that replaced one of the same name is a new pod.
+// UpdatePod records changed labels, annotations and deadlines. A pod with the same name but another UID is a new pod.
 func (p *Provider) UpdatePod(_ context.Context, pod *corev1.Pod) error {
 	return p.ensure(pod, nil)
 }
 
-// DeletePod records that the pod's VM must be removed. With a deletion timestamp the guest gets its grace. Without one,
-// virtual-kubelet no longer sees the pod, and the worker verifies that before it destroys anything.
+// DeletePod records that the pod's VM must be removed. With a deletion timestamp the guest gets its grace period. Without one,
+// virtual-kubelet's cache no longer has the pod. The worker then asks the API server before it removes the VM.
 func (p *Provider) DeletePod(_ context.Context, pod *corev1.Pod) error {
 	s := p.index.find(pod.Namespace, pod.Name)
 	if s == nil || pod.UID != "" && s.uid != pod.UID {
@@ -40,7 +41,7 @@ func (p *Provider) DeletePod(_ context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// remove requests to remove the VM of pod with the grace that pod sets.
+// remove requests the removal of pod's VM, with the grace period of the deletion.
 func (p *Provider) remove(s *podState, pod *corev1.Pod) {
 	r := removal{grace: convert.Grace(pod), confirmed: pod.DeletionTimestamp != nil}
 	if grace := pod.DeletionGracePeriodSeconds; grace != nil {
@@ -53,8 +54,8 @@ func (p *Provider) remove(s *podState, pod *corev1.Pod) {
 	s.requestRemoval(r)
 }
 
-// GetPod returns the pod with its status. A pod that was replaced under the same name is not found; otherwise
-// virtual-kubelet would believe that the new pod was already created.
+// GetPod returns the pod with its status. A pod that was replaced under the same name is NotFound, because virtual-kubelet
+// would otherwise treat the new pod as created.
 func (p *Provider) GetPod(_ context.Context, namespace, name string) (*corev1.Pod, error) {
 	s := p.index.find(namespace, name)
 	if s == nil {
@@ -85,11 +86,11 @@ func (p *Provider) GetPods(context.Context) ([]*corev1.Pod, error) {
 	return pods, nil
 }
 
-// NotifyPods tells virtual-kubelet that the provider is asynchronous. The callback is not used: it would PUT the whole pod
-// as last seen and so undo what others changed meanwhile. Each worker patches its own pod's status instead.
+// NotifyPods tells virtual-kubelet that the provider is asynchronous. The callback is not used, because it would PUT the whole
+// pod as last seen and so undo changes that others made meanwhile. Each worker patches its own pod's status instead.
 func (p *Provider) NotifyPods(context.Context, func(*corev1.Pod)) {}
 
-// observe records a pod as the informer saw it. This matters for readiness gates, whose conditions others write.
+// observe records the informer's state of a pod, because others write the conditions of readiness gates.
 func (p *Provider) observe(pod *corev1.Pod) {
 	if len(pod.Spec.ReadinessGates) == 0 {
 		return
@@ -103,16 +104,16 @@ func (p *Provider) observe(pod *corev1.Pod) {
 func (p *Provider) ensure(pod *corev1.Pod, rec *vm.Record) error {
 	return p.index.ensure(pod, func() *podState {
 		s := newPodState(p.common, pod, rec)
-		if pod.DeletionTimestamp != nil { // an earlier process knew this, and may have done half of it
+		if pod.DeletionTimestamp != nil { // an earlier process may have begun the removal
 			p.remove(s, pod)
 		}
 		return s
 	})
 }
 
-// PodClient returns the client for virtual-kubelet. It is the provider's own client, but it leaves the deletion of a pod's
-// object to the pod's worker, which does it when the VM is gone. virtual-kubelet would not wait for that: it deletes a pod
-// that is not running yet at once, and any pod when the grace is over.
+// PodClient returns the client for virtual-kubelet. It is the provider's client, except that it does not delete the object of
+// a pod that has a worker. The worker deletes the object when the VM is gone. virtual-kubelet would not wait for that: it
+// deletes a pod that is not running yet immediately, and any pod when the grace period is over.
 func (p *Provider) PodClient() typed.PodsGetter { return gatedPods{p.Client.CoreV1(), p} }
 
 type gatedPods struct {
@@ -131,12 +132,12 @@ type gatedPod struct {
 
 func (g gatedPod) Delete(ctx context.Context, name string, o metav1.DeleteOptions) error {
 	if o.Preconditions != nil && o.Preconditions.UID != nil && g.p.willDelete(*o.Preconditions.UID) {
-		return apierrors.NewNotFound(corev1.Resource("pods"), name) // virtual-kubelet takes this as done
+		return apierrors.NewNotFound(corev1.Resource("pods"), name) // virtual-kubelet treats NotFound as success
 	}
 	return g.PodInterface.Delete(ctx, name, o)
 }
 
-// willDelete reports whether a worker has deleted the pod or will delete it, and makes sure that it does.
+// willDelete reports whether a worker has deleted the pod or will delete it. If necessary it requests the removal.
 func (p *Provider) willDelete(uid types.UID) bool {
 	if p.deletions.has(uid) {
 		return true
@@ -150,9 +151,9 @@ func (p *Provider) willDelete(uid types.UID) bool {
 	return true
 }
 
-// PodInformer returns the informer for virtual-kubelet. It hides updates in which only the status changed: most updates of
-// pods are such, and we cause them ourselves. virtual-kubelet would compare the pods field by field only to find that
-// nothing must be done.
+// PodInformer returns the informer for virtual-kubelet. It hides updates in which only the status changed. Most updates of
+// pods are such updates, by this provider. virtual-kubelet would compare each pod field by field, to find that nothing must be
+// done.
 func (p *Provider) PodInformer(of informers.PodInformer) informers.PodInformer {
 	return newsOfPods{of, p}
 }
@@ -191,8 +192,8 @@ func (h newsHandler) OnUpdate(before, now any) {
 	}
 }
 
-// onlyStatus reports whether two states of a pod differ in nothing else that concerns a node. The server counts the
-// changes of the spec in the generation; if it does not count, onlyStatus returns false.
+// onlyStatus reports whether, of the fields that concern a node, two states of a pod differ only in the status. The server
+// counts the changes of the spec in the generation. If the pod has no generation, onlyStatus returns false.
 func onlyStatus(a, b *corev1.Pod) bool {
 	return a.UID == b.UID && a.Generation == b.Generation && b.Generation != 0 &&
 		a.DeletionTimestamp.Equal(b.DeletionTimestamp) && sameGrace(a.DeletionGracePeriodSeconds, b.DeletionGracePeriodSeconds) &&

@@ -15,7 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// guestOf answers the commands of probes and hooks, with the exit code and after the time that a test has set.
+// guestOf answers the commands of probes and hooks. A test sets the exit code and the duration of each command.
 type guestOf struct {
 	mu    sync.Mutex
 	codes map[string]int
@@ -41,7 +41,7 @@ func (g *guestOf) exec(ctx context.Context, command string) (int, error) {
 	}
 }
 
-// watched is a world whose guest answers commands.
+// watched returns a world whose guest answers commands.
 func watched(t *testing.T) (*world, *guestOf) {
 	g := &guestOf{codes: map[string]int{}, fails: map[string]error{}, takes: map[string]time.Duration{}}
 	e := newEngine()
@@ -49,7 +49,7 @@ func watched(t *testing.T) (*world, *guestOf) {
 	return start(t, e), g
 }
 
-// remove deletes the pod with that grace, as virtual-kubelet reports it.
+// remove deletes the pod with that grace period, as virtual-kubelet does.
 func (w *world) remove(grace time.Duration) {
 	w.t.Helper()
 	p := w.after(0)
@@ -59,7 +59,7 @@ func (w *world) remove(grace time.Duration) {
 	}
 }
 
-// probeBy returns a probe by a command, made every 10 s with the API server's defaults.
+// probeBy returns an exec probe with the API server's defaults, which runs every 10 s.
 func probeBy(command string, change ...func(*corev1.Probe)) *corev1.Probe {
 	p := &corev1.Probe{
 		ProbeHandler:   corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{command}}},
@@ -104,15 +104,15 @@ func TestReadinessProbe(t *testing.T) {
 		}
 		g.set("ready", 0)
 		expect(t, w.after(10*time.Second), "Running running ready")
-		w.reach.refuse.Store(true) // both must be healthy
+		w.reach.refuse.Store(true) // the pod is ready only if the guest answers too
 		expect(t, w.after(16*time.Second), "Running running")
 		w.reach.refuse.Store(false)
 		expect(t, w.after(5*time.Second), "Running running ready")
 		g.mu.Lock()
-		g.fails["ready"] = errdefs.Unavailablef("the guest's agent is away")
+		g.fails["ready"] = errdefs.Unavailablef("the guest agent does not answer")
 		g.mu.Unlock()
 		expect(t, w.after(time.Minute), "Running running ready") // a container that cannot be probed is not unhealthy
-		if got := w.told(); !strings.Contains(got, "Readiness probe errored and resulted in unknown state: the guest's agent is away") {
+		if got := w.told(); !strings.Contains(got, "Readiness probe errored and resulted in unknown state: the guest agent does not answer") {
 			t.Errorf("events: %s", got)
 		}
 	})
@@ -199,7 +199,7 @@ func TestStartupProbe(t *testing.T) {
 		}
 		g.set("up", 1)
 		g.set("alive", 1)
-		w.pass(30 * time.Second) // the liveness probe kills it, and then it does not start
+		w.pass(30 * time.Second) // the liveness probe fails; after the restart the startup probe fails
 		w.told()
 		p = w.after(40 * time.Second)
 		if got := w.told(); !strings.Contains(got, "Container c failed startup probe, will be restarted") || startedOf(p) {
@@ -302,7 +302,7 @@ func TestManagedVMsAreRestartedInPlaceAndGivenUpInTime(t *testing.T) {
 		"in place":       {after: time.Second, want: "Running running last:3 restarts:1 ready", event: "Normal Restarted"},
 		"cooled down":    {again: 31 * time.Second, after: time.Second, want: "Running running last:3 restarts:2 ready", event: "Normal Restarted"},
 		"too soon":       {again: 20 * time.Second, after: time.Second, want: "gone", event: "Warning RestartCooldown"},
-		"cannot start":   {start: func() error { return errdefs.Preconditionf("its image is gone") }, after: time.Second, want: "gone", event: "Warning RestartFailed"},
+		"cannot start":   {start: func() error { return errdefs.Preconditionf("no image") }, after: time.Second, want: "gone", event: "Warning RestartFailed"},
 		"no answer":      {start: func() error { return errdefs.Unavailablef("no answer") }, after: 29 * time.Minute, want: "Running waiting:RunContainerError last:3", event: "RunContainerError"},
 		"no answer ever": {start: func() error { return errdefs.Unavailablef("no answer") }, after: 31 * time.Minute, want: "gone", event: "Warning VMInspectTimeout"},
 	} {
@@ -329,14 +329,14 @@ func TestManagedVMsAreRestartedInPlaceAndGivenUpInTime(t *testing.T) {
 					t.Errorf("events: %s", got)
 				}
 				if p == nil && w.engine.count() != 0 {
-					t.Error("the VM of the evicted pod stays")
+					t.Error("the VM of the evicted pod was not removed")
 				}
 			})
 		})
 	}
 }
 
-// The clock of a host may jump while the virtual node is restarted; its guests are still probed.
+// Guests are still probed if the clock of the host jumps while the virtual node is restarted.
 func TestProbesGoOnWhenTheClockJumps(t *testing.T) {
 	for _, jump := range []time.Duration{-time.Hour, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {

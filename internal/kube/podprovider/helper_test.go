@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// outage makes an API call fail while away is set.
+// outage makes API calls fail while away is set.
 func outage(away *atomic.Bool) clienttesting.ReactionFunc {
 	return func(clienttesting.Action) (bool, runtime.Object, error) {
 		if away.Load() {
@@ -52,11 +52,11 @@ func TestLeases(t *testing.T) {
 		}
 	}
 	if leaseIP("/nonexistent", "02:00:00:00:00:0a", now) != "" {
-		t.Error("a missing file leased something")
+		t.Error("a missing lease file returned an address")
 	}
 }
 
-// An address that the engine does not know is looked up in the lease file at each probe, until it is found.
+// If the engine does not know the address, each probe looks in the lease file until the address is found.
 func TestAMissingAddressIsLookedUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "leases.json")
 	synctest.Test(t, func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestAMissingAddressIsLookedUp(t *testing.T) {
 		p := w.after(10 * time.Second)
 		expect(t, p, "Running running")
 		if p.Status.PodIP != "" || p.Annotations[contract.KeyIP] != "" {
-			t.Errorf("an address nobody knows: %q", p.Status.PodIP)
+			t.Errorf("the status has an unknown address: %q", p.Status.PodIP)
 		}
 		if err := os.WriteFile(path, []byte(`[{"mac":"`+rec.NICs[0].MAC+`","ip":"10.0.0.77"}]`), 0o600); err != nil {
 			t.Fatal(err)

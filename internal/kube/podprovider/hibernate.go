@@ -11,28 +11,28 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file handles the one update that a pod's VM supports: hibernate and wake up. Each step depends only on the record,
-// the registry and the pod, so that the next process can continue wherever an earlier one was killed.
+// This file hibernates and wakes the pod's VM. Each step depends only on the record, the registry and the pod, so that the
+// next process can continue at the step at which an earlier process was killed.
 
-// hibernation puts the pod's VM to sleep and wakes it.
+// hibernation hibernates and wakes the pod's VM.
 type hibernation struct {
 	base
-	restored bool   // this process resumed the VM from elsewhere
-	kept     string // hibernation snapshot that is known to be stored where it should be
-	dozing   retryTask
-	waking   retryTask
-	tidying  retryTask
+	restored    bool   // this process resumed the VM from elsewhere
+	kept        string // hibernation snapshot whose state is known to be stored
+	hibernating retryTask
+	waking      retryTask
+	tidying     retryTask
 }
 
-// fallAsleep hibernates rec, unless the registry cannot take the state.
-func (h *hibernation) fallAsleep(ctx context.Context, rec *vm.Record) turn {
-	h.setLife(contract.LifecycleHibernating, h.dozing.cause)
+// hibernate hibernates rec, unless the registry does not accept the state.
+func (h *hibernation) hibernate(ctx context.Context, rec *vm.Record) turn {
+	h.setLife(contract.LifecycleHibernating, h.hibernating.cause)
 	h.publish(0)
-	if err := h.writer.flush(ctx); err != nil { // this tells the next process that a tag may exist
+	if err := h.writer.flush(ctx); err != nil { // the written state tells the next process that a tag may exist
 		return atOnce
 	}
 	if err := h.states.Check(ctx); err != nil {
-		return h.notAsleep(ctx, eventHibernateFailed, err)
+		return h.hibernateFailed(ctx, eventHibernateFailed, err)
 	}
 	h.volumes.Stop()
 	got, err := h.states.Hibernate(ctx, rec)
@@ -41,63 +41,62 @@ func (h *hibernation) fallAsleep(ctx context.Context, rec *vm.Record) turn {
 	}
 	h.Metrics.done("hibernate", err)
 	if err != nil {
-		return h.notAsleep(ctx, eventHibernateFailed, err)
+		return h.hibernateFailed(ctx, eventHibernateFailed, err)
 	}
 	h.health.Stop()
 	h.take(got)
 	return atOnce
 }
 
-// notAsleep reports why the VM is not hibernated as it should be, and returns when to retry.
-func (h *hibernation) notAsleep(ctx context.Context, reason string, err error) turn {
+// hibernateFailed reports why the VM is not hibernated, and returns when to retry.
+func (h *hibernation) hibernateFailed(ctx context.Context, reason string, err error) turn {
 	if ctx.Err() != nil {
 		return atOnce
 	}
-	if h.dozing.failed(err) {
-		h.event(corev1.EventTypeWarning, reason, "VM %s is not hibernated: %s", h.vmName, err)
+	if h.hibernating.failed(err) {
+		h.event(corev1.EventTypeWarning, reason, "VM %s cannot be hibernated; the node retries: %s", h.vmName, err)
 		h.log.Warn("vm not hibernated", "op", reason, "err", err)
 	}
 	h.setLife(contract.LifecycleHibernating, err.Error())
 	h.publish(0)
-	return atOnce // the next step keeps the VM as it is and knows how long to wait
+	return atOnce // the next step waits until the retry is due
 }
 
-// store makes sure that the state of a hibernated VM is stored where it should be. If that is not possible, it wakes the
-// VM.
+// store makes sure that the state of a hibernated VM is in the registry, if the node has one. If that is not possible, it
+// wakes the VM.
 func (h *hibernation) store(ctx context.Context, rec *vm.Record) turn {
-	err := h.states.KeepAsleep(ctx, rec)
+	err := h.states.PushHibernated(ctx, rec)
 	switch {
 	case ctx.Err() != nil:
 		return atOnce
 	case err == nil:
-		return h.sleeps(rec.Snapshot)
-	case h.life.State == contract.LifecycleHibernated: // the state was stored before; only now it cannot be checked
-		h.dozing.failed(err)
-		h.log.Warn("registry does not answer for hibernated vm", "vm", rec.ID, "err", err)
+		return h.recordHibernated(rec.Snapshot)
+	case h.life.State == contract.LifecycleHibernated: // the state is stored already; only the check fails
+		h.hibernating.failed(err)
+		h.log.Warn("hibernated state not checked in the registry", "vm", rec.ID, "err", err)
 		h.publish(0)
-		return after(h.dozing.left())
+		return after(h.hibernating.left())
 	}
-	h.notAsleep(ctx, eventHibernatePushFailed, err)
-	got, err := h.states.WakeAgain(ctx, rec) // wake the VM here: its hibernated state is not stored elsewhere
+	h.hibernateFailed(ctx, eventHibernatePushFailed, err)
+	got, err := h.states.WakeAgain(ctx, rec) // wake the VM, because its state is only on this node
 	if ctx.Err() != nil {
 		return atOnce
 	}
 	if err != nil {
 		h.log.Warn("vm not woken, it stays hibernated", "vm", rec.ID, "err", err)
-		return after(h.dozing.left())
+		return after(h.hibernating.left())
 	}
 	h.taken(got)
 	return atOnce
 }
 
-// sleeps records that the VM is hibernated and its state is where it should be. snap is "" when it is in the registry
-// only.
-func (h *hibernation) sleeps(snap string) turn {
+// recordHibernated records that the VM is hibernated and its state is stored. snap is "" if the state is only in the registry.
+func (h *hibernation) recordHibernated(snap string) turn {
 	if h.life.State != contract.LifecycleHibernated {
 		h.event(corev1.EventTypeNormal, eventHibernated, "VM %s is hibernated", h.vmName)
 		h.log.Info("vm hibernated", "snapshot", snap)
 	}
-	h.dozing, h.kept = retryTask{}, snap
+	h.hibernating, h.kept = retryTask{}, snap
 	h.setLife(contract.LifecycleHibernated, "")
 	h.publish(0)
 	return whenWoken
@@ -112,7 +111,7 @@ func (h *hibernation) wakeLocal(ctx context.Context, rec *vm.Record) turn {
 	h.Metrics.done("wake", err)
 	if err == nil {
 		h.event(corev1.EventTypeNormal, eventWoken, "VM %s is awake", h.vmName)
-		h.waking, h.dozing, h.kept = retryTask{}, retryTask{}, ""
+		h.waking, h.hibernating, h.kept = retryTask{}, retryTask{}, ""
 		h.taken(got)
 		return atOnce
 	}
@@ -121,10 +120,10 @@ func (h *hibernation) wakeLocal(ctx context.Context, rec *vm.Record) turn {
 			return atOnce
 		}
 	}
-	return h.notAwake(ctx, err)
+	return h.wakeFailed(ctx, err)
 }
 
-func (h *hibernation) notAwake(ctx context.Context, err error) turn {
+func (h *hibernation) wakeFailed(ctx context.Context, err error) turn {
 	if ctx.Err() != nil {
 		return atOnce
 	}
@@ -133,7 +132,7 @@ func (h *hibernation) notAwake(ctx context.Context, err error) turn {
 		if errdefs.Is(err, errdefs.DataLoss) {
 			reason = eventDataLoss
 		}
-		h.event(corev1.EventTypeWarning, reason, "VM %s not woken: %s", h.vmName, err)
+		h.event(corev1.EventTypeWarning, reason, "VM %s cannot be woken; the node retries: %s", h.vmName, err)
 		h.log.Warn("vm not woken", "err", err)
 	}
 	h.setLife(h.life.State, err.Error())
@@ -141,14 +140,13 @@ func (h *hibernation) notAwake(ctx context.Context, err error) turn {
 	return after(h.waking.left())
 }
 
-// taken records got as our VM without announcing that it runs.
+// taken records got as the pod's VM, without an Event that the VM has started.
 func (h *hibernation) taken(got vm.Record) {
 	h.told = got.StartedAt
 	h.take(got)
 }
 
-// replace gives up a VM whose local state is damaged, in favor of the state in the registry, but only once that is here
-// and intact.
+// replace removes a VM whose local state is damaged. Before that, it fetches the state from the registry and verifies it.
 func (h *hibernation) replace(ctx context.Context, rec *vm.Record, cause error) error {
 	if err := h.states.Recover(ctx, cause); err != nil {
 		return err
@@ -161,18 +159,18 @@ func (h *hibernation) replace(ctx context.Context, rec *vm.Record, cause error) 
 	return nil
 }
 
-// elsewhere finds out whether the VM, which is not on this node, is hibernated in the registry or on a peer. Only managed
-// VMs, VMs that hibernate on eviction, and VMs that are told to hibernate or to be restored can be.
+// elsewhere looks up the hibernated state of the VM, which is not on this node, in the registry or on a peer. Only managed
+// VMs, VMs that hibernate on eviction, and VMs that are told to hibernate or to be restored can have such a state.
 func (h *hibernation) elsewhere(ctx context.Context, pod *corev1.Pod) (at podsnapshots.Place, sleeps bool, err error) {
 	must := contract.RestoreFromHibernate(pod.Annotations) || h.life.State == contract.LifecycleHibernated
 	if h.states == nil || !must && !contract.ComesBack(pod.Annotations) && !contract.Hibernate(pod.Annotations) {
 		return at, false, nil
 	}
-	return h.states.Elsewhere(ctx, must)
+	return h.states.FindHibernated(ctx, must)
 }
 
-// tidyUp removes what a hibernation left, once the VM is awake: the tag in the registry, from which a later VM of that
-// name would resume, and what was imported here. It returns when to retry, whenWoken when nothing is left.
+// tidyUp removes what a hibernation left, when the VM is awake: the tag in the registry, from which a later VM of that name
+// would resume, and the imported snapshot. It returns when to retry, or whenWoken when nothing is left.
 func (h *hibernation) tidyUp(ctx context.Context, rec *vm.Record) turn {
 	if h.tidy || h.states == nil {
 		return whenWoken

@@ -61,7 +61,7 @@ func TestHibernateAndWake(t *testing.T) {
 				}
 				w.expectTold("Normal Woken")
 				if bare && len(s.registry.calls) > 0 {
-					t.Errorf("a registry that is not there was asked: %v", s.registry.calls)
+					t.Errorf("a registry was called although the node has none: %v", s.registry.calls)
 				}
 			})
 		})
@@ -77,17 +77,17 @@ func TestAFailedPushWakesTheVMAndIsTriedAgain(t *testing.T) {
 		expect(t, w.after(time.Second), "Running running ready")
 		s.knows(vmName, "here")
 
-		s.registry.fall(errdefs.Unavailablef("the registry is away"))
+		s.registry.fall(errdefs.Unavailablef("the registry is unavailable"))
 		w.annotate(contract.KeyHibernate, "true")
 		p := w.after(5 * time.Second)
-		expect(t, p, "Running running ready") // what cannot be stored is not hibernated
+		expect(t, p, "Running running ready") // a VM whose state cannot be stored is not hibernated
 		w.expectLife(p, contract.LifecycleHibernating)
-		if !strings.Contains(p.Annotations[contract.KeyLifecycleMessage], "the registry is away") || s.called("hibernate") != 0 {
+		if !strings.Contains(p.Annotations[contract.KeyLifecycleMessage], "the registry is unavailable") || s.called("hibernate") != 0 {
 			t.Errorf("message %q, %d sleeps", p.Annotations[contract.KeyLifecycleMessage], s.called("hibernate"))
 		}
 		w.expectTold("Warning HibernateFailed")
 
-		// The registry goes away between the check and the push.
+		// The registry becomes unavailable between the check and the push.
 		s.fail(&s.saveAs, func() error { s.registry.fall(errdefs.Unavailablef("cut")); return nil })
 		s.registry.fall(nil)
 		p = w.after(9 * time.Second)
@@ -101,7 +101,7 @@ func TestAFailedPushWakesTheVMAndIsTriedAgain(t *testing.T) {
 		s.registry.fall(nil)
 		expect(t, w.after(2*time.Minute), asleepPod)
 		if s.registry.has(vmRepo, "hibernate") != "here" {
-			t.Error("it is not in the registry")
+			t.Error("the state is not in the registry")
 		}
 	})
 }
@@ -119,7 +119,7 @@ func TestAFlipWaitsItsTurn(t *testing.T) {
 		w.annotate(contract.KeyHibernate, "")
 		w.after(3 * time.Second)
 		if s.called("wake") != 0 {
-			t.Error("it was woken before it slept")
+			t.Error("the VM was woken before it was hibernated")
 		}
 		p := w.after(20 * time.Second)
 		expect(t, p, "Running running ready")
@@ -148,7 +148,7 @@ func TestAKilledProcessIsTakenUp(t *testing.T) {
 			defer w.stop()
 			expect(t, w.after(time.Second), asleepPod)
 			if len(s.registry.tags) != 1 {
-				t.Error("it was not pushed")
+				t.Error("the state was not pushed")
 			}
 		})
 	})
@@ -196,7 +196,7 @@ func TestAKilledProcessIsTakenUp(t *testing.T) {
 			p = w.after(time.Minute)
 			w.expectLife(p, contract.LifecycleReady)
 			if len(s.registry.tags) > 0 {
-				t.Error("the tag is left: a VM made anew would go back to it")
+				t.Error("the tag was not removed, so a new VM would resume from it")
 			}
 		})
 	})
@@ -214,7 +214,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		w.stop()
 		return s.registry
 	}
-	synctest.Test(t, func(t *testing.T) { // recreated to run: a fresh boot would lose the state
+	synctest.Test(t, func(t *testing.T) { // the pod is recreated; the VM resumes, because a new VM would lose the state
 		s := newFakeSnapshots(newEngine(), slept(t))
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -227,14 +227,14 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		}
 		w.expectTold("Normal Pulling Pulling snapshot", "Normal Woken")
 	})
-	synctest.Test(t, func(t *testing.T) { // recreated as hibernated: it stays so until it is woken
+	synctest.Test(t, func(t *testing.T) { // the pod is recreated as hibernated; the VM stays hibernated until it is told to wake
 		s := newFakeSnapshots(newEngine(), slept(t))
 		w := keeping(t, s, false)
 		defer w.stop()
 		w.create(pod(managedRun, asks(map[string]string{contract.KeyHibernate: "true"})))
 		expect(t, w.after(time.Hour), asleepPod)
 		if s.count() != 0 {
-			t.Error("a VM was made")
+			t.Error("a VM was created")
 		}
 		w.annotate(contract.KeyHibernate, "")
 		expect(t, w.after(5*time.Second), "Running running ready")
@@ -242,7 +242,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 			t.Errorf("memory %q", s.knows(vmName))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // without the registry nobody knows the state, and nothing boots
+	synctest.Test(t, func(t *testing.T) { // while the registry is unavailable, no VM is created
 		s := newFakeSnapshots(newEngine(), slept(t))
 		s.registry.fall(errdefs.Unavailablef("away"))
 		w := keeping(t, s, false)
@@ -255,7 +255,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 			t.Errorf("memory %q", s.knows(vmName))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // damaged here, intact in the registry
+	synctest.Test(t, func(t *testing.T) { // the state is damaged on the node and intact in the registry
 		s := newKept()
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -271,7 +271,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 			t.Errorf("memory %q", s.knows(vmName))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // hibernated, and its state is gone: it does not silently boot afresh
+	synctest.Test(t, func(t *testing.T) { // the state of a hibernated VM is lost; no new VM boots silently
 		s := newFakeSnapshots(newEngine(), slept(t))
 		clear(s.registry.tags)
 		w := keeping(t, s, false)
@@ -279,10 +279,10 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		w.create(pod(managedRun, asks(map[string]string{contract.KeyLifecycleState: "hibernated"})))
 		expect(t, w.after(5*time.Second), asleepPod)
 		if s.count() != 0 {
-			t.Error("it was booted")
+			t.Error("a new VM was booted")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // it cannot wake for a while
+	synctest.Test(t, func(t *testing.T) { // waking fails for a while
 		s := newKept()
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -301,7 +301,7 @@ func TestWakingFromTheRegistry(t *testing.T) {
 		s.fail(&s.wakeAs, nil)
 		expect(t, w.after(time.Minute), "Running running ready")
 	})
-	synctest.Test(t, func(t *testing.T) { // a restore is asked for, and the state is nowhere
+	synctest.Test(t, func(t *testing.T) { // the pod asks for a restore, but no state exists
 		s := newKept()
 		w := keeping(t, s, false)
 		defer w.stop()

@@ -16,39 +16,40 @@ import (
 
 // index finds the pods of the node that have a worker, by name, by UID and by VM.
 //
-// Lock order of the package: mu comes first. Each other lock (of a podState, a writer, a forkOffer, of the deletionLog, of
-// volumes and health) is taken alone or with mu held, and released before another one is taken.
+// Lock order of the package: mu comes first. Each other lock (of a podState, a writer, a forkOffer, the deletionLog, the
+// volumes and the health) is taken alone or with mu held, and released before another of them is taken.
 type index struct {
 	metrics *Metrics
 
 	mu       sync.Mutex
-	begin    func(s, prior *podState) // starts the worker of s; prior had the VM name before, or is nil; nil before Run
+	begin    func(s, prior *podState) // starts the worker of s; prior: the earlier pod with the VM name, or nil. nil before Run
 	ended    bool                     // Run has ended
-	pods     map[string]*podState     // the current one of each pod, by namespace/name
+	pods     map[string]*podState     // by namespace/name: the current pod
 	byUID    map[types.UID]*podState
-	holders  map[string]*podState // by namespace and VM name: the last one that got the name
-	adopters map[vm.ID]*podState  // those with VMs without our label
+	holders  map[string]*podState // by namespace and VM name: the last pod that got the name
+	adopters map[vm.ID]*podState  // by VM without our label: the pod that adopted it
 }
 
 func newIndex(metrics *Metrics) *index {
 	return &index{metrics: metrics, pods: map[string]*podState{}, byUID: map[types.UID]*podState{}, holders: map[string]*podState{}, adopters: map[vm.ID]*podState{}}
 }
 
-// open allows ensure to start workers with begin.
+// open sets begin, with which ensure starts workers.
 func (x *index) open(begin func(s, prior *podState)) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.begin = begin
 }
 
-// close makes ensure start nothing more.
+// close makes ensure start no more workers.
 func (x *index) close() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.ended = true
 }
 
-// ensure makes sure that pod has a worker, and that the worker has its latest state. create returns the state to start with.
+// ensure makes sure that pod has a worker, and gives the worker the latest state of the pod. create returns the first state of
+// a new worker.
 func (x *index) ensure(pod *corev1.Pod, create func() *podState) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -56,7 +57,7 @@ func (x *index) ensure(pod *corev1.Pod, create func() *podState) error {
 	case x.begin == nil:
 		return errdefs.Unavailablef("the virtual node is not running")
 	case x.ended:
-		return nil // an error now would be written into the pod's status; the next process adopts the pod
+		return nil // no error, because virtual-kubelet would write it to the pod's status; the next process adopts the pod
 	}
 	if s := x.pods[pod.Namespace+"/"+pod.Name]; s != nil {
 		if s.uid == pod.UID {
@@ -76,7 +77,7 @@ func (x *index) ensure(pod *corev1.Pod, create func() *podState) error {
 	return nil
 }
 
-// drop forgets a pod whose VM is gone.
+// drop removes a pod whose VM is gone.
 func (x *index) drop(s *podState) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -91,35 +92,35 @@ func (x *index) drop(s *podState) {
 	x.metrics.tableSize.Set(float64(len(x.byUID)))
 }
 
-// find returns the pod of that name; nil when there is none.
+// find returns the pod of that name, or nil.
 func (x *index) find(namespace, name string) *podState {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.pods[namespace+"/"+name]
 }
 
-// withUID returns the pod with that uid if it is on this node and not being replaced; otherwise nil.
+// withUID returns the pod with that uid, or nil if it is not on this node or was replaced.
 func (x *index) withUID(uid types.UID) *podState {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.byUID[uid]
 }
 
-// current returns the pods that find knows.
+// current returns the pods that find can return.
 func (x *index) current() []*podState {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return slices.Collect(maps.Values(x.pods))
 }
 
-// all returns every pod, also those that were replaced and whose VM is not gone yet.
+// all returns every pod, also replaced pods whose VM is not gone yet.
 func (x *index) all() []*podState {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return slices.Collect(maps.Values(x.byUID))
 }
 
-// known returns the VMs that workers own. Call it before the Runtime's list is requested.
+// known returns the VMs that workers own. It must be called before the Runtime's list is requested.
 func (x *index) known() map[vm.ID]*podState {
 	out := map[vm.ID]*podState{}
 	for _, s := range x.all() {
@@ -143,7 +144,7 @@ func (x *index) dispatch(e vm.Event) {
 	}
 }
 
-// reserve gives a VM without label to s, unless another worker has it. Then it returns the pod of that worker.
+// reserve assigns a VM without our label to s. If another pod has the VM, it returns that pod instead.
 func (x *index) reserve(s *podState, id vm.ID) *podState {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -154,20 +155,20 @@ func (x *index) reserve(s *podState, id vm.ID) *podState {
 	return nil
 }
 
-// forks reports whether, on this node and in the namespace of not, a pod other than not is a fork of main.
+// forks reports whether a pod other than not, on this node and in not's namespace, is a fork of main.
 func (x *index) forks(main string, not *podState) bool {
 	return slices.ContainsFunc(x.all(), func(s *podState) bool {
 		return s != not && s.owner.Namespace == not.owner.Namespace && s.look().pod.Annotations[contract.KeyForkFrom] == main
 	})
 }
 
-// deletionLog remembers the pods that workers delete, and for a while the pods that they have deleted.
+// deletionLog has the pods that workers are deleting, and for a while the pods that they have deleted.
 type deletionLog struct {
 	mu   sync.Mutex
 	pods map[types.UID]time.Time // when the pod was deleted; zero: not yet
 }
 
-// remember is how long a deleted pod may still appear in a cache.
+// remember is how long deletionLog keeps a deleted pod, because a cache may still have the pod.
 const remember = time.Minute
 
 func (l *deletionLog) has(uid types.UID) bool {

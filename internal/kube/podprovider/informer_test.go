@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// virtual-kubelet gets every update except those of the status alone, if the server reports them as such.
+// virtual-kubelet gets every update, except updates in which only the status changed.
 func TestChangesOfStatusAreNoNews(t *testing.T) {
 	was := func(p *corev1.Pod) {
 		p.UID, p.Generation, p.Labels, p.Annotations = "1", 1, map[string]string{"a": "b"}, map[string]string{"c": "d"}

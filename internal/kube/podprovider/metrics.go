@@ -8,7 +8,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/probe"
 )
 
-// Metrics are the provider's own metrics. They have the names that existing dashboards use.
+// Metrics are the metrics of the provider. They have the names that existing dashboards use.
 type Metrics struct {
 	lifecycle *prometheus.CounterVec
 	boot      *prometheus.HistogramVec
@@ -56,7 +56,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	m.pullTotal = count("vk_cocoon_snapshot_pull_total", "Snapshot pulls.")
 	m.cloneFromDir = count("vk_cocoon_clone_from_dir_total", "Annotation-driven --from-dir clone attempts.")
 	r.MustRegister(m.lifecycle, m.boot, m.probe, m.probes, m.icmp, m.tableSize, m.orphans, m.save, m.push, m.pull, m.pushTotal, m.pullTotal, m.cloneFromDir)
-	for _, r := range []string{"success", "error"} { // present from the start: a rate needs the zero before the first
+	for _, r := range []string{"success", "error"} { // present from the start, because a rate needs a zero before the first increment
 		m.pushTotal.WithLabelValues(r)
 		m.pullTotal.WithLabelValues(r)
 		m.cloneFromDir.WithLabelValues(r)

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// put stores a snapshot in the registry at REPOSITORY:TAG, as whoever pushed it left it.
+// put stores a snapshot in the registry at REPOSITORY:TAG, without a change.
 func (r *registry) put(at, text string, snap snapshot.Snapshot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -24,12 +24,12 @@ func (r *registry) put(at, text string, snap snapshot.Snapshot) {
 	r.tags[registryURL+"/"+at], r.blobs[digest], r.text[digest] = digest, snap, text
 }
 
-// says returns a snapshot with the labels that an earlier release put on the state of a pod's VM.
+// says returns a snapshot with the labels that an earlier release set on the state of a pod's VM.
 func says(namespace, pod string) snapshot.Snapshot {
 	return snapshot.Snapshot{Labels: map[string]string{contract.VMLabelPodNamespace: namespace, contract.VMLabelPodName: pod}}
 }
 
-// of gives a pod that namespace and name, because several pods of a test may share an old VM name.
+// of sets namespace and name of a pod, because several pods of a test may share an old VM name.
 func of(namespace, name string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Namespace, p.Name, p.UID = namespace, name, types.UID("uid-of-"+namespace) }
 }
@@ -43,11 +43,10 @@ func (w *world) see(namespace, name string) *corev1.Pod {
 	return p
 }
 
-// The state that an earlier release hibernated to the registry is found if it belongs to the pod, and is in its new place
-// afterwards.
+// A state that an earlier release stored in the registry is found if it belongs to the pod. Afterwards it is in the new place.
 func TestAStateOfAnEarlierRelease(t *testing.T) {
 	const (
-		repo   = "vk-prod-eu-db" // the name for prod-eu/db and for prod/eu-db
+		repo   = "vk-prod-eu-db" // the old VM name of both prod-eu/db and prod/eu-db
 		old    = repo + ":hibernate"
 		place  = "prod-eu/vk--prod-eu.db:hibernate"
 		woken  = "Running running ready"
@@ -59,21 +58,21 @@ func TestAStateOfAnEarlierRelease(t *testing.T) {
 		trust bool
 		must  bool // the pod says that a state exists
 		want  string
-		knows string // "": the VM booted
+		knows string // memory content of the guest; "": a new VM booted
 		left  bool   // the state stays in the old place
 	}{
-		"of the pod":                         {map[string]snapshot.Snapshot{old: says("prod-eu", "db")}, false, true, woken, old, false},
-		"of the pod, which does not say so":  {map[string]snapshot.Snapshot{old: says("prod-eu", "db")}, false, false, woken, old, false},
-		"of the other pod":                   {map[string]snapshot.Snapshot{old: says("prod", "eu-db")}, true, false, woken, "", true},
-		"of the other pod, asked for":        {map[string]snapshot.Snapshot{old: says("prod", "eu-db")}, true, true, waits, "", true},
-		"of another pod of the namespace":    {map[string]snapshot.Snapshot{old: says("prod-eu", "x")}, true, false, woken, "", true},
-		"of nobody knows whom":               {map[string]snapshot.Snapshot{old: {}}, false, false, waits, "", true},
-		"of nobody knows whom, asked for":    {map[string]snapshot.Snapshot{old: {}}, false, true, waits, "", true},
-		"that the operator trusts":           {map[string]snapshot.Snapshot{old: {}}, true, true, woken, old, false},
-		"beside the one in its place":        {map[string]snapshot.Snapshot{old: says("prod-eu", "db"), place: {Owner: vm.Owner{Namespace: "prod-eu"}}}, false, true, woken, place, true},
-		"nowhere":                            {nil, true, false, woken, "", false},
-		"nowhere, and asked for":             {nil, true, true, waits, "", false},
-		"in its place, but of the other pod": {map[string]snapshot.Snapshot{place: {Owner: vm.Owner{Namespace: "prod"}}}, true, true, waits, "", false},
+		"of the pod, restore asked for":           {map[string]snapshot.Snapshot{old: says("prod-eu", "db")}, false, true, woken, old, false},
+		"of the pod":                              {map[string]snapshot.Snapshot{old: says("prod-eu", "db")}, false, false, woken, old, false},
+		"of the other pod":                        {map[string]snapshot.Snapshot{old: says("prod", "eu-db")}, true, false, woken, "", true},
+		"of the other pod, restore asked for":     {map[string]snapshot.Snapshot{old: says("prod", "eu-db")}, true, true, waits, "", true},
+		"of another pod of the namespace":         {map[string]snapshot.Snapshot{old: says("prod-eu", "x")}, true, false, woken, "", true},
+		"without an owner":                        {map[string]snapshot.Snapshot{old: {}}, false, false, waits, "", true},
+		"without an owner, restore asked for":     {map[string]snapshot.Snapshot{old: {}}, false, true, waits, "", true},
+		"without an owner, old names are trusted": {map[string]snapshot.Snapshot{old: {}}, true, true, woken, old, false},
+		"in the old and in the new place":         {map[string]snapshot.Snapshot{old: says("prod-eu", "db"), place: {Owner: vm.Owner{Namespace: "prod-eu"}}}, false, true, woken, place, true},
+		"nowhere":                                 {nil, true, false, woken, "", false},
+		"no state, restore asked for":             {nil, true, true, waits, "", false},
+		"in the new place, but of the other pod":  {map[string]snapshot.Snapshot{place: {Owner: vm.Owner{Namespace: "prod"}}}, true, true, waits, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -105,13 +104,13 @@ func TestAStateOfAnEarlierRelease(t *testing.T) {
 					t.Errorf("in the old place is %q", got)
 				}
 				if _, there := tc.there[old]; tc.want == woken && tc.knows != "" && s.registry.has("prod-eu/vk--prod-eu.db", "hibernate") != "" {
-					t.Errorf("it is awake and asleep in the registry, old %v", there)
+					t.Errorf("the VM is awake, but its state is still in the registry, old place %v", there)
 				}
 				if n := s.registry.called("pull " + registryURL + "/" + repo + "@sha256:" + old); n > 1 && tc.knows != old {
-					t.Errorf("what is not the VM's was pulled %d times", n)
+					t.Errorf("a state of another owner was pulled %d times", n)
 				}
-				if tc.knows == "" && tc.there[old].Labels[contract.VMLabelPodNamespace] != "prod-eu" && strings.Contains(strings.Join(s.kept, " "), "prod-eu/") { // not for a moment
-					t.Errorf("of the namespace were %v", s.kept)
+				if tc.knows == "" && tc.there[old].Labels[contract.VMLabelPodNamespace] != "prod-eu" && strings.Contains(strings.Join(s.kept, " "), "prod-eu/") { // never owned by the namespace
+					t.Errorf("snapshots with their owners: %v", s.kept)
 				}
 				if s.names() != "" {
 					t.Errorf("left on the node: %s", s.names())
@@ -121,7 +120,8 @@ func TestAStateOfAnEarlierRelease(t *testing.T) {
 	}
 }
 
-// Nobody knows whose the state is: the Event has the commands that say so. Once they are run, the pod wakes.
+// If a state does not name its owner, the Event has the commands with which the operator sets the owner. After these commands,
+// the pod wakes.
 func TestAnOldStateWaitsForTheOperator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newKept()
@@ -140,14 +140,15 @@ func TestAnOldStateWaitsForTheOperator(t *testing.T) {
 			t.Errorf("the guest knows %q", got)
 		}
 		if len(s.registry.tags) > 0 { // the next VM of the name would wait again
-			t.Errorf("it is awake, and the registry has %v", s.registry.tags)
+			t.Errorf("the VM is awake, and the registry has %v", s.registry.tags)
 		}
 	})
 }
 
-// A process that was killed meanwhile has left the snapshot that it checked, under the owner that the snapshot names.
-func TestAnOldStateIsLookedAtAgain(t *testing.T) {
-	for name, snap := range map[string]snapshot.Snapshot{"of the pod": says("prod-eu", "db"), "of nobody knows whom": {}} {
+// A process was killed while it checked a snapshot of an old place. The snapshot is on the node, under the owner that it
+// names. The next process checks it again.
+func TestAnOldStateIsCheckedAgain(t *testing.T) {
+	for name, snap := range map[string]snapshot.Snapshot{"of the pod": says("prod-eu", "db"), "without an owner": {}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newKept()
@@ -174,7 +175,7 @@ func TestAnOldStateIsLookedAtAgain(t *testing.T) {
 	}
 }
 
-// An earlier release could not tell the VMs of two pods apart: each wakes with its own memory, and the other's stays.
+// Two pods had the same VM name in an earlier release. Each wakes with its own memory, and the state of the other stays.
 func TestTwoPodsOfOneOldName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newKept()
@@ -199,10 +200,10 @@ func TestTwoPodsOfOneOldName(t *testing.T) {
 	})
 }
 
-// A VM has been hibernated on this node since an earlier release: the node knows what it pushed, and moves it to its
-// place. A VM that is woken before that leaves nothing from which a later VM would resume.
-func TestASleeperOfAnEarlierReleaseIsMoved(t *testing.T) {
-	for name, woken := range map[string]bool{"asleep": false, "woken at once": true} {
+// A VM was hibernated on this node by an earlier release. The node knows the digest of the state that it pushed, and moves the
+// state to the new place. If the VM is woken before that, no state is left from which a later VM would resume.
+func TestHibernatedStateOfAnEarlierReleaseIsMoved(t *testing.T) {
+	for name, woken := range map[string]bool{"hibernated": false, "woken immediately": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newKept()
@@ -232,7 +233,7 @@ func TestASleeperOfAnEarlierReleaseIsMoved(t *testing.T) {
 					t.Errorf("in the old place is %q still", got)
 				}
 				if got := s.registry.has(vmRepo, "hibernate"); (got == "slept") == woken {
-					t.Errorf("in its place is %q", got)
+					t.Errorf("the new place has %q", got)
 				}
 				if !woken {
 					w.annotate(contract.KeyHibernate, "")
@@ -247,7 +248,8 @@ func TestASleeperOfAnEarlierReleaseIsMoved(t *testing.T) {
 	}
 }
 
-// Any namespace may clone from a repository that the operator calls public, but not from others, nor from states of VMs.
+// Every namespace may clone from a repository that the operator makes public, but not from other repositories, and not from
+// states of VMs.
 func TestPublicRepositories(t *testing.T) {
 	const none = "none is shared with it"
 	for name, tc := range map[string]struct {
@@ -255,20 +257,20 @@ func TestPublicRepositories(t *testing.T) {
 		of                vm.Owner
 		why               string // "": it is cloned
 	}{
-		"by its name":              {"team/base", "team/base:v2", "team/base:v2", vm.Owner{}, ""},
-		"latest":                   {"base", "base", "base:latest", vm.Owner{}, ""},
-		"below a beginning":        {"team/", "team/sub/base", "team/sub/base:latest", vm.Owner{}, ""},
-		"among several":            {"a,team/,base", "base:v2", "base:v2", vm.Owner{}, ""},
-		"nothing is public":        {"", "base", "base:latest", vm.Owner{}, none},
-		"another":                  {"team/base", "team/basement", "team/basement:latest", vm.Owner{}, none},
-		"below a name":             {"team", "team/base", "team/base:latest", vm.Owner{}, none},
-		"of a namespace":           {"team/", "prod/base", "prod/base:latest", vm.Owner{}, none},
-		"a state of a VM":          {"prod/", "prod/base:hibernate", "prod/base:hibernate", vm.Owner{}, none},
-		"a state for forks":        {"prod/", "prod/base:fork", "prod/base:fork", vm.Owner{}, none},
-		"another namespace's VM":   {"prod/", "prod/vk-prod-db", "prod/vk-prod-db:latest", vm.Owner{}, "is the name of a VM of another namespace"},
-		"memory of a namespace":    {"prod/", "prod/base", "prod/base:latest", vm.Owner{Namespace: "prod"}, "no snapshot of this name belongs to namespace default"},
-		"its own before a public":  {"base", "base", "default/base:latest", vm.Owner{Namespace: "default"}, ""},
-		"its own, whatever public": {"", "base", "default/base:latest", vm.Owner{}, ""},
+		"by its name":                 {"team/base", "team/base:v2", "team/base:v2", vm.Owner{}, ""},
+		"latest":                      {"base", "base", "base:latest", vm.Owner{}, ""},
+		"below a beginning":           {"team/", "team/sub/base", "team/sub/base:latest", vm.Owner{}, ""},
+		"among several":               {"a,team/,base", "base:v2", "base:v2", vm.Owner{}, ""},
+		"nothing is public":           {"", "base", "base:latest", vm.Owner{}, none},
+		"another":                     {"team/base", "team/basement", "team/basement:latest", vm.Owner{}, none},
+		"below a name":                {"team", "team/base", "team/base:latest", vm.Owner{}, none},
+		"of a namespace":              {"team/", "prod/base", "prod/base:latest", vm.Owner{}, none},
+		"a state of a VM":             {"prod/", "prod/base:hibernate", "prod/base:hibernate", vm.Owner{}, none},
+		"a state for forks":           {"prod/", "prod/base:fork", "prod/base:fork", vm.Owner{}, none},
+		"another namespace's VM":      {"prod/", "prod/vk-prod-db", "prod/vk-prod-db:latest", vm.Owner{}, "is the name of a VM of another namespace"},
+		"memory of a namespace":       {"prod/", "prod/base", "prod/base:latest", vm.Owner{Namespace: "prod"}, "none of this name belongs to namespace default"},
+		"its own before a public one": {"base", "base", "default/base:latest", vm.Owner{Namespace: "default"}, ""},
+		"its own, nothing is public":  {"", "base", "default/base:latest", vm.Owner{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -301,36 +303,36 @@ func TestPublicRepositories(t *testing.T) {
 	}
 }
 
-// A force-pull that fails leaves the local snapshot in place, and says why. When it works again, the newer one is taken.
+// A force-pull that fails keeps the local snapshot and shows the reason. When a pull succeeds, the newer snapshot is used.
 func TestAForcePullThatFails(t *testing.T) {
 	for name, tc := range map[string]struct {
 		break_ func(*fakeSnapshots)
 		mend   func(*fakeSnapshots)
 		why    string
 	}{
-		"the registry is away": {
-			func(s *fakeSnapshots) { s.registry.fall(errdefs.Unavailablef("the registry is away")) },
+		"the registry is unavailable": {
+			func(s *fakeSnapshots) { s.registry.fall(errdefs.Unavailablef("the registry is unavailable")) },
 			func(s *fakeSnapshots) { s.registry.fall(nil) },
-			"the registry is away",
+			"the registry is unavailable",
 		},
-		"in the middle": {
+		"the pull fails": {
 			func(s *fakeSnapshots) {
 				s.fail(&s.pullAs, func() error { return errdefs.DataLossf("the disk is damaged there") })
 			},
 			func(s *fakeSnapshots) { s.fail(&s.pullAs, nil) },
 			"pull snapshot " + registryURL + "/default/base:latest: the disk is damaged there",
 		},
-		"it is gone there": {
+		"the tag was removed from the registry": {
 			func(s *fakeSnapshots) { delete(s.registry.tags, registryURL+"/default/base:latest") },
 			func(s *fakeSnapshots) { s.registry.put("default/base:latest", "newer", snapshot.Snapshot{}) },
 			"namespace default has no snapshot base:latest on this node or in the registry",
 		},
-		"it is another's there": {
+		"the tag belongs to another namespace": {
 			func(s *fakeSnapshots) {
 				s.registry.put("default/base:latest", "stolen", snapshot.Snapshot{Owner: vm.Owner{Namespace: "prod"}})
 			},
 			func(s *fakeSnapshots) { s.registry.put("default/base:latest", "newer", snapshot.Snapshot{}) },
-			"no snapshot of this name belongs to namespace default",
+			"none of this name belongs to namespace default",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -353,7 +355,7 @@ func TestAForcePullThatFails(t *testing.T) {
 				}
 				w.expectTold(tc.why)
 				if got, err := s.GetSnapshot(t.Context(), here.ID); err != nil || s.content[got.ID] != "older" || s.names() != "base" {
-					t.Errorf("here is %s, of what was there %+v %v", s.names(), got, err)
+					t.Errorf("snapshots on the node: %s, the local snapshot: %+v %v", s.names(), got, err)
 				}
 				tc.mend(s)
 				expect(t, w.after(2*time.Minute), "Running running ready")

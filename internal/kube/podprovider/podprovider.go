@@ -1,18 +1,19 @@
 // Package podprovider is the virtual-kubelet provider of Cocoon: it runs one VM per Pod and reports its true state.
 //
 // Every pod has its own goroutine (worker), which takes one step at a time: it observes, decides (decide.go) and lets one of
-// its parts act. The parts follow the life of a VM: creation, runs, hibernation, forkOffer, teardown. Each owns its state. All
-// build on base: the services of the node (common), what is told about the pod (report), and what the worker shares with
-// other goroutines (podState). The index finds the podState of a pod. Other goroutines know only that, never the worker.
+// its parts act. The parts follow the life of a VM: creation, runs, hibernation, forkOffer, teardown. Each part owns its
+// state. All parts build on base: the services of the node (common), the reports about the pod (report), and the state that
+// the worker shares with other goroutines (podState). The index finds the podState of a pod. Other goroutines use only the
+// podState, never the worker.
 //
-// virtual-kubelet's queues never wait: its calls only record what is wanted. Statuses are sent as our own patches and not
+// virtual-kubelet's queues never wait, because its calls only record the wanted state. Statuses are sent as patches and not
 // through virtual-kubelet's callback, because the callback writes back a whole copy of the pod, which may be stale; see
 // writer.go.
 //
 // The package does not run VMs (that is the Runtime's job) and does not serve the kubelet's HTTP API. Package podstatus
 // computes the statuses, package podhealth probes the guests, package podvolumes reads the volumes, package podsnapshots
-// keeps the saved states. The package keeps no state on disk: after a restart, the cluster and the labels of the VMs
-// contain everything that it needs.
+// stores the saved states. The package keeps no state on disk. After a restart, it reads all that it needs from the cluster
+// and the labels of the VMs.
 package podprovider
 
 import (
@@ -34,7 +35,7 @@ import (
 )
 
 // Runtime runs VMs. The engine is one implementation, the node API client is another. A ref is an ID, a name or a unique
-// prefix. Only the wiring has all of it; see operator and tenant.
+// prefix of an ID. Only the wiring uses it directly; other code uses operator and tenant.
 type Runtime interface {
 	overview
 	machines
@@ -43,7 +44,7 @@ type Runtime interface {
 	puller
 }
 
-// overview is about all VMs of the node.
+// overview reads all VMs of the node.
 type overview interface {
 	List(ctx context.Context) ([]vm.Record, error)
 	// Watch reports changes after the given revision until ctx ends or fn fails. A negative revision first reports every
@@ -56,8 +57,8 @@ type overview interface {
 type machines interface {
 	Launch(ctx context.Context, spec vm.Spec) (vm.Record, error)
 	Start(ctx context.Context, ref string) (vm.Record, error)
-	// Stop asks the guest to shut down and kills it when the grace is over. A negative grace means the spec's grace; 0
-	// kills at once.
+	// Stop asks the guest to shut down and kills it after the grace period. A negative grace means that of the spec. 0
+	// kills the guest immediately.
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
@@ -68,14 +69,14 @@ type puller interface {
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
 
-// OrphanPolicy says what to do at start with a VM of ours whose pod no longer exists.
+// OrphanPolicy says what the provider does at start with a VM whose pod no longer exists.
 type OrphanPolicy string
 
 // The orphan policies.
 const (
-	OrphanAlert   OrphanPolicy = "alert"   // log, count, leave it alone
-	OrphanDestroy OrphanPolicy = "destroy" // remove it
-	OrphanKeep    OrphanPolicy = "keep"    // leave it alone and report nothing
+	OrphanAlert   OrphanPolicy = "alert"   // log and count the VM, and keep it
+	OrphanDestroy OrphanPolicy = "destroy" // remove the VM
+	OrphanKeep    OrphanPolicy = "keep"    // keep the VM without a report
 )
 
 // Config holds the settings that differ between nodes. A zero duration means the default.
@@ -85,27 +86,27 @@ type Config struct {
 	LeasesPath string // lease file to look up a missing address; "" for none
 	Registry   podsnapshots.Registry
 
-	StaticForward []netip.Prefix // networks of machines to which ports of static pods may be forwarded
+	StaticForward []netip.Prefix // networks to which ports of static pods may be forwarded
 
 	BackoffBase time.Duration // restart delays of a crashing guest: 0, base, 2×base … (default 10 s)
 	BackoffMax  time.Duration // default 5 min
-	// Settle is how long the first "ContainerCreating" status is held back. A VM that is up sooner saves that status write
-	// (default 500 ms; negative: no delay).
+	// Settle is how long the first "ContainerCreating" status is held back. If the VM is up before that, the status is not
+	// written (default 500 ms; negative: no delay).
 	Settle time.Duration
 }
 
-// PodGetter is the part of a pod lister that the provider needs. It returns the pod as the informer knows it, or an error.
+// PodGetter is the part of a pod lister that the provider needs. It returns the informer's state of the pod.
 type PodGetter func(namespace, name string) (*corev1.Pod, error)
 
 // Placements claims this node for the VMs that must stay on it; placement.Claims implements it.
 type Placements interface {
-	// Hold claims this node for the pod's VM, which is about to be created here. FailedPrecondition: the VM's state is
-	// elsewhere.
+	// Hold claims this node for the pod's VM, which is about to be created. Errors: FailedPrecondition if the VM's state is on
+	// another machine.
 	Hold(ctx context.Context, pod *corev1.Pod) error
 }
 
-// Deps are the services that the provider uses. All are required except Snapshots and Placements: without these two, pods
-// that ask for snapshots, or to stay on a node, are refused.
+// Deps are the services that the provider uses. All are required except Snapshots, Placements and Services. Without Snapshots
+// or Placements, pods that ask for snapshots or to stay on a node are refused.
 type Deps struct {
 	Runtime    Runtime
 	Snapshots  podsnapshots.Snapshots
@@ -119,5 +120,5 @@ type Deps struct {
 	Log        *slog.Logger
 }
 
-// ServiceLister returns the Services of a namespace from a cache. Errors: Unavailable while it is not filled.
+// ServiceLister returns the Services of a namespace from a cache. Errors: Unavailable until the cache is synced.
 type ServiceLister func(namespace string) ([]*corev1.Service, error)

@@ -31,7 +31,7 @@ var (
 	_ vknode.PodNotifier         = (*Provider)(nil)
 )
 
-// New returns a provider that does nothing until Run.
+// New returns a provider. It does nothing before Run.
 func New(cfg Config, deps Deps) (*Provider, error) {
 	switch cfg.Orphans {
 	case "":
@@ -68,26 +68,26 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	}, nil
 }
 
-// Offered returns the snapshots of this node that pods can ask for; see podsnapshots.Store.
+// Offered returns the snapshots of this node from which pods can be cloned; see podsnapshots.Store.
 func (p *Provider) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
 	return p.node.snapshots.Offered(ctx)
 }
 
 // contact is the result of the last contact with the Runtime.
 type contact struct {
-	mu       sync.Mutex // taken when no other lock is held, and released before onChange
+	mu       sync.Mutex // taken only when no other lock is held, and released before onChange is called
 	err      error
 	onChange func()
 }
 
-// Health is nil while the Runtime answers.
+// Health returns nil while the Runtime answers, else the last error.
 func (c *contact) Health() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// OnHealth sets fn as the function to call after each change of Health. Set it before Run. fn must not block.
+// OnHealth sets the function that is called after each change of Health. It must be set before Run. fn must not block.
 func (c *contact) OnHealth(fn func()) { c.onChange = fn }
 
 func (c *contact) setHealth(err error) {
@@ -100,13 +100,13 @@ func (c *contact) setHealth(err error) {
 	}
 }
 
-// Inside returns what each container of a VM with several uses; see stats.Config.
+// Inside returns the usage of each container of a VM with several containers; see stats.Config.
 func (p *Provider) Inside(ctx context.Context, id vm.ID) ([]guest.ContainerStats, error) {
 	s, err := p.node.vms.Stats(ctx, string(id))
 	return s.Containers, err
 }
 
-// Tracked returns the VMs of the pods as the engine's events reported them; it sends no request.
+// Tracked returns the VMs of the pods, from the engine's events. It sends no request.
 func (p *Provider) Tracked() []stats.VM {
 	all := p.index.all()
 	out := make([]stats.VM, 0, len(all))
@@ -128,6 +128,9 @@ func (p *Provider) Tracked() []stats.VM {
 		}
 		for _, c := range rec.Containers {
 			v.Several = true
+			if rec.RootContainer() && len(pod.Spec.Containers) > 0 { // a clone's container may have the name of its source's
+				c.Name = pod.Spec.Containers[0].Name
+			}
 			if c.Status.State == vm.ContainerRunning {
 				v.Containers = append(v.Containers, c.Name)
 			}

@@ -58,7 +58,7 @@ func TestLifeOfAPod(t *testing.T) {
 
 		w.after(time.Hour)
 		if n := w.writes(); n != 2 {
-			t.Errorf("%d writes after an hour of nothing, want 2", n)
+			t.Errorf("%d writes after an idle hour, want 2", n)
 		}
 
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = new(metav1.Now()), new(int64(30))
@@ -76,7 +76,7 @@ func TestLifeOfAPod(t *testing.T) {
 			t.Errorf("virtual-kubelet deletes once more: %v", err)
 		}
 		if got := w.told(); got != "" {
-			t.Errorf("events of a deletion that was asked for: %s", got)
+			t.Errorf("events of a requested deletion: %s", got)
 		}
 		if _, err := w.p.GetPod(t.Context(), "default", "web"); !vkerr.IsNotFound(err) {
 			t.Errorf("the pod is still known: %v", err)
@@ -157,8 +157,8 @@ func TestRestartPolicies(t *testing.T) {
 	}
 }
 
-// The end of a VM is reported at once, and not after the next start has succeeded. A VM that somebody stops has not done
-// its work, however orderly its process ends.
+// The end of a VM is reported immediately, not after the next start. A VM that is stopped from outside its pod counts as
+// failed, even if its process exits with code 0.
 func TestAVMThatIsStoppedByHand(t *testing.T) {
 	for restart, want := range map[corev1.RestartPolicy]string{
 		corev1.RestartPolicyNever:     "Failed/VMStopped terminated:VMStopped:0",
@@ -209,7 +209,7 @@ func TestCrashLoopBacksOff(t *testing.T) {
 		w.create(pod())
 		w.after(time.Second)
 		w.engine.exit(1)
-		expect(t, w.after(time.Second), "Running running last:1 restarts:1 ready") // the first restart is at once
+		expect(t, w.after(time.Second), "Running running last:1 restarts:1 ready") // the first restart is immediate
 		for i, pause := range []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second} {
 			w.told()
 			w.engine.exit(1)
@@ -231,25 +231,59 @@ func TestRefusals(t *testing.T) {
 		defer w.stop()
 		w.create(pod(func(p *corev1.Pod) { p.Spec.HostNetwork = true }))
 		p := w.after(time.Second)
-		expect(t, p, "Failed/PodNotSupported")
+		expect(t, p, "Pending/PodNotSupported waiting:CreateContainerConfigError")
 		if !strings.Contains(p.Status.Message, "spec.hostNetwork") {
 			t.Errorf("message: %s", p.Status.Message)
 		}
-		if got := w.told(); !strings.Contains(got, "Warning PodNotSupported") {
+		w.annotate("example.com/note", "changes nothing")
+		w.after(time.Second)
+		if got := w.told(); strings.Count(got, "Warning PodNotSupported") != 1 {
 			t.Errorf("events: %s", got)
 		}
 		if w.engine.called("launch "+vmName) != 0 {
-			t.Error("something was launched")
+			t.Error("a VM was launched")
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
-		e.launchAt = func(vm.Spec) error { return errdefs.Invalidf("storage is smaller than the image") }
+		var changed atomic.Bool
+		e.launchAt = func(vm.Spec) error {
+			if changed.Load() {
+				return nil
+			}
+			return errdefs.Invalidf("storage is smaller than the image")
+		}
 		w := start(t, e)
 		defer w.stop()
 		w.create(pod())
-		expect(t, w.after(time.Second), "Failed/VMRejected")
+		p := w.after(time.Second)
+		expect(t, p, "Pending/VMRejected waiting:CreateContainerConfigError")
+		if got := p.Annotations[contract.KeyLifecycleState]; got != string(contract.LifecycleFailed) {
+			t.Errorf("its lifecycle state is %q", got)
+		}
+		changed.Store(true) // by the operator of the node
+		p = w.after(time.Hour)
+		expect(t, p, "Running running ready")
+		if got := p.Annotations[contract.KeyLifecycleState] + p.Annotations[contract.KeyLifecycleMessage] + p.Annotations[contract.KeyLifecycleObserved]; got != "" {
+			t.Errorf("its lifecycle state is %q", got)
+		}
 	})
+}
+
+// TestBackendThatTheNodeLacks: if the node lacks the hypervisor that the pod names, the VM runs in the node's hypervisor, and
+// an Event says so.
+func TestBackendThatTheNodeLacks(t *testing.T) {
+	for want, told := range map[string]string{"cloud-hypervisor": "VM " + vmName + " runs in fake, which stands in for cloud-hypervisor", "": ""} {
+		synctest.Test(t, func(t *testing.T) {
+			w := start(t, newEngine())
+			defer w.stop()
+			w.create(pod(asks(map[string]string{contract.KeyBackend: want})))
+			expect(t, w.after(10*time.Second), "Running running ready")
+			if got := w.told(); told != "" && !strings.Contains(got, told) || told == "" && strings.Contains(got, eventStandIn) {
+				t.Errorf("backend %q: %s", want, got)
+			}
+		})
+	}
 }
 
 func TestWhatCanComeIsWaitedFor(t *testing.T) {
@@ -257,7 +291,7 @@ func TestWhatCanComeIsWaitedFor(t *testing.T) {
 		err  error
 		want string
 	}{
-		"image": {errdefs.NotFoundf("the image went after it was pulled"), "Pending waiting:CreateContainerError"},
+		"image": {errdefs.NotFoundf("the image was removed after the pull"), "Pending waiting:CreateContainerError"},
 		"full":  {errdefs.Exhaustedf("no address is left"), "Pending waiting:CreateContainerError"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -352,12 +386,12 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// The deadline counts from when the pod came to the node, whatever it waits for.
+// The active deadline counts from the start time of the pod, also while the pod waits for an image.
 func TestDeadlineOfAPodThatWaits(t *testing.T) {
 	soon := func(p *corev1.Pod) { p.Spec.ActiveDeadlineSeconds = new(int64(60)) }
 	for name, from := range map[string]*origin{
-		"an image that cannot be had": {err: errdefs.Unavailablef("no such host")},
-		"a pull that takes long":      {takes: 24 * time.Hour},
+		"an image that cannot be pulled": {err: errdefs.Unavailablef("no such host")},
+		"a pull that takes long":         {takes: 24 * time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -368,17 +402,17 @@ func TestDeadlineOfAPodThatWaits(t *testing.T) {
 					t.Fatalf("pod is %q", sketch(p))
 				}
 				expect(t, w.after(20*time.Second), "Failed/DeadlineExceeded")
-				from.mend(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
+				from.set(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
 				expect(t, w.after(10*time.Minute), "Failed/DeadlineExceeded")
 				if w.engine.called("launch "+vmName) != 0 {
-					t.Error("a VM was made")
+					t.Error("a VM was created")
 				}
 			})
 		})
 	}
 }
 
-// kubectl set image changes the pod; what runs, and what is reported about it, stays the same.
+// kubectl set image changes the pod. The running VM and the reported image stay the same.
 func TestAnotherImage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startPulling(t, &origin{here: true, img: image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"}})
@@ -416,7 +450,7 @@ func TestAnotherImage(t *testing.T) {
 	})
 }
 
-// kubectl debug learns that its container does not run; the pod is not affected.
+// The status says that the ephemeral container of kubectl debug does not run. The pod is not affected.
 func TestAnEphemeralContainer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		from := &origin{err: errdefs.Unavailablef("no such host")}
@@ -430,7 +464,7 @@ func TestAnEphemeralContainer(t *testing.T) {
 		if err := w.p.UpdatePod(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
-		from.mend(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
+		from.set(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
 		got := w.after(time.Minute)
 		expect(t, got, "Running running ready")
 		if c := got.Status.EphemeralContainerStatuses; len(c) != 1 || c[0].Name != "debugger" || c[0].State.Terminated == nil || c[0].State.Terminated.Message != podstatus.NoEphemeral {
@@ -461,7 +495,7 @@ func TestReadinessGates(t *testing.T) {
 		p = w.after(time.Second)
 		expect(t, p, "Running running ready")
 		if condition(p, "example.com/lb").Status != corev1.ConditionTrue {
-			t.Error("a condition of somebody else's was lost")
+			t.Error("a condition of another owner was lost")
 		}
 	})
 }

@@ -17,29 +17,30 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// publish computes the status and requests its write. hold is how long the write may wait for a newer status.
+// publish computes the status and requests a write of it. hold is how long the write may be delayed for a newer status.
 func (r *report) publish(hold time.Duration) {
 	f := r.look()
 	v := podstatus.View{
 		Pod: f.pod, Gates: f.gates, HostIP: r.cfg.Node.IP, Record: f.rec, Pause: r.pause, Last: r.last, Again: r.again,
 		Reach: r.health.Reach(), Verdict: r.verdict, Asleep: r.sleeping(f),
-		Health: r.health.Shown(f.pod, f.rec), Cut: f.removal == nil && r.verdict == nil && cut(f.rec, r.killed),
+		Health: r.health.Shown(f.pod, f.rec), Cut: f.removal == nil && r.verdict == nil && stoppedOutside(f.rec, r.killed),
 	}
 	if f.rec != nil {
 		v.Image, v.Images = r.images[convert.Image(f.pod)].shown(f.rec.ImageDigest), r.containerImages(f)
 	}
-	if r.static && r.verdict == nil {
+	if r.static && r.verdict == nil && r.pause.Refused == "" {
 		v.Record, v.IP = podstatus.Machine(f.pod), r.address(f)
 	} else if f.rec != nil && !podstatus.Over(f.rec) {
 		v.IP = r.address(f)
 	} else if f.rec != nil || v.Asleep {
-		v.IP = f.status.PodIP // a stopped VM keeps the address that it had
+		v.IP = f.status.PodIP // a stopped VM keeps its last address
 	}
 	status := v.Status(f.status, time.Now())
 	r.show(status)
 	annotations := r.annotations(f, v.IP)
 	r.sayHint(annotations[contract.KeyPostCloneHint])
-	r.sayDisk(v.Record)
+	r.sayFault(v.Record)
+	r.sayBackOff(f)
 	if r.begun {
 		hold = 0
 	}
@@ -47,27 +48,45 @@ func (r *report) publish(hold time.Duration) {
 	r.writer.set(status, annotations, hold)
 }
 
-// containerImages returns the images of our VM's containers. Preconditions: f has a VM.
+// containerImages returns the images of the containers of f's VM. Precondition: f has a VM.
 func (r *report) containerImages(f facts) map[string]podstatus.Image {
 	out := map[string]podstatus.Image{}
 	for _, c := range slices.Concat(f.pod.Spec.InitContainers, f.pod.Spec.Containers) {
 		if x := f.rec.Container(c.Name); x != nil {
-			out[c.Name] = r.images[c.Image].shown(x.ImageDigest)
+			out[c.Name] = r.images[convert.ImageOf(f.pod, &c)].shown(x.ImageDigest)
 		}
 	}
 	return out
 }
 
-// refuse ends the pod before anything was done for it.
-func (r *report) refuse(reason, message string) {
-	r.log.Warn("pod refused", "err", message)
-	r.verdict = &podstatus.Verdict{Reason: reason, Message: message}
-	r.event(corev1.EventTypeWarning, reason, "%s", message)
-	r.Metrics.lifecycle.WithLabelValues("create", "refused").Inc()
-	r.publish(0)
+// supported reports whether the node can provide what pod asks for. Otherwise it refuses the pod.
+func (r *report) supported(pod *corev1.Pod) bool {
+	if convert.WrongOS(pod) {
+		r.refuse(reasonWrongOS, "Failed to admit pod as the OS field doesn't match node OS")
+		return false
+	}
+	if errs := convert.Check(pod); len(errs) > 0 {
+		r.refuse(reasonNotSupported, errs.ToAggregate().Error())
+		return false
+	}
+	return true
 }
 
-// retry shows why the container waits and returns when to try again: after base, then twice as long each time.
+// refuse shows why this node cannot run the pod. The pod stays Pending until it is changed or deleted. It does not become
+// Failed, because a controller would immediately replace it by another pod that is refused.
+func (r *report) refuse(reason, message string) turn {
+	pause := podstatus.Pause{Reason: reasonConfigError, Message: message, Refused: reason}
+	if r.pause != pause {
+		r.log.Warn("pod refused", "err", message)
+		r.event(corev1.EventTypeWarning, reason, "%s", message)
+		r.Metrics.lifecycle.WithLabelValues("create", "refused").Inc()
+	}
+	r.pause = pause
+	r.publish(0)
+	return whenWoken
+}
+
+// retry shows why the container waits, and returns when to try again. The delay grows from base to most.
 func (r *report) retry(ctx context.Context, reason string, err error, base, most time.Duration) turn {
 	if ctx.Err() != nil {
 		return atOnce
@@ -77,7 +96,7 @@ func (r *report) retry(ctx context.Context, reason string, err error, base, most
 		if reason == reasonImageMissing {
 			kind = reasonImageMissing
 		}
-		if reason == podstatus.ReasonCreating { // the error is complete without the reason
+		if reason == podstatus.ReasonCreating { // the message is complete without the reason
 			r.event(corev1.EventTypeWarning, eventFailedMount, "%s", err)
 		} else {
 			r.event(corev1.EventTypeWarning, kind, "Error: %s: %s", reason, err)
@@ -89,30 +108,48 @@ func (r *report) retry(ctx context.Context, reason string, err error, base, most
 	return after(step(&r.tries, base, most))
 }
 
-// succeeded ends the retries of what was tried last.
+// succeeded resets the back-off after a successful attempt.
 func (r *report) succeeded() { r.tries, r.pause = wait.Backoff{}, podstatus.Pause{} }
 
-// sayDisk announces that a disk has a fault, or that the fault is over.
-func (r *report) sayDisk(rec *vm.Record) {
-	fault := podstatus.DiskFault(rec)
-	if fault == r.diskTold {
+// sayFault sends an Event when the running VM gets a fault, or when the fault is over.
+func (r *report) sayFault(rec *vm.Record) {
+	was, fault := r.faultTold, podstatus.Fault(rec)
+	if fault == was {
 		return
 	}
-	r.diskTold = fault
+	r.faultTold = fault
 	switch {
 	case fault != "":
 		r.event(corev1.EventTypeWarning, fault, "VM %s: %s", r.vmName, rec.Message)
-	case rec != nil && rec.State == vm.StateRunning:
+	case rec == nil || rec.State != vm.StateRunning:
+	case was == vm.ReasonClockWrong:
+		r.event(corev1.EventTypeNormal, eventClockWell, "The clock of VM %s is right again", r.vmName)
+	default:
 		r.event(corev1.EventTypeNormal, eventDiskWell, "The disk of VM %s works again", r.vmName)
 	}
 }
 
-// slept reports whether the VM is hibernated or on its way there.
+// sayBackOff announces once per run that the guest waits before it starts a container again. The first pause is none.
+func (r *report) sayBackOff(f facts) {
+	if f.rec == nil || r.static {
+		return
+	}
+	for _, c := range slices.Concat(f.pod.Spec.InitContainers, f.pod.Spec.Containers) {
+		x := f.rec.Container(c.Name)
+		if x == nil || x.Status.State != vm.ContainerWaiting || x.Status.Reason != vm.ContainerCrashLoop || x.Status.Restarts == 0 || r.heldBack[c.Name] == x.Status.Run() {
+			continue
+		}
+		r.heldBack[c.Name] = x.Status.Run()
+		r.event(corev1.EventTypeWarning, eventBackOff, "Back-off restarting failed container %s", c.Name)
+	}
+}
+
+// slept reports whether the VM is hibernated or hibernating.
 func (l *lifecycle) slept() bool {
 	return l.life.State == contract.LifecycleHibernating || l.life.State == contract.LifecycleHibernated
 }
 
-// setLife sets the VM's lifecycle state, which its annotations will show.
+// setLife sets the VM's lifecycle state for the annotations.
 func (l *lifecycle) setLife(state contract.LifecycleState, message string) {
 	l.life.State, l.life.Message = state, message
 	l.tidy = l.tidy && !l.slept()
@@ -121,7 +158,7 @@ func (l *lifecycle) setLife(state contract.LifecycleState, message string) {
 // annotations returns the annotations that describe the VM. An empty value removes the key.
 func (r *report) annotations(f facts, ip string) map[string]string {
 	a := map[string]string{}
-	if r.static { // whoever runs the machine wrote them
+	if r.static { // the creator of the pod wrote them
 		return a
 	}
 	switch {
@@ -136,43 +173,52 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 	if hint, known := r.hint(f); known {
 		a[contract.KeyPostCloneHint] = hint
 	}
-	// Somebody may wait for the VM's lifecycle state. An ordinary Kubernetes pod has its conditions for that.
-	if r.life.State != "" || contract.AsksSnapshot(f.pod.Annotations) || contract.Hibernate(f.pod.Annotations) {
+	if r.life.State != "" || r.pause.Refused != "" || awaitsLife(f.pod) {
 		r.settleLife(f)
 		a[contract.KeyLifecycleState], a[contract.KeyLifecycleObserved], a[contract.KeyLifecycleMessage] = string(r.life.State), r.life.Observed, r.life.Message
 	}
 	return a
 }
 
-// settleLife derives the state from the VM where no transition sets it.
+// awaitsLife reports whether the pod's annotations show the VM's lifecycle state, because a controller or user may wait for
+// it. For other pods the conditions are enough.
+func awaitsLife(pod *corev1.Pod) bool {
+	return contract.AsksSnapshot(pod.Annotations) || contract.Hibernate(pod.Annotations)
+}
+
+// settleLife derives the lifecycle state from the VM, unless a transition has set it.
 func (r *report) settleLife(f facts) {
 	sleep := contract.Hibernate(f.pod.Annotations)
 	switch {
 	case r.verdict != nil:
 		r.life.State, r.life.Message = contract.LifecycleFailed, r.verdict.Message
-	case podstatus.Up(f.rec) && itself(f.rec, r.health.Reach().Ready) && r.tidy && !sleep:
+	case r.pause.Refused != "":
+		r.life.State, r.life.Message = contract.LifecycleFailed, r.pause.Message
+	case r.life.State == contract.LifecycleFailed && !awaitsLife(f.pod): // the pod is no longer refused
+		r.life = contract.Lifecycle{}
+	case podstatus.Up(f.rec) && hasIdentity(f.rec, r.health.Reach().Ready) && r.tidy && !sleep:
 		r.life.State, r.life.Message = contract.LifecycleReady, ""
-	case r.life.State == "":
-		r.life.State = contract.LifecycleCreating
+	case r.life.State == "", r.life.State == contract.LifecycleFailed:
+		r.life.State, r.life.Message = contract.LifecycleCreating, ""
 	}
-	// A state counts for a generation only when it is the state that was asked for.
+	// The generation is observed only when the VM has the wanted state, or has failed.
 	if r.life.State == contract.LifecycleFailed || r.life.State == contract.LifecycleReady && !sleep || r.life.State == contract.LifecycleHibernated && sleep {
 		r.life.Observed = contract.Generation(f.pod.Annotations)
 	}
 }
 
-// sleeping reports whether the VM is hibernated, here or elsewhere.
+// sleeping reports whether the VM is hibernated, on this node or elsewhere.
 func (l *lifecycle) sleeping(f facts) bool {
 	return f.rec != nil && f.rec.State == vm.StateHibernated || f.rec == nil && l.life.State == contract.LifecycleHibernated
 }
 
-// hintDelay is how long a clone may take to set up its identity before a person is asked to help. An agent answers much
-// sooner.
+// hintDelay is how long a clone may take to set its identity before a hint asks the user to do it. An agent needs much less
+// time.
 const hintDelay = 30 * time.Second
 
 // hintAfter returns when to check whether rec needs a hint.
 func hintAfter(rec *vm.Record) turn {
-	if !estranged(rec) {
+	if !lacksIdentity(rec) {
 		return whenWoken
 	}
 	if left := time.Until(rec.StartedAt.Add(hintDelay)); left > 0 {
@@ -181,13 +227,13 @@ func hintAfter(rec *vm.Record) turn {
 	return whenWoken
 }
 
-// hint returns the commands that a person must run in the guest, in base64; "" when nothing must be run. known is false
-// when there is nothing to say about it.
+// hint returns the commands that the user must run in the guest, in base64. It returns "" if none are needed. known is false
+// while that is not known.
 func (r *report) hint(f facts) (text string, known bool) {
 	if f.rec == nil || f.rec.Snapshot == "" && f.pod.Annotations[contract.KeyPostCloneHint] == "" {
 		return "", false
 	}
-	if !estranged(f.rec) || r.health.Reach().Ready || time.Since(f.rec.StartedAt) < hintDelay {
+	if !lacksIdentity(f.rec) || r.health.Reach().Ready || time.Since(f.rec.StartedAt) < hintDelay {
 		return "", true
 	}
 	commands := hintCommands(f.rec)
@@ -197,7 +243,7 @@ func (r *report) hint(f facts) (text string, known bool) {
 	return base64.StdEncoding.EncodeToString([]byte(commands)), true
 }
 
-// sayHint reports a hint once.
+// sayHint sends an Event with a hint, once.
 func (r *report) sayHint(hint string) {
 	if hint == r.hinted {
 		return
@@ -210,7 +256,7 @@ func (r *report) sayHint(hint string) {
 	r.log.Warn("identity of cloned guest must be set by hand", "vm", r.vmName)
 }
 
-// hintCommands returns the commands that give rec its own identity.
+// hintCommands returns the commands that set the identity of rec's guest.
 func hintCommands(rec *vm.Record) string {
 	facts := postclone.Facts{Hypervisor: rec.Driver, ImageType: rec.ImageType, Image: rec.Spec.Image}
 	for i, nic := range rec.NICs {

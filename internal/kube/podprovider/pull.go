@@ -16,9 +16,10 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/kube/podvolumes"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// pullShown is how long ErrImagePull is shown before it becomes ImagePullBackOff.
+// pullShown is how long the status shows ErrImagePull before it shows ImagePullBackOff.
 const pullShown = 2 * time.Second
 
 // pulls makes sure that the images of the pod are in the store.
@@ -34,10 +35,10 @@ type failedPull struct {
 	cause error
 	tries wait.Backoff
 	next  time.Time
-	shown time.Time // until when ErrImagePull is shown
+	shown time.Time // when the status changes from ErrImagePull to ImagePullBackOff
 }
 
-// pull makes sure that the images of pod are in the store. When one is not, it returns false and when to retry.
+// pull makes sure that the images of pod are in the store. If a pull fails, it returns false and when to retry.
 func (p *pulls) pull(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 	for _, r := range convert.Pulls(pod) {
 		if p.fetched[r.Name] {
@@ -48,7 +49,7 @@ func (p *pulls) pull(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 		}
 		p.fetched[r.Name] = true
 	}
-	clear(p.fetched) // they are checked again for the next VM of this pod
+	clear(p.fetched) // the next VM of this pod checks its images again
 	return whenWoken, true
 }
 
@@ -59,7 +60,7 @@ func (p *pulls) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullReques
 	if left := time.Until(p.failed.next); left > 0 {
 		return p.holdBack(left), false
 	}
-	if _, before := p.images[r.Name]; before && r.Policy != image.PullNever { // it was checked for an earlier VM of this pod
+	if _, before := p.images[r.Name]; before && r.Policy != image.PullNever { // the image was checked for an earlier VM of this pod
 		r.Policy, r.Force = image.PullIfNotPresent, false
 	}
 	img, local, err := p.fetch(ctx, pod, r)
@@ -74,15 +75,16 @@ func (p *pulls) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullReques
 	if slices.Contains([]string{reasonErrPull, reasonPullBackOff, reasonImageMissing, reasonInvalidImage}, p.pause.Reason) {
 		p.succeeded()
 	}
-	p.images[r.Name] = pulled{name: img.Name, id: img.ID, ref: imageRef(img), local: local}
+	p.images[r.Name] = pulled{name: img.Name, id: img.ID, ref: imageRef(img), local: local, user: img.Config.User, boots: img.Type != vm.ImageOCI}
 	return whenWoken, true
 }
 
-// fetch asks the runtime for the image, with the pod's credentials where the network, or a proof of access, may be needed.
+// fetch asks the runtime for the image. It sends the pod's credentials if the pull may use the network or must prove that the
+// pod has access to the image.
 func (p *pulls) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (img image.Image, local bool, err error) {
 	never := r
 	never.Policy, never.Force = image.PullNever, false
-	if r.Policy != image.PullAlways { // an image that is here and open to everybody needs no secrets
+	if r.Policy != image.PullAlways { // a public image that is in the store needs no credentials
 		img, err := p.puller.Pull(ctx, never, nil)
 		if !errdefs.IsNotFound(err) || r.Policy == image.PullNever && len(pod.Spec.ImagePullSecrets) == 0 {
 			return img, false, err
@@ -103,7 +105,7 @@ func (p *pulls) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest)
 		})
 	})
 	if errdefs.IsAlreadyExists(err) && r.Policy == image.PullAlways && !r.Force {
-		// The image was imported and has no origin. That somebody put it here counts as much as a registry's answer.
+		// The image was imported and has no origin, so no registry can be asked. The imported image is used.
 		img, err = p.puller.Pull(ctx, never, nil)
 		return img, err == nil, err
 	}
@@ -115,7 +117,7 @@ func (p *pulls) fetch(ctx context.Context, pod *corev1.Pod, r image.PullRequest)
 	return img, false, err
 }
 
-// pullFailed shows why there is no image, in the kubelet's words, and returns when to retry.
+// pullFailed shows the reason of a failed pull like the kubelet, and returns when to retry.
 func (p *pulls) pullFailed(ctx context.Context, r image.PullRequest, err error) turn {
 	switch {
 	case errdefs.IsInvalid(err):
@@ -130,7 +132,7 @@ func (p *pulls) pullFailed(ctx context.Context, r image.PullRequest, err error) 
 	}
 	first, left := b.next.IsZero(), step(&b.tries, p.cfg.BackoffBase, p.cfg.BackoffMax)
 	b.cause, b.next = err, time.Now().Add(left)
-	if !first { // one stable status is better than two that alternate
+	if !first { // do not alternate between two reasons
 		return p.holdBack(left)
 	}
 	b.shown = time.Now().Add(min(left, pullShown))
@@ -139,10 +141,10 @@ func (p *pulls) pullFailed(ctx context.Context, r image.PullRequest, err error) 
 	return after(min(left, pullShown))
 }
 
-// holdBack shows that the pull will be retried, and returns when. left is the time until then.
+// holdBack shows that the pull is retried later, and returns when. left is the time until the retry.
 func (p *pulls) holdBack(left time.Duration) turn {
 	b := &p.failed
-	if stands := time.Until(b.shown); stands > 0 { // woken early
+	if stands := time.Until(b.shown); stands > 0 { // the worker was woken before the status changes
 		return after(min(left, stands))
 	}
 	if p.pause.Reason != reasonPullBackOff {
@@ -153,10 +155,10 @@ func (p *pulls) holdBack(left time.Duration) turn {
 	return after(left)
 }
 
-// imageRef returns how a pod's status names img: a registry's manifest by repository and digest, any other image by its
-// ID.
+// imageRef returns the imageID of img in a pod's status: repository and digest of a registry's manifest, or the ID of any
+// other image.
 func imageRef(img image.Image) string {
-	if img.Digest == "" || strings.HasPrefix(img.Source, "http") { // for a web address it is the digest of the file
+	if img.Digest == "" || strings.HasPrefix(img.Source, "http") { // the digest of an image from a web server is that of the file
 		return img.ID
 	}
 	repo, _, _ := strings.Cut(img.Name, "@")

@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 )
 
-// origin is a puller with an empty store, which can pull one image.
+// origin is a puller with an empty store. It can pull one image.
 type origin struct {
 	takes time.Duration // duration of a transfer
 
@@ -25,7 +25,7 @@ type origin struct {
 	err     error // result of every transfer
 	img     image.Image
 	here    bool
-	private bool                // the image that is here needs credentials
+	private bool                // the image in the store needs credentials
 	used    []image.PullRequest // requests that used the network
 }
 
@@ -49,7 +49,7 @@ func (o *origin) pull(ctx context.Context, r image.PullRequest, progress func(im
 	return o.img, nil
 }
 
-// begin handles what needs no network.
+// begin handles requests that need no network.
 func (o *origin) begin(r image.PullRequest) (img image.Image, done bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -70,8 +70,8 @@ func (o *origin) asked() []image.PullRequest {
 	return slices.Clone(o.used)
 }
 
-// mend sets what the next transfer finds.
-func (o *origin) mend(here bool, img image.Image) {
+// set sets the result of the next transfer.
+func (o *origin) set(here bool, img image.Image) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.here, o.err = here, nil
@@ -98,7 +98,7 @@ func TestAnImageIsPulledBeforeTheVMIsMade(t *testing.T) {
 		w.create(pod(pullPolicy(corev1.PullIfNotPresent)))
 		expect(t, w.after(10*time.Second), "Pending waiting:ContainerCreating")
 		if w.engine.count() != 0 {
-			t.Error("the VM was made before its image was there")
+			t.Error("the VM was created before its image was in the store")
 		}
 		p := w.after(11 * time.Second)
 		expect(t, p, "Running running ready")
@@ -158,7 +158,7 @@ func TestAnImageThatIsHereCostsNothing(t *testing.T) {
 				}
 				for _, a := range w.client.Actions() {
 					if a.GetResource().Resource == "secrets" {
-						t.Error("a secret was read for nothing")
+						t.Error("a secret was read although the image needs no credentials")
 					}
 				}
 			})
@@ -193,8 +193,7 @@ func TestPullSecrets(t *testing.T) {
 	})
 }
 
-// A pod with policy Never may use an image that is here only if its secrets are among those that the image was pulled
-// with.
+// A pod with policy Never may use an image of the store only if the image was pulled with the pod's credentials.
 func TestPolicyNeverShowsThePodsSecrets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &origin{here: true, private: true, img: image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"}}
@@ -234,7 +233,7 @@ func TestAFailedPullBacksOff(t *testing.T) {
 		if m := p.Status.ContainerStatuses[0].State.Waiting.Message; !strings.Contains(m, "r.example answers 500") {
 			t.Errorf("message %q", m)
 		}
-		w.p.index.find("default", "web").poke() // a wake-up does not make the pull sooner
+		w.p.index.find("default", "web").poke() // a wake-up does not shorten the back-off
 		w.after(6 * time.Second)
 		if len(o.asked()) != 1 {
 			t.Errorf("%d tries within 9 s", len(o.asked()))
@@ -254,7 +253,7 @@ func TestAFailedPullBacksOff(t *testing.T) {
 		if n := w.writes(); n != 2 {
 			t.Errorf("%d writes, want one for each of the two reasons", n)
 		}
-		o.mend(false, image.Image{})
+		o.set(false, image.Image{})
 		expect(t, w.after(80*time.Second), "Running running ready")
 	})
 }
@@ -273,7 +272,7 @@ func TestWhatCannotBePulled(t *testing.T) {
 			defer w.stop()
 			w.create(pod(pullPolicy(tc.policy)))
 			expect(t, w.after(time.Second), want)
-			o.mend(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
+			o.set(true, image.Image{ID: "sha256:abc", Name: "cocoon/demo:latest"})
 			expect(t, w.after(10*time.Second), "Running running ready")
 		})
 	}

@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// report is what a worker tells about its pod: by the status, the annotations and Events.
+// report is the state from which a worker computes the pod's status, annotations and Events.
 type report struct {
 	*common
 	*podState
@@ -25,26 +25,27 @@ type report struct {
 
 	verdict *podstatus.Verdict
 	pause   podstatus.Pause
-	tries   wait.Backoff                     // after failed attempts at what is tried now
+	tries   wait.Backoff                     // back-off of the current attempts; see retry
 	last    *corev1.ContainerStateTerminated // the end of the run before this one
 	again   bool                             // another run follows
-	killed  time.Time                        // start of the run that we ended and that another run follows
-	images  map[string]pulled                // by the name that the pod asks for
+	killed  time.Time                        // start of the run that was stopped for a probe or hook
+	images  map[string]pulled                // by the name in the pod
 	lifecycle
 	announced
 }
 
-// announced is what was reported already.
+// announced records what was already reported.
 type announced struct {
-	begun    bool      // a status
-	told     time.Time // start of a run
-	diskTold string    // disk fault
-	hinted   string    // hint for a clone
+	begun     bool           // a status was published
+	told      time.Time      // start of the run that was announced
+	faultTold string         // the announced fault; see podstatus.Fault
+	hinted    string         // the announced hint for a clone
+	heldBack  map[string]int // the last run of a container, by name, after which the guest waited
 }
 
-// newReport returns the report for s. It takes from the pod's status what an earlier process knew.
+// newReport returns the report for s. It restores the state of an earlier process from the pod's status.
 func newReport(c *common, s *podState) *report {
-	r := &report{common: c, podState: s, health: c.newHealth(s), images: map[string]pulled{}}
+	r := &report{common: c, podState: s, health: c.newHealth(s), images: map[string]pulled{}, announced: announced{heldBack: map[string]int{}}}
 	f := s.look()
 	r.life, _ = contract.ParseLifecycle(f.pod.Annotations)
 	status := f.status.ContainerStatuses
@@ -55,7 +56,7 @@ func newReport(c *common, s *podState) *report {
 	if f.rec != nil {
 		r.health.Resume(&f.status, f.rec)
 		r.told = f.rec.StartedAt
-		if len(status) > 0 && status[0].ContainerID == contract.ContainerIDScheme+string(f.rec.ID) {
+		if len(status) > 0 && !convert.Several(f.pod) && podstatus.VMOf(status[0].ContainerID) == f.rec.ID {
 			r.images[convert.Image(f.pod)] = pulled{name: status[0].Image, id: f.rec.ImageDigest, ref: status[0].ImageID}
 		}
 	}
@@ -65,7 +66,7 @@ func newReport(c *common, s *podState) *report {
 	return r
 }
 
-// late returns how much of the active deadline of f's pod is left; a very long time when it has none.
+// late returns the time until the active deadline of f's pod, or a very long time if the pod has none.
 func (r *report) late(f facts) time.Duration {
 	limit := f.pod.Spec.ActiveDeadlineSeconds
 	if limit == nil || f.status.StartTime == nil || podstatus.Over(f.rec) && !r.again {
@@ -74,36 +75,38 @@ func (r *report) late(f facts) time.Duration {
 	return time.Until(f.status.StartTime.Add(time.Duration(*limit) * time.Second))
 }
 
-// lifecycle is the state of the VM that its annotations show.
+// lifecycle is the VM's lifecycle state in the annotations.
 type lifecycle struct {
 	life contract.Lifecycle
 	tidy bool // no hibernated state is left in the registry
 }
 
-// pulled is an image of the pod's VM as far as this process knows it.
+// pulled is an image of the pod's VM, as this process pulled it or read it from the status.
 type pulled struct {
 	name  string // in the store
 	id    string // as in the VM's record
 	ref   string // what the pod's status shows: the ID, or repository@digest for a registry's manifest
+	user  string // the user of the image's main process
+	boots bool   // the image boots its own system
 	local bool   // imported by hand, so there is no source to ask for a newer one
 }
 
-// shown returns what the status shows of a container whose image has that digest.
+// shown returns the image in the status of a container whose image has that digest.
 func (p pulled) shown(digest string) podstatus.Image {
-	if digest != p.id || p.ref == "" { // the VM was created from another image than the last one pulled
+	if digest != p.id || p.ref == "" { // the VM was created from another image than the one that was pulled last
 		return podstatus.Image{ID: digest}
 	}
 	return podstatus.Image{Name: p.name, ID: p.ref}
 }
 
-// base is what the parts of a worker build on. A part knows neither the worker nor another part, except that creation uses
-// pulls and hibernation. Only the worker's goroutine uses report and the parts, unless a part has a lock.
+// base is the common state of the parts of a worker. A part uses neither the worker nor another part, except that creation
+// uses pulls and hibernation. Only the worker's goroutine uses report and the parts, unless a part has a lock.
 type base struct {
 	*report
 	states *podsnapshots.States // saved states of the pod's VM; has its own lock; nil: the node keeps no snapshots
 }
 
-// findVM returns the pod's VM, also one that an interrupted Launch left; nil when there is none.
+// findVM returns the pod's VM, also a VM that an interrupted Launch left, or nil if there is none.
 func (b base) findVM(ctx context.Context) (*vm.Record, error) {
 	rec := b.look().rec
 	ref := b.vmName
@@ -112,7 +115,7 @@ func (b base) findVM(ctx context.Context) (*vm.Record, error) {
 	}
 	got, err := b.vms.Inspect(ctx, ref)
 	switch {
-	case errdefs.IsNotFound(err) || errdefs.IsInvalid(err): // a name that is invalid for a VM has no VM
+	case errdefs.IsNotFound(err) || errdefs.IsInvalid(err): // no VM can have an invalid name
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -122,12 +125,12 @@ func (b base) findVM(ctx context.Context) (*vm.Record, error) {
 	return b.take(got), nil
 }
 
-// newStates returns the saved states of the VM of s; nil when the node keeps no snapshots.
+// newStates returns the saved states of the VM of s, or nil if the node keeps no snapshots.
 func (c *common) newStates(s *podState) *podsnapshots.States {
 	return c.node.snapshots.States(podsnapshots.Owner{
 		Owner: s.owner, Pod: s.look().pod.Name, VM: s.vmName, Log: s.log,
 		Find:     s.known,
-		Forkable: func(rec vm.Record) bool { return podstatus.Up(&rec) && itself(&rec, false) },
+		Forkable: func(rec vm.Record) bool { return podstatus.Up(&rec) && hasIdentity(&rec, false) },
 		// The Events are the same as for an image.
 		Pulling: func(from string) func(int64) {
 			began := time.Now()

@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 )
 
-// answers is a Prober whose answers a test sets.
+// answers is a Prober. A test sets its answers.
 type answers struct {
 	refuse atomic.Bool
 	slow   time.Duration
@@ -40,7 +40,7 @@ func (r *answers) Probe(ctx context.Context, _ string, _ int) error {
 	return nil
 }
 
-// world is a provider with everything around it, on the bubble's clock.
+// world is a provider with a fake API server, engine and registry, on the fake clock of synctest.
 type world struct {
 	t             *testing.T
 	engine        *engine
@@ -62,7 +62,7 @@ func startWith(t *testing.T, e *engine, cfg Config) *world {
 	return w
 }
 
-// begin creates what is around a provider, and starts the provider.
+// begin creates the fakes around a provider, and starts the provider.
 func (w *world) begin(cfg Config) {
 	w.client, w.events, w.reach = fake.NewClientset(), record.NewFakeRecorder(1000), &answers{}
 	w.run(cfg)
@@ -110,11 +110,11 @@ func (w *world) create(p *corev1.Pod) {
 
 // pass waits for d.
 func (w *world) pass(d time.Duration) {
-	time.Sleep(d) //nolint:forbidigo // the bubble's clock: this waits for nothing real
+	time.Sleep(d) //nolint:forbidigo // the fake clock of synctest
 	synctest.Wait()
 }
 
-// after waits for d and returns the pod as the API server has it.
+// after waits for d and returns the pod of the API server.
 func (w *world) after(d time.Duration) *corev1.Pod {
 	w.t.Helper()
 	w.pass(d)

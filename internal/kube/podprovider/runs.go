@@ -15,20 +15,20 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// forgiveAfter is how many maximum back-offs a run must last to reset the back-off.
+// forgiveAfter is how long a run must last to reset the back-off, in units of the maximum back-off.
 const forgiveAfter = 2
 
-// runs begins and ends the runs of the pod's VM after the first.
+// runs restarts the pod's VM, and stops it for probes, hooks and the active deadline.
 type runs struct {
 	base
 	restarted  time.Time    // when a managed VM was last restarted
 	unanswered time.Time    // since when the engine does not answer the restart of a managed VM
-	backoff    wait.Backoff // before the next start
-	due        time.Time    // of the next start
-	dueFor     time.Time    // the stop that due belongs to
+	backoff    wait.Backoff // back-off before the next start
+	due        time.Time    // time of the next start
+	dueFor     time.Time    // time of the VM's end for which due is set
 }
 
-// stopForKill stops the VM because a probe or hook demands it. A restart is handled after the VM has ended.
+// stopForKill stops the VM because of s, the request of a probe or hook. A later step restarts the VM.
 func (r *runs) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Record, s *podhealth.StopRequest) turn {
 	r.health.Report(rec, s)
 	r.health.Stop()
@@ -45,9 +45,9 @@ func (r *runs) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Record,
 	return atOnce
 }
 
-// startAgain begins the next run.
+// startAgain starts the VM again.
 func (r *runs) startAgain(ctx context.Context, rec *vm.Record) error {
-	r.publish(0) // report the end before the start, which takes too long to wait for
+	r.publish(0) // report the end first, because the start takes some time
 	r.last = podstatus.Terminated(rec)
 	got, err := r.vms.Start(ctx, string(rec.ID))
 	if ctx.Err() != nil {
@@ -62,7 +62,7 @@ func (r *runs) startAgain(ctx context.Context, rec *vm.Record) error {
 	return err
 }
 
-// restart begins the next run, or says when to try again.
+// restart starts the VM again. If that fails, it returns when to retry.
 func (r *runs) restart(ctx context.Context, rec *vm.Record) turn {
 	err := r.startAgain(ctx, rec)
 	if err == nil || ctx.Err() != nil {
@@ -73,12 +73,13 @@ func (r *runs) restart(ctx context.Context, rec *vm.Record) turn {
 	return again
 }
 
-// schedule sets when the next run begins: the first at once, then after base, 2×base … A long run resets the back-off.
+// schedule sets the time of the next start: immediately for the first restart, then after base, 2×base … A long run resets the
+// back-off.
 func (r *runs) schedule(rec *vm.Record) {
 	if !rec.StartedAt.IsZero() && rec.StoppedAt.Sub(rec.StartedAt) > forgiveAfter*r.cfg.BackoffMax {
 		r.backoff = wait.Backoff{}
 	}
-	hold := r.backoff.Step() // none the first time
+	hold := r.backoff.Step() // zero for the first restart
 	r.dueFor, r.due = rec.StoppedAt, time.Now().Add(hold)
 	if hold > 0 {
 		message := "back-off " + hold.String() + " restarting failed container"
@@ -89,16 +90,16 @@ func (r *runs) schedule(rec *vm.Record) {
 	}
 }
 
-// Managed VMs are restarted in place and at once, but not again and again. A VM that cannot be restarted, or that crashes
-// too soon, is given up, so that its manager creates it anew.
+// Managed VMs are restarted in place and immediately. If a VM cannot be restarted, or ends again within restartCooldown, its
+// pod is evicted, so that its controller creates it again.
 const (
 	restartCooldown = 30 * time.Second
 	inspectFirst    = time.Second
 	inspectMost     = 30 * time.Second
-	inspectBudget   = 30 * time.Minute // for an engine that does not answer
+	inspectBudget   = 30 * time.Minute // how long an engine may not answer before the pod is evicted
 )
 
-// restartInPlace starts a managed VM that has ended. Its disk and addresses are kept.
+// restartInPlace starts a managed VM that has ended. The VM keeps its disk and addresses.
 func (r *runs) restartInPlace(ctx context.Context, rec *vm.Record) turn {
 	if since := time.Since(r.restarted); !r.restarted.IsZero() && since < restartCooldown {
 		return r.evict(ctx, reasonCooldown, "VM "+rec.Spec.Name+" ended again "+since.Round(time.Second).String()+" after it was restarted")
@@ -121,8 +122,8 @@ func (r *runs) restartInPlace(ctx context.Context, rec *vm.Record) turn {
 	return r.retry(ctx, reasonRunError, err, inspectFirst, inspectMost)
 }
 
-// evict gives up a pod: it marks the pod Failed, reports that, and deletes the pod's object so that its controller creates
-// another. What is left of the VM is removed as for any deleted pod.
+// evict marks the pod Failed, reports that, and deletes the pod's object so that its controller creates another. The rest of
+// the VM is removed as for any deleted pod.
 func (r *runs) evict(ctx context.Context, reason, message string) turn {
 	r.health.Stop()
 	r.volumes.Stop()
@@ -134,13 +135,13 @@ func (r *runs) evict(ctx context.Context, reason, message string) turn {
 	if err := r.writer.flush(ctx); err != nil {
 		return whenWoken
 	}
-	if err := r.writer.erase(ctx); err != nil {
+	if err := r.writer.deleteObject(ctx); err != nil {
 		r.log.Warn("evicted pod not deleted", "err", err)
 	}
 	return whenWoken
 }
 
-// expire stops a pod that has used up its active deadline, also one that has no VM yet.
+// expire stops a pod that has exceeded its active deadline, also a pod that has no VM yet.
 func (r *runs) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
 	r.health.Stop()
 	if rec == nil { // an interrupted launch may have left a VM

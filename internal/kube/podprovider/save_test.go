@@ -29,7 +29,7 @@ func TestDeletePolicies(t *testing.T) {
 		"never":           {[]func(*corev1.Pod){managedRun, asks(map[string]string{contract.KeySnapshotPolicy: "never"})}, false},
 		"main-only":       {[]func(*corev1.Pod){managedRun, asks(map[string]string{contract.KeySnapshotPolicy: "main-only"}), mainOf}, true},
 		"main-only other": {[]func(*corev1.Pod){managedRun, asks(map[string]string{contract.KeySnapshotPolicy: "main-only"})}, false},
-		"seat given up":   {[]func(*corev1.Pod){managedRun, asks(map[string]string{contract.KeyKeepSnapshot: "true"})}, false},
+		"keep snapshot":   {[]func(*corev1.Pod){managedRun, asks(map[string]string{contract.KeyKeepSnapshot: "true"})}, false},
 	} {
 		for _, bare := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
@@ -71,15 +71,15 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 		defer w.stop()
 		w.create(pod(managedRun))
 		w.after(time.Second)
-		s.registry.fall(errdefs.Unavailablef("the registry is away"))
+		s.registry.fall(errdefs.Unavailablef("the registry is unavailable"))
 		w.kill()
 		p := w.after(time.Hour)
 		if p == nil || s.count() != 1 {
 			t.Fatalf("pod %s, %d VMs", sketch(p), s.count())
 		}
-		w.expectTold("Warning SnapshotPushFailed", "the registry is away", "snapshot-policy")
+		w.expectTold("Warning SnapshotPushFailed", "the registry is unavailable", "snapshot-policy")
 		if n := s.called("save " + vmName); n != 0 {
-			t.Errorf("%d saves for a registry that is away", n)
+			t.Errorf("%d saves although the registry is unavailable", n)
 		}
 		s.registry.fall(nil)
 		s.fail(&s.saveAs, func() error { return errdefs.Exhaustedf("no space") })
@@ -97,13 +97,13 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 			t.Errorf("%d VMs, the registry has %q", s.count(), s.registry.has(vmRepo, "latest"))
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // the way out: an annotation gives up the state
+	synctest.Test(t, func(t *testing.T) { // an annotation gives up the state, so that the VM can be removed
 		s := newKept()
 		w := keeping(t, s, false)
 		defer w.stop()
 		w.create(pod(managedRun))
 		w.after(time.Second)
-		s.registry.fall(errdefs.Unavailablef("gone for good"))
+		s.registry.fall(errdefs.Unavailablef("no registry"))
 		w.kill()
 		w.after(10 * time.Minute)
 		w.annotate(contract.KeySnapshotPolicy, "never")
@@ -112,7 +112,7 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 			t.Error("the VM is left")
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a pod that was deleted by force is gone; its VM is still saved
+	synctest.Test(t, func(t *testing.T) { // the VM of a pod that was deleted by force is still saved
 		s := newKept()
 		w := keeping(t, s, false)
 		defer w.stop()
@@ -144,7 +144,7 @@ func TestAVMIsKeptUntilItIsSaved(t *testing.T) {
 		w.create(next)
 		expect(t, w.after(time.Minute), "Pending waiting:VMLeftBehind")
 		if s.count() != 1 || s.knows(vmName) != "not lost" {
-			t.Fatal("the VM is gone, and the policy is to leave it alone")
+			t.Fatal("the VM was removed although the policy keeps it")
 		}
 		w.stop()
 		cfg := keepingConfig(false)
@@ -182,7 +182,7 @@ func TestDeletingTheHibernated(t *testing.T) {
 			t.Errorf("%d VMs, tags %v, calls %v", s.count(), s.registry.tags, s.calls)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // without a registry it must be awake to be saved
+	synctest.Test(t, func(t *testing.T) { // without a registry, a hibernated VM is woken to be saved
 		s := newKept()
 		w := asleep(t, s, true, managedRun)
 		defer w.stop()
@@ -192,7 +192,7 @@ func TestDeletingTheHibernated(t *testing.T) {
 			t.Errorf("%d VMs, saved %q", s.count(), got)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a plain pod does not come back for its state
+	synctest.Test(t, func(t *testing.T) { // the state of a pod that is not managed is not saved
 		s := newKept()
 		w := asleep(t, s, false)
 		defer w.stop()
@@ -202,7 +202,7 @@ func TestDeletingTheHibernated(t *testing.T) {
 			t.Errorf("%d VMs, tags %v", s.count(), s.registry.tags)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // a pod that gives up its seat keeps its tag
+	synctest.Test(t, func(t *testing.T) { // with keep-snapshot-on-delete the tag stays in the registry
 		s := newKept()
 		w := asleep(t, s, false, managedRun, asks(map[string]string{contract.KeyKeepSnapshot: "true"}))
 		defer w.stop()

@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 )
 
-// keeping is a world whose node keeps snapshots, with a registry unless bare.
+// keeping returns a world whose node keeps snapshots. The node has a registry unless bare is set.
 func keeping(t *testing.T, s *fakeSnapshots, bare bool) *world {
 	t.Helper()
 	w := &world{t: t, engine: s.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &answers{}, fakeSnapshots: s}
@@ -42,7 +42,7 @@ func asks(m map[string]string) func(*corev1.Pod) {
 
 var managedRun = asks(map[string]string{contract.KeyManaged: "true", contract.KeyMode: "run"})
 
-// annotate changes the pod in the API and tells the provider, as virtual-kubelet does.
+// annotate sets an annotation of the pod in the API and calls the provider, as virtual-kubelet does.
 func (w *world) annotate(key, value string) {
 	w.t.Helper()
 	p, err := w.client.CoreV1().Pods("default").Get(w.t.Context(), "web", metav1.GetOptions{})

@@ -21,45 +21,45 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// podState is what a worker shares with other goroutines. They read it, leave requests in it (update, apply,
-// requestRemoval) and wake the worker. A removal also interrupts the worker's current call. mu guards what is below it; no
-// other lock is taken while it is held.
+// podState is the state that a worker shares with other goroutines. They read it, set requests in it (update, apply,
+// requestRemoval) and wake the worker. A removal also interrupts the worker's current call. mu guards the fields below it. No
+// other lock is taken while mu is held.
 type podState struct {
 	subject
 	tenant  // access to VMs on behalf of the pod
 	writer  *writer
 	volumes *podvolumes.Volumes
 	wake    chan struct{}
-	freed   chan struct{} // closed when the VM is gone for good
+	freed   chan struct{} // closed when the VM is removed
 
 	mu sync.Mutex
 	facts
-	heard     map[vm.ID]vm.Event // events of VMs with our label, before we know which VM is ours
+	heard     map[vm.ID]vm.Event // events of VMs with the pod's label, before the pod's VM is known
 	interrupt context.CancelFunc // cancels the worker's current call
 }
 
-// subject is what a worker is about. It never changes.
+// subject identifies the pod and the VM of a worker. It never changes.
 type subject struct {
 	log    *slog.Logger
 	events record.EventRecorder
 	key    string
 	uid    types.UID
 	vmName string
-	static bool   // the pod stands for a machine that the node does not run; rec is always nil
+	static bool   // the pod represents a machine that the node does not run; rec is always nil
 	leases string // lease file to look up a missing address; "" for none
 }
 
-// facts are what is known of a pod and its VM at one time. What they point to does not change any more.
+// facts are the state of a pod and its VM at one time. The objects that they point to do not change any more.
 type facts struct {
 	pod     *corev1.Pod           // as the API server has it, without the status
-	status  corev1.PodStatus      // as we see it
-	gates   []corev1.PodCondition // conditions as others set them
-	rec     *vm.Record            // our VM as last reported; nil: none (yet)
-	lost    bool                  // the engine reports that our VM is gone
+	status  corev1.PodStatus      // as the worker computed it last
+	gates   []corev1.PodCondition // conditions that others set
+	rec     *vm.Record            // the pod's VM, as last reported; nil: none (yet)
+	lost    bool                  // the engine reports that the VM is gone
 	removal *removal              // the requested removal; nil: none
 }
 
-// removal says how to remove the pod. An unconfirmed removal is first checked with the API server.
+// removal says how to remove the pod. If it is not confirmed, the worker first asks the API server.
 type removal struct {
 	grace     time.Duration
 	confirmed bool
@@ -68,14 +68,14 @@ type removal struct {
 // vmKey returns the VM's name in the form that is unique on the node.
 func (s *podState) vmKey() string { return s.owner.Qualify(s.vmName) }
 
-// look returns what is known now.
+// look returns the current facts.
 func (s *podState) look() facts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.facts
 }
 
-// begin begins a step of the worker that cancel interrupts, and returns what is known.
+// begin begins a step of the worker and returns the current facts. cancel interrupts the step.
 func (s *podState) begin(cancel context.CancelFunc) facts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,8 +83,8 @@ func (s *podState) begin(cancel context.CancelFunc) facts {
 	return s.facts
 }
 
-// whereabouts returns the pod, its VM and the VM's address.
-func (s *podState) whereabouts() (pod *corev1.Pod, rec *vm.Record, ip string) {
+// podAndVM returns the pod, its VM and the VM's address.
+func (s *podState) podAndVM() (pod *corev1.Pod, rec *vm.Record, ip string) {
 	f := s.look()
 	return f.pod, f.rec, s.address(f)
 }
@@ -111,7 +111,7 @@ func (s *podState) snapshot() *corev1.Pod {
 	return pod
 }
 
-// whyWaiting returns why the pod's containers do not run yet.
+// whyWaiting returns the reason for which the pod's containers do not run yet.
 func (f facts) whyWaiting() string {
 	if f.status.Reason != "" {
 		return f.status.Reason
@@ -128,7 +128,7 @@ func (s *podState) event(kind, reason, format string, args ...any) {
 	s.events.Eventf(s.look().pod, kind, reason, format, args...)
 }
 
-// update stores the pod as the API server now has it.
+// update stores the pod's new state from the API server.
 func (s *podState) update(pod *corev1.Pod) {
 	s.mu.Lock()
 	before := s.facts
@@ -152,7 +152,7 @@ func imagesOf(pod *corev1.Pod) (images []string) {
 	return images
 }
 
-// renew stores the pod when it is being deleted, because its annotations about the VM's state still count.
+// renew stores the new state of a pod that is being deleted, because its annotations still decide about the VM's state.
 func (s *podState) renew(pod *corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +160,7 @@ func (s *podState) renew(pod *corev1.Pod) {
 	s.poke()
 }
 
-// noteGates stores the conditions of the pod as others set them.
+// noteGates stores the pod's conditions that others set.
 func (s *podState) noteGates(pod *corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +168,7 @@ func (s *podState) noteGates(pod *corev1.Pod) {
 	s.poke()
 }
 
-// show stores the status as the worker now sees it.
+// show stores the status that the worker has computed.
 func (s *podState) show(status corev1.PodStatus) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,7 +179,7 @@ func (s *podState) requestRemoval(r removal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.removal != nil && s.removal.grace <= r.grace && (s.removal.confirmed || !r.confirmed) {
-		return // nothing new: a grace can only become shorter
+		return // a grace period can only become shorter
 	}
 	s.removal = &r
 	if s.interrupt != nil {
@@ -197,7 +197,7 @@ func (s *podState) keep(r removal) {
 	}
 }
 
-// replaced is called when the API server has another pod of our name: our pod is gone.
+// replaced records that the pod is gone, because the API server has another pod of its name.
 func (s *podState) replaced() {
 	s.writer.stop()
 	s.requestRemoval(removal{grace: convert.Grace(s.look().pod), confirmed: true})
@@ -210,7 +210,7 @@ func (s *podState) poke() {
 	}
 }
 
-// apply takes an event of a VM that is ours, or that will be ours by its label.
+// apply records an event of the pod's VM, or of a VM with the pod's label.
 func (s *podState) apply(e vm.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,7 +234,7 @@ func (f *facts) settle(e vm.Event) {
 	}
 }
 
-// missing is called when the Runtime's complete list does not contain our VM.
+// missing records that the Runtime's complete list does not contain the VM.
 func (s *podState) missing(id vm.ID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,7 +244,7 @@ func (s *podState) missing(id vm.ID) {
 	}
 }
 
-// take records rec as our VM, or as a newer state of it.
+// take records rec as the pod's VM, or as a newer state of it.
 func (s *podState) take(rec vm.Record) *vm.Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,9 +258,9 @@ func (s *podState) take(rec vm.Record) *vm.Record {
 	return s.rec
 }
 
-// forget drops a VM that vanished before it ever ran: the engine rolls back a creation when its caller, such as an earlier
-// process of ours, goes away. The pod lost nothing and gets another VM. The same applies to a hibernated VM whose snapshot
-// is also in the registry.
+// forget drops a lost VM without a loss of data, so that the pod gets another VM. The VM never ran: the engine rolls back a
+// creation whose caller, such as an earlier process of ours, has ended. Or the VM is hibernated, and its snapshot is also in
+// the registry.
 func (s *podState) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -268,7 +268,7 @@ func (s *podState) forget() {
 	s.rec, s.lost = nil, false
 }
 
-// vanish records that the run of rec is over. Nobody knows when or how it ended.
+// vanish records that the run of rec has ended. It is not known when or how.
 func (s *podState) vanish(rec *vm.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,16 +277,16 @@ func (s *podState) vanish(rec *vm.Record) {
 	s.rec = &end
 }
 
-// bare returns pod without its status, because the worker keeps its own. Pods that were handed over do not change any
-// more.
+// bare returns pod without its status, because the worker keeps a status of its own. It shares the rest with pod, which must
+// not change any more.
 func bare(pod *corev1.Pod) *corev1.Pod {
 	own := *pod
 	own.Status = corev1.PodStatus{}
 	return &own
 }
 
-// leaseIP looks up the address leased to mac in the lease file: [{"mac","ip","expiry"}]. A file that is missing, or that
-// another process is writing, yields no address and never an error: the next probe looks again.
+// leaseIP returns the address leased to mac in the lease file: [{"mac","ip","expiry"}]. If the file is missing, or another
+// process is writing it, leaseIP returns "". The next probe reads the file again.
 func leaseIP(path, mac string, now time.Time) string {
 	if path == "" || mac == "" {
 		return ""
@@ -318,7 +318,8 @@ func parseLeases(data []byte, mac string, now time.Time) string {
 	return ""
 }
 
-// expired understands RFC 3339 and seconds since 1970. Anything else, and 0, means that the lease does not end.
+// expired reports whether a lease has ended. raw is a time in RFC 3339 or in seconds since 1970. Any other value, and 0, means
+// that the lease does not end.
 func expired(raw json.RawMessage, now time.Time) bool {
 	var t time.Time
 	if json.Unmarshal(raw, &t) == nil {

@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// static turns a pod into what a CocoonSet creates for a static toolbox.
+// static changes a pod to one that a CocoonSet creates for a static toolbox.
 func static(p *corev1.Pod) {
 	p.Spec.Containers[0].Image = "cocoon/static"
 	p.Annotations = map[string]string{
@@ -25,8 +25,8 @@ func static(p *corev1.Pod) {
 	}
 }
 
-// A static pod adopts a machine that exists. The engine is not asked for anything, and the deletion ends nothing but the
-// pod, although a VM of the node has the machine's ID and the pod's VM name.
+// A static pod adopts an existing machine. The provider does not call the engine, and the deletion removes only the pod,
+// although a VM of the node has the machine's ID and the pod's VM name.
 func TestStatic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
@@ -73,7 +73,8 @@ func TestStatic(t *testing.T) {
 			t.Errorf("measured as a VM of the node: %+v", vms)
 		}
 
-		// A process that is restarted finds the machine again, ready until it fails, and reports nothing again.
+		// After a restart, the process adopts the machine again. The machine counts as ready until a probe fails. No Event is
+		// repeated.
 		w.stop()
 		w.run(Config{})
 		defer func() { w.stop() }()
@@ -111,14 +112,14 @@ func TestStatic(t *testing.T) {
 		for _, call := range e.calls {
 			for _, verb := range []string{"launch", "start", "stop", "remove", "exec", "pull"} {
 				if strings.HasPrefix(call, verb) {
-					t.Errorf("the engine was asked to %s", call)
+					t.Errorf("the engine was called: %s", call)
 				}
 			}
 		}
 	})
 }
 
-// Only a pod that describes a machine is adopted. What the node could not do for the machine is refused.
+// A static pod is refused if it does not describe a machine, or if it has settings that the node cannot apply to the machine.
 func TestStaticRefusals(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Pod){
 		contract.KeyID:                func(p *corev1.Pod) { delete(p.Annotations, contract.KeyID) },
@@ -136,7 +137,7 @@ func TestStaticRefusals(t *testing.T) {
 			defer w.stop()
 			w.create(pod(static, change))
 			p := w.after(time.Second)
-			expect(t, p, "Failed/PodNotSupported")
+			expect(t, p, "Pending/PodNotSupported"+strings.Repeat(" waiting:CreateContainerConfigError", len(p.Spec.Containers)))
 			if !strings.Contains(p.Status.Message, strings.TrimSuffix(name, ": ")) {
 				t.Errorf("%s: %s", name, p.Status.Message)
 			}

@@ -15,15 +15,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// teardown removes the pod's VM and what belongs to it.
+// teardown removes the pod's VM, its forks' snapshots and the pod's object.
 type teardown struct {
 	base
 	saved  vm.ID // the VM that was saved before its removal
 	saving retryTask
 }
 
-// tearDown removes the pod's VM: it shuts the VM down within the grace, then removes it. It returns true when the VM is
-// gone, otherwise when to retry. The caller's ctx is cancelled when a shorter grace is wanted.
+// tearDown shuts the pod's VM down within the grace period, and then removes it. It returns true when the VM is gone,
+// otherwise when to retry. The caller cancels ctx when a shorter grace period is requested.
 func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 	const again = turn(time.Second)
 	t.health.Stop()
@@ -36,7 +36,7 @@ func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 			}
 			return again, false
 		case gone:
-			t.writer.stop() // no object is left to write to
+			t.writer.stop() // the pod's object does not exist any more
 		case !leaving:
 			t.keep(r)
 			return atOnce, false
@@ -59,11 +59,10 @@ func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 		return wait, false
 	}
 	if rec.State == vm.StateRunning {
-		// No Event is sent: the API object already shows the deletion and is gone a moment later. Events are for what
-		// nobody asked for.
+		// No Event is sent, because the pod's object already shows the deletion and is gone a moment later.
 		grace := r.grace
 		if !podstatus.Up(rec) {
-			grace = 0 // nothing runs in it yet that could shut down
+			grace = 0 // the guest is not up, so it cannot shut down
 		}
 		pod := t.look().pod
 		got, err := t.vms.Stop(ctx, string(rec.ID), t.health.PreStop(ctx, pod, rec, grace))
@@ -88,7 +87,7 @@ func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 		t.Metrics.done("delete", err)
 		return again, false
 	}
-	if t.states != nil && len(rec.SnapshotIDs) > 0 { // one may be the snapshot for its forks, which is of no use without the VM
+	if t.states != nil && len(rec.SnapshotIDs) > 0 { // the snapshot for forks is of no use without the VM
 		t.states.DropFork(ctx, t.vmName)
 	}
 	t.dropTag(ctx)
@@ -98,8 +97,8 @@ func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 	return whenWoken, true
 }
 
-// askServer asks the API server itself whether the pod is gone or is being deleted. A cache is never a reason to destroy
-// anything.
+// askServer asks the API server whether the pod is gone or is being deleted. A cache may be stale, so it is never a reason to
+// remove a VM.
 func (t *teardown) askServer(ctx context.Context) (gone, leaving bool, err error) {
 	pod, err := t.writer.lookUp(ctx)
 	switch {
@@ -111,16 +110,16 @@ func (t *teardown) askServer(ctx context.Context) (gone, leaving bool, err error
 	return pod.UID != t.uid, pod.DeletionTimestamp != nil, nil
 }
 
-// depart writes the last status and then deletes the pod's object. It does not wait for the rest of the grace, which would
-// help nobody. It keeps trying while the API server does not answer.
-func (t *teardown) depart(ctx context.Context) {
+// deletePod writes the last status and then deletes the pod's object, without waiting for the rest of the grace period. It
+// retries while the API server does not answer.
+func (t *teardown) deletePod(ctx context.Context) {
 	defer t.deletions.done(t.uid)
 	defer t.writer.stop()
 	if t.writer.flush(ctx) != nil || t.writer.lost() {
 		return
 	}
 	_ = pauses.Growing(100*time.Millisecond, 10*time.Second, pauses.Many).DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		err := t.writer.erase(ctx)
+		err := t.writer.deleteObject(ctx)
 		if err != nil && ctx.Err() == nil {
 			t.log.Warn("pod not deleted", "err", err)
 		}
@@ -128,8 +127,8 @@ func (t *teardown) depart(ctx context.Context) {
 	})
 }
 
-// dropTag removes the hibernated state of a deleted pod if nobody will ask for it. A pod that belongs to a CocoonSet, is
-// managed, or was to be hibernated on eviction may come back for its state; otherwise its creator removes the state.
+// dropTag removes the hibernated state of a deleted pod, unless a later pod may need it. The state of a pod stays if the pod
+// belongs to a CocoonSet, is managed or hibernates on eviction. The pod's creator removes such a state.
 func (t *teardown) dropTag(ctx context.Context) {
 	pod := t.look().pod
 	if !t.slept() || !t.remote() || t.states == nil || contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) ||
@@ -139,8 +138,8 @@ func (t *teardown) dropTag(ctx context.Context) {
 	t.states.DropTag(ctx)
 }
 
-// dropForks removes what existed only for forks, once the pod's VM is gone: the VM's fork state in the registry, and this
-// node's fork snapshot of another node's VM, if no fork of that VM is left here.
+// dropForks removes the snapshots for forks when the pod's VM is gone: the VM's fork state in the registry, and this node's
+// fork snapshot of another node's VM, if no fork of that VM is left on this node.
 func (t *teardown) dropForks(ctx context.Context) {
 	pod := t.look().pod
 	if t.states == nil || !t.remote() {
@@ -158,14 +157,14 @@ func (t *teardown) dropForks(ctx context.Context) {
 	}
 }
 
-// saveFirst saves the VM of a pod that is being deleted, if the pod's policy says so. Until the saved state is where it
-// outlives the VM, it returns false and when to retry: the VM stays, and the pod is Terminating.
+// saveFirst saves the VM of a pod that is being deleted, if the pod's policy requires that. Until the saved state is durable,
+// it returns false and when to retry. Meanwhile the VM stays, and the pod is Terminating.
 func (t *teardown) saveFirst(ctx context.Context, rec *vm.Record) (turn, bool) {
 	if t.states == nil || rec.StartedAt.IsZero() || t.saved == rec.ID {
 		return whenWoken, true
 	}
 	pod := t.look().pod
-	give := contract.KeepSnapshot(pod.Annotations) && rec.State == vm.StateHibernated && t.remote() // it gives up its seat
+	give := contract.KeepSnapshot(pod.Annotations) && rec.State == vm.StateHibernated && t.remote() // the registry must have the state before the VM is removed
 	if !convert.Saves(pod) && !give {
 		return whenWoken, true
 	}
@@ -175,7 +174,7 @@ func (t *teardown) saveFirst(ctx context.Context, rec *vm.Record) (turn, bool) {
 	var stage string
 	var err error
 	if give {
-		stage, err = podsnapshots.PushFailed, t.states.KeepAsleep(ctx, rec)
+		stage, err = podsnapshots.PushFailed, t.states.PushHibernated(ctx, rec)
 	} else {
 		stage, err = t.states.SaveAway(ctx, *rec)
 	}
@@ -196,7 +195,7 @@ func (t *teardown) saveFirst(ctx context.Context, rec *vm.Record) (turn, bool) {
 	return after(t.saving.left()), false
 }
 
-// removeOrphan removes a VM whose pod is gone. It saves the VM first if the VM's label demands that.
+// removeOrphan removes a VM whose pod is gone. It saves the VM first if a label of the VM requires that.
 func (c *common) removeOrphan(ctx context.Context, rec vm.Record) error {
 	t := c.on(ownerOfVM(rec))
 	states := c.node.snapshots.States(podsnapshots.Owner{Owner: t.owner, VM: rec.Spec.Name, Log: c.Log})

@@ -15,16 +15,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// operator gives access to all VMs and snapshots of the node, as the node's operator sees them. It is for work that
-// concerns the node: what exists, who owns it, and what was left. Work for a pod goes through a tenant.
+// operator gives access to all VMs and snapshots of the node, as the node's operator. It is for work that concerns the whole
+// node: lists, owners and orphans. Work for a pod uses a tenant.
 type operator struct {
 	vms       overview
 	runtime   Runtime // for the tenants
 	snapshots *podsnapshots.Store
 }
 
-// tenant gives access to the node's VMs on behalf of one pod: what belongs to another namespace is NotFound. It is the only
-// way in which a worker reaches them. The way to the snapshots is podsnapshots.States.
+// tenant gives access to the node's VMs on behalf of one pod. A VM of another namespace is NotFound. A worker has no other
+// access to VMs. Its access to snapshots is podsnapshots.States.
 type tenant struct {
 	owner      vm.Owner
 	vms        machines
@@ -50,23 +50,23 @@ func ownerOfVM(rec vm.Record) vm.Owner {
 	return vm.Owner{Namespace: rec.Spec.Labels[contract.VMLabelPodNamespace], PodUID: rec.Spec.Labels[contract.VMLabelPodUID]}
 }
 
-// may reports whether a pod of the tenant may take over a VM that has no pod label: a VM of the tenant's namespace, or one
-// that the operator offers to it.
+// may reports whether a pod of the tenant may take over a VM that has no pod label. It may if the VM belongs to the tenant's
+// namespace, or if the operator offers the VM to the namespace.
 func (t tenant) may(rec vm.Record) bool {
 	return rec.Owner.Namespace == t.owner.Namespace || rec.Owner.Operator() && t.owner.Invited(rec.Spec.Offered)
 }
 
-// named returns the VM of exactly that name; NotFound when there is none. A ref may also be the beginning of a VM's ID,
-// and a name can look like one.
+// named returns the VM of exactly that name. Errors: NotFound. It compares the name, because the Runtime also accepts the
+// beginning of an ID, and a name can look like one.
 func (t tenant) named(ctx context.Context, name string) (vm.Record, error) {
 	rec, err := t.vms.Inspect(ctx, name)
 	if errdefs.IsInvalid(err) || errdefs.IsNotFound(err) || err == nil && rec.Spec.Name != name {
-		return vm.Record{}, errdefs.NotFoundf("no VM of namespace %s is named %s", t.owner.Namespace, name)
+		return vm.Record{}, vm.VMs.Missing(t.owner, name)
 	}
 	return rec, err
 }
 
-// known does the same as named for a VM of another pod, which an earlier release may have created.
+// known does the same as named for a VM of another pod. If an earlier release created that VM, its name may differ.
 func (t tenant) known(ctx context.Context, name string) (rec vm.Record, err error) {
 	for _, alias := range contract.Aliases(t.owner.Namespace, name) {
 		if rec, err = t.named(ctx, alias); !errdefs.IsNotFound(err) {
@@ -76,8 +76,7 @@ func (t tenant) known(ctx context.Context, name string) (rec vm.Record, err erro
 	return rec, err
 }
 
-// own is a part R of Runtime on behalf of an owner. The types made of it embed nothing, so a method that is not
-// written here does not exist.
+// own calls a part R of Runtime on behalf of an owner. It does not embed R, so that no method can be called without an owner.
 type own[R any] struct {
 	r R
 	o vm.Owner
@@ -142,7 +141,7 @@ func (v ownPuller) Pull(ctx context.Context, r image.PullRequest, progress func(
 	return v.r.Pull(vm.OnBehalf(ctx, v.o), r, progress)
 }
 
-// runtimeOf returns what the annotations of a static pod say about its machine.
+// runtimeOf returns the machine's ID and addresses from the annotations of a static pod.
 func runtimeOf(pod *corev1.Pod) contract.VMRuntime {
 	there, _ := contract.ParseVMRuntime(pod.Annotations)
 	return there

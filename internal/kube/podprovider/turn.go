@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/pauses"
 )
 
-// step returns the next pause of b. A b that is zero, or that had another maximum, begins anew.
+// step returns the next pause of b. It first resets b if b is zero or has another maximum.
 func step(b *wait.Backoff, first, most time.Duration) time.Duration {
 	if b.Cap != most {
 		*b = pauses.Growing(first, most, 0)
@@ -17,7 +17,7 @@ func step(b *wait.Backoff, first, most time.Duration) time.Duration {
 	return b.Step()
 }
 
-// retryTask is something that is retried until it works: after 1 s, 2 s … 60 s.
+// retryTask is the back-off of a task that is retried until it succeeds: after 1 s, 2 s … 60 s.
 type retryTask struct {
 	tries wait.Backoff
 	next  time.Time
@@ -29,7 +29,7 @@ const (
 	retryTaskMost  = time.Minute
 )
 
-// left returns how long to wait before the next attempt.
+// left returns the delay before the next attempt.
 func (c *retryTask) left() time.Duration { return time.Until(c.next) }
 
 // failed records a failed attempt, and reports whether its cause is new.
@@ -44,11 +44,11 @@ func (c *retryTask) failed(err error) (news bool) {
 type turn time.Duration
 
 const (
-	whenWoken turn = 0                      // not before somebody wakes it
-	atOnce    turn = turn(time.Millisecond) // after whatever else has just become ready
+	whenWoken turn = 0                      // only when the goroutine is woken
+	atOnce    turn = turn(time.Millisecond) // immediately, but after other wake-ups that are pending
 )
 
-// after returns the turn that comes when d is over.
+// after returns the turn after d.
 func after(d time.Duration) turn { return max(turn(d), atOnce) }
 
 // sooner returns the turn that comes first.
@@ -59,7 +59,7 @@ func sooner(a, b turn) turn {
 	return min(a, b)
 }
 
-// wait waits for the turn or, whichever comes first, for a wake-up. It returns false when ctx has ended.
+// wait waits for the turn or for a wake-up, whichever comes first. It returns false when ctx has ended.
 func (t turn) wait(ctx context.Context, wake <-chan struct{}) bool {
 	return pauses.Sleep(ctx, wake, time.Duration(t), t == whenWoken)
 }

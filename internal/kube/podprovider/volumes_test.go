@@ -62,7 +62,7 @@ func TestPodWaitsForItsVolumeAndFollowsIt(t *testing.T) {
 		if _, err := maps.Update(t.Context(), confMap("three"), metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		w.run(Config{}) // the next process finds out what it missed
+		w.run(Config{}) // the next process finds the change
 		w.recall(t)
 		if w.after(time.Second); w.engine.volume("conf") != "three" {
 			t.Errorf("after a restart the VM has %q", w.engine.volume("conf"))
@@ -70,7 +70,7 @@ func TestPodWaitsForItsVolumeAndFollowsIt(t *testing.T) {
 	})
 }
 
-// recall tells a new provider about the existing pod.
+// recall calls CreatePod of a new provider for the existing pod.
 func (w *world) recall(t *testing.T) {
 	t.Helper()
 	p, err := w.client.CoreV1().Pods("default").Get(t.Context(), "web", metav1.GetOptions{})
@@ -130,14 +130,14 @@ func TestTokensAreRenewed(t *testing.T) {
 		}
 		refuse.Store(true)
 		if w.after(150 * time.Second); w.engine.volume("token") != "token 1" {
-			t.Errorf("a token that cannot be renewed is good to its end; the VM has %q", w.engine.volume("token"))
+			t.Errorf("a token that cannot be renewed must stay until it expires; the VM has %q", w.engine.volume("token"))
 		}
 		refuse.Store(false)
 		if w.after(time.Minute); w.engine.volume("token") != "token 2" {
 			t.Errorf("the VM has %q", w.engine.volume("token"))
 		}
 		if n := asked.Load(); n != 2 {
-			t.Errorf("%d tokens were asked for", n)
+			t.Errorf("%d token requests", n)
 		}
 	})
 }

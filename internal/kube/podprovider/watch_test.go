@@ -18,7 +18,7 @@ func two(change ...func(*corev1.Pod)) *corev1.Pod {
 
 func quick(p *corev1.Probe) { p.PeriodSeconds = 1 }
 
-// A probe of one container does not affect the others.
+// A failed liveness probe restarts only its own container.
 func TestALivenessProbeRestartsItsContainerAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, g := watched(t)
@@ -50,7 +50,7 @@ func TestALivenessProbeRestartsItsContainerAlone(t *testing.T) {
 		p = w.after(time.Second)
 		expect(t, p, "Running running last:3 restarts:2 running")
 		if startedOf(p) {
-			t.Error("it has started already")
+			t.Error("the container counts as started")
 		}
 		w.pass(3 * time.Second)
 		if got := w.told(); !strings.Contains(got, "Container c failed startup probe, will be restarted") || w.engine.called("kill c/3 30s") != 1 {
@@ -79,8 +79,8 @@ func TestAVMOfAnOlderAgentIsRestartedForItsContainer(t *testing.T) {
 	})
 }
 
-// A new process knows the health of the containers, each by its run.
-func TestContainersAreTakenUpAgain(t *testing.T) {
+// A new process restores the health of each container, if the container is still in the same run.
+func TestContainerHealthIsRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, g := watched(t)
 		w.create(two(with(func(c *corev1.Container) { c.StartupProbe = probeBy("up", quick) })))
@@ -96,7 +96,7 @@ func TestContainersAreTakenUpAgain(t *testing.T) {
 		p := w.after(time.Second)
 		expect(t, p, "Running running last:1 restarts:1 running")
 		if startedOf(p) {
-			t.Error("a run that nobody saw begin has started")
+			t.Error("a run that began while no process ran counts as started")
 		}
 	})
 }
@@ -123,8 +123,8 @@ func sidecarOf(p *corev1.Pod) string {
 	return "waiting"
 }
 
-// The containers after a sidecar start when its startup probe has succeeded. A sidecar counts for the readiness of the
-// pod, and it is restarted alone.
+// The containers after a sidecar start when its startup probe has succeeded. The pod is ready only if its sidecars are ready.
+// A sidecar is restarted alone.
 func TestSidecarsAreProbed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, g := watched(t)
@@ -141,7 +141,7 @@ func TestSidecarsAreProbed(t *testing.T) {
 			t.Errorf("sidecar %s, %+v", sidecarOf(p), got)
 		}
 		if w.engine.called("release s") != 0 {
-			t.Error("released before it had started")
+			t.Error("the next containers were released before the sidecar had started")
 		}
 		g.set("up", 0)
 		p = w.after(3 * time.Second)
@@ -156,7 +156,7 @@ func TestSidecarsAreProbed(t *testing.T) {
 		}
 		g.set("alive", 1)
 		g.set("up", 1)
-		p = w.after(4 * time.Second) // a pod that was initialized stays so
+		p = w.after(4 * time.Second) // the pod stays initialized
 		if expect(t, p, "Running running"); sidecarOf(p) != "running" || p.Status.InitContainerStatuses[0].RestartCount != 1 || condition(p, corev1.PodInitialized).Status != corev1.ConditionTrue {
 			t.Errorf("sidecar %s: %+v", sidecarOf(p), p.Status)
 		}
@@ -166,8 +166,8 @@ func TestSidecarsAreProbed(t *testing.T) {
 	})
 }
 
-// Each container has its own hooks: postStart delays the containers after it, and its failure affects only its own
-// container; preStop runs in all containers at once.
+// Each container has its own hooks. postStart delays the containers after it, and its failure affects only its own container.
+// The preStop hooks of all containers run at the same time.
 func TestHooksOfSeveralContainers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, g := watched(t)

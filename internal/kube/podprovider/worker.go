@@ -9,13 +9,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
-	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// worker owns one pod: one goroutine, one step at a time. Each step observes what is known, decides what to do, and lets
-// one of the parts do it. Other goroutines use only its podState.
+// worker owns one pod. Its goroutine takes one step at a time. Each step observes the pod and its VM, decides on an action,
+// and lets one of the parts act. Other goroutines use only the podState.
 type worker struct {
 	base
 	asleep   *hibernation
@@ -23,10 +22,10 @@ type worker struct {
 	offers   *forkOffer
 	runs     *runs
 	end      *teardown
-	trusted  bool // an earlier process saw the guest ready at its last check
+	trusted  bool // the guest was ready at the last check of an earlier process
 }
 
-// newWorker returns the worker of s. prior had the VM name before; nil: nobody.
+// newWorker returns the worker of s. prior is the earlier pod with the same VM name; nil: none.
 func newWorker(c *common, s, prior *podState) *worker {
 	b := base{newReport(c, s), c.newStates(s)}
 	asleep := &hibernation{base: b}
@@ -38,7 +37,7 @@ func newWorker(c *common, s, prior *podState) *worker {
 	}
 }
 
-// run works until the VM is gone for good or ctx (the node's life) ends.
+// run takes steps until the VM is removed or ctx ends. ctx lasts as long as the node.
 func (w *worker) run(ctx context.Context) {
 	defer close(w.freed)
 	defer w.health.Stop()
@@ -52,7 +51,7 @@ func (w *worker) run(ctx context.Context) {
 			if next, gone = w.end.tearDown(op, *r); gone {
 				cancel()
 				w.index.drop(w.podState)
-				w.background(w.end.depart)
+				w.background(w.end.deletePod)
 				return
 			}
 		} else {
@@ -63,15 +62,15 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// observe begins a step that cancel interrupts. It returns what is known, and the requested removal, if any.
-func (w *worker) observe(cancel context.CancelFunc) (sight, *removal) {
+// observe begins a step, which cancel interrupts. It returns the input of decide, and the requested removal, if any.
+func (w *worker) observe(cancel context.CancelFunc) (observation, *removal) {
 	f := w.begin(cancel)
-	s := sight{
+	s := observation{
 		pod: f.pod, rec: f.rec, lost: f.lost, leaving: f.removal != nil, judged: w.verdict != nil, static: w.static,
 		ended: f.status.Phase == corev1.PodSucceeded || f.status.Phase == corev1.PodFailed,
 		node:  abilities{snapshots: w.states != nil, remote: w.remote()},
 		left:  w.late(f), answers: w.health.Reach().Ready, killed: w.killed,
-		waits: waits{hibernate: w.asleep.dozing.left(), wake: w.asleep.waking.left(), start: time.Until(w.runs.due)},
+		waits: waits{hibernate: w.asleep.hibernating.left(), wake: w.asleep.waking.left(), start: time.Until(w.runs.due)},
 	}
 	if f.rec != nil {
 		s.kill = w.health.StopRequested(f.rec) != nil
@@ -81,31 +80,31 @@ func (w *worker) observe(cancel context.CancelFunc) (sight, *removal) {
 	return s, f.removal
 }
 
-// act does what was decided, and returns when the next step comes. next is when it comes after actions that only show or
-// keep the VM.
-func (w *worker) act(ctx context.Context, what action, s sight, next turn) turn {
+// act executes an action and returns when the next step begins. For actShow and actKeep, next is the latest time of the next
+// step.
+func (w *worker) act(ctx context.Context, what action, s observation, next turn) turn {
 	pod, rec := s.pod, s.rec
 	switch what {
-	case actRest:
+	case actNone:
 		w.volumes.Stop()
 		return whenWoken
 	case actReport:
 		w.volumes.Stop()
 		w.publish(0)
 		return whenWoken
-	case actAttend:
-		return w.attend(ctx, pod)
+	case actMonitorMachine:
+		return w.monitorMachine(ctx, pod)
 	case actForget:
 		w.forget()
 		return atOnce
 	case actGiveUp:
 		w.vanish(rec)
-		return w.runs.evict(ctx, reasonVMGone, "the VM "+rec.Spec.Name+" no longer exists; somebody removed it, or its host lost it")
+		return w.runs.evict(ctx, reasonVMGone, "the VM "+rec.Spec.Name+" no longer exists; it was removed outside its pod, or its host lost it")
 	case actExpire:
 		return w.runs.expire(ctx, pod, rec)
 	case actCreate:
 		return w.inTime(w.createBefore(ctx, pod))
-	default: // there is a VM
+	default: // the other actions need a VM
 	}
 	w.settleRun(pod, rec)
 	switch what {
@@ -122,7 +121,7 @@ func (w *worker) act(ctx context.Context, what action, s sight, next turn) turn 
 	case actStopForKill:
 		next = w.runs.stopForKill(ctx, pod, rec, w.health.StopRequested(rec))
 	case actHibernate:
-		next = w.asleep.fallAsleep(ctx, rec)
+		next = w.asleep.hibernate(ctx, rec)
 	case actStore:
 		next = w.asleep.store(ctx, rec)
 	case actWake:
@@ -142,7 +141,7 @@ func (w *worker) act(ctx context.Context, what action, s sight, next turn) turn 
 	return w.inTime(next)
 }
 
-// settleRun ends what belongs to a run that is over, and keeps the volumes of any other up to date.
+// settleRun stops the monitors of a run that has ended. It keeps the volumes up to date unless the VM is hibernated.
 func (w *worker) settleRun(pod *corev1.Pod, rec *vm.Record) {
 	if rec.State == vm.StateHibernated {
 		w.volumes.Stop()
@@ -155,23 +154,23 @@ func (w *worker) settleRun(pod *corev1.Pod, rec *vm.Record) {
 	}
 }
 
-// keepRunning keeps a running VM. Unless it is to be hibernated, it also removes what an earlier hibernation left, and
+// keepRunning monitors a running VM. Unless the VM is told to hibernate, it also removes what an earlier hibernation left, and
 // offers the VM's state to forks.
-func (w *worker) keepRunning(ctx context.Context, s sight) turn {
+func (w *worker) keepRunning(ctx context.Context, s observation) turn {
 	if contract.Hibernate(s.pod.Annotations) && w.states != nil {
 		w.running(ctx, s.pod, s.rec)
 		return whenWoken
 	}
-	w.asleep.dozing = retryTask{}
+	w.asleep.hibernating = retryTask{}
 	var wait turn
-	if podstatus.Up(s.rec) && itself(s.rec, s.answers) {
+	if podstatus.Up(s.rec) && hasIdentity(s.rec, s.answers) {
 		wait = sooner(w.asleep.tidyUp(ctx, s.rec), w.offers.offer(s.pod, s.rec))
 	}
 	w.running(ctx, s.pod, s.rec)
 	return sooner(wait, hintAfter(s.rec))
 }
 
-// running makes sure that a running VM is probed and that its status says so.
+// running makes sure that a running VM is monitored, and publishes its status.
 func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	w.again, w.runs.due, w.pause = false, time.Time{}, podstatus.Pause{}
 	if !podstatus.Up(rec) {
@@ -185,18 +184,18 @@ func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	w.publish(0)
 }
 
-// attend adopts the machine of a static pod and monitors whether it can be reached. Somebody else runs that machine; its ID
-// and address are in the pod's annotations. The Runtime is never asked about it, whatever VM of the node may have that ID or
-// name.
-func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
+// monitorMachine adopts the machine of a static pod and monitors whether it can be reached. The node does not run that
+// machine. Its ID and address are in the pod's annotations. The Runtime is never called for it, even if a VM of the node has
+// the same ID or name.
+func (w *worker) monitorMachine(ctx context.Context, pod *corev1.Pod) turn {
 	if w.health.Watching() {
 		w.publish(0)
 		return whenWoken
 	}
-	if errs := convert.Check(pod); len(errs) > 0 {
-		w.refuse(reasonNotSupported, errs.ToAggregate().Error())
+	if !w.supported(pod) {
 		return whenWoken
 	}
+	w.succeeded()
 	if !w.begun {
 		there := runtimeOf(pod)
 		w.event(corev1.EventTypeNormal, eventAdopted, "Adopted the machine %s at %s; this node neither starts nor stops it", there.ID, there.IP)
@@ -207,7 +206,7 @@ func (w *worker) attend(ctx context.Context, pod *corev1.Pod) turn {
 	return whenWoken
 }
 
-// inTime returns wait, or the rest of the pod's active deadline if that is less.
+// inTime returns wait, or the time until the pod's active deadline if that is sooner.
 func (w *worker) inTime(wait turn) turn {
 	if left := w.late(w.look()); left < math.MaxInt64 {
 		return sooner(wait, after(left))
@@ -215,8 +214,7 @@ func (w *worker) inTime(wait turn) turn {
 	return wait
 }
 
-// createBefore creates the VM, limited by the pod's active deadline. The deadline counts from when the pod came to this
-// node.
+// createBefore creates the VM. It gives up at the pod's active deadline, which counts from the pod's start time.
 func (w *worker) createBefore(ctx context.Context, pod *corev1.Pod) turn {
 	if pod.Spec.ActiveDeadlineSeconds == nil {
 		return w.creation.createAndStart(ctx, pod)

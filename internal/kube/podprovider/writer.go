@@ -22,26 +22,26 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/pauses"
 )
 
-// writer sends one pod's status and runtime annotations to the API server. The latest request wins, one patch is sent at a
-// time, and status and annotations go together (the status endpoint takes both). A patch contains only what changed since
-// the server's last answer, and it names the pod's UID. So it never undoes what others wrote and never changes another pod
-// of the same name.
+// writer sends one pod's status and runtime annotations to the API server. A newer request replaces a waiting one. One patch
+// is sent at a time. Status and annotations are in one patch, because the status endpoint accepts both. A patch contains only
+// the changes since the server's last answer, and the pod's UID. So it never undoes a write of others, and never changes
+// another pod of the same name.
 type writer struct {
 	target
 	pods  typed.PodInterface
 	log   *slog.Logger
-	pace  *rate.Limiter // rate limit of writes that may wait, for all pods together
+	pace  *rate.Limiter // rate limit, for all pods together, of the writes that may be delayed
 	spawn func()        // starts run
 
 	mu     sync.Mutex
-	base   *corev1.Pod   // as the server last answered; only the fields that we write
+	base   *corev1.Pod   // the server's last answer; only the fields that we write
 	want   *corev1.Pod   // metadata.annotations and status; nil: nothing to write
-	notBy  time.Time     // the write may wait until then
-	again  time.Duration // how long it may then be put off again; 0: not at all
+	notBy  time.Time     // the write is delayed until then
+	again  time.Duration // how long the write may be delayed again after notBy; 0: not at all
 	gone   bool          // the server no longer has this pod
-	runs   bool          // run is active; it is active while there is something to write
+	runs   bool          // run is active, as long as there is something to write
 	wake   chan struct{}
-	change chan struct{} // closed and replaced whenever a request was written or given up
+	change chan struct{} // closed and replaced after each write, and when the writer stops
 }
 
 // target is the pod that a writer writes.
@@ -63,16 +63,16 @@ func written(annotations map[string]string, status corev1.PodStatus) *corev1.Pod
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}, Status: status}
 }
 
-// The rate of statuses that may wait. A node that brings up more pods than this at a time leaves out their
-// "ContainerCreating" status: each would cost the API server as much as the status that follows it.
+// The rate limit of statuses that may be delayed. If a node creates more pods at a time, their "ContainerCreating" statuses
+// are left out, because each would cost the API server as much as the status that follows.
 const (
 	waitingRate  = 5 // per second
 	waitingBurst = 20
 )
 
-// set requests a write of status and annotations. The annotations are merged into the existing ones; an empty value
-// removes the key. Both must not change afterwards. The write may be held back for hold in case a newer request comes, or
-// for several times hold while many pods wait; 0: not held back.
+// set requests a write of status and annotations. The annotations are merged into the existing ones. An empty value removes
+// the key. The caller must not change both arguments afterwards. The write may be delayed for hold, so that a newer request
+// can replace it, and for several times hold while many pods wait. 0: no delay.
 func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hold time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -96,13 +96,13 @@ func (w *writer) set(status corev1.PodStatus, annotations map[string]string, hol
 	}
 	notBy := time.Now().Add(hold)
 	if w.want != nil && w.notBy.Before(notBy) {
-		notBy = w.notBy // what already waits does not wait longer
+		notBy = w.notBy // a newer request does not extend the delay
 	}
 	if w.want != nil {
 		hold = min(hold, w.again)
 	}
 	w.notBy, w.again = notBy, hold
-	if w.want == nil || !same(want, w.want) { // what is already being sent is not sent twice
+	if w.want == nil || !same(want, w.want) { // do not send the same request twice
 		w.want = want
 	}
 	if !w.runs {
@@ -124,7 +124,7 @@ func same(a, b *corev1.Pod) bool {
 	return equality.Semantic.DeepEqual(a.Status, b.Status) && maps.Equal(a.Annotations, b.Annotations)
 }
 
-// flush waits until nothing is left to write, the pod is gone, or ctx ends.
+// flush waits until everything is written, the pod is gone, or ctx ends.
 func (w *writer) flush(ctx context.Context) error {
 	for {
 		w.mu.Lock()
@@ -143,7 +143,7 @@ func (w *writer) flush(ctx context.Context) error {
 	}
 }
 
-// stop gives up everything that is not yet written and makes run return.
+// stop drops the waiting request and ends run.
 func (w *writer) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,14 +159,14 @@ func (w *writer) lost() bool {
 	return w.gone
 }
 
-// settled wakes those who wait for a change. Preconditions: mu is held.
+// settled wakes the callers of flush. Precondition: mu is held.
 func (w *writer) settled() {
 	close(w.change)
 	w.change = make(chan struct{})
 }
 
-// run writes until nothing is left to write, ctx ends or the pod is gone. While the server does not answer, run retries
-// with growing pauses.
+// run writes until everything is written, ctx ends or the pod is gone. While the server does not answer, it retries with
+// growing pauses.
 func (w *writer) run(ctx context.Context) {
 	first := pauses.Growing(100*time.Millisecond, 10*time.Second, pauses.Many)
 	pause := first
@@ -179,7 +179,7 @@ func (w *writer) run(ctx context.Context) {
 			pauses.Sleep(ctx, w.wake, hold, false)
 			continue
 		}
-		if same(want, base) { // changed back before it was written
+		if same(want, base) { // a newer request has undone the change
 			w.wrote(want, base)
 			continue
 		}
@@ -201,7 +201,7 @@ func (w *writer) run(ctx context.Context) {
 	}
 }
 
-// next returns what to write, over which base, and how long to wait first; nil when run must end.
+// next returns the request, its base, and the delay before the write. A nil request means that run must end.
 func (w *writer) next(ctx context.Context) (want, base *corev1.Pod, hold time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -225,8 +225,8 @@ func (w *writer) wrote(want, got *corev1.Pod) {
 	w.settled()
 }
 
-// patch sends the difference between base and want. Where we own a field, want replaces the server's answer: times come
-// back cut to seconds and must not look like a change.
+// patch sends the difference between base and want. In the result, fields that we own have the values of want, because the
+// server returns times cut to seconds, which must not look like a change.
 func (w *writer) patch(ctx context.Context, base, want *corev1.Pod) (*corev1.Pod, error) {
 	from, err := json.Marshal(corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: base.Annotations}, Status: base.Status})
 	if err != nil {
@@ -246,14 +246,14 @@ func (w *writer) patch(ctx context.Context, base, want *corev1.Pod) (*corev1.Pod
 	return want, nil
 }
 
-// replaced reports whether the name now belongs to another pod.
+// replaced reports whether another pod now has the name.
 func (w *writer) replaced(ctx context.Context) bool {
 	pod, err := w.lookUp(ctx)
 	return err == nil && (pod == nil || pod.UID != w.uid)
 }
 
-// lookUp asks the API server, not its caches, for the pod of our name on our node; nil: no such pod. It lists, because for
-// a pod that is gone the server answers a node's own identity with "forbidden" and not with "not found".
+// lookUp reads the pod of our name on our node from the API server, without its cache. It returns nil if no such pod exists.
+// It uses a list, because a get of a pod that is gone is "forbidden", not "not found", with a node's own credentials.
 func (w *writer) lookUp(ctx context.Context) (*corev1.Pod, error) {
 	list, err := w.pods.List(ctx, metav1.ListOptions{FieldSelector: fields.Set{"metadata.name": w.ref.Name, "spec.nodeName": w.node}.String()})
 	if err != nil {
@@ -267,8 +267,9 @@ func (w *writer) lookUp(ctx context.Context) (*corev1.Pod, error) {
 	return nil, nil
 }
 
-// erase deletes the pod's object at once: its last status is written, and its VM is gone or given up.
-func (w *writer) erase(ctx context.Context) error {
+// deleteObject deletes the pod's object without a grace period. Preconditions: the last status is written, and the VM is gone
+// or given up.
+func (w *writer) deleteObject(ctx context.Context) error {
 	err := w.pods.Delete(ctx, w.ref.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: new(int64(0)), Preconditions: &metav1.Preconditions{UID: &w.uid},
 	})

@@ -16,8 +16,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// A node that brings up many pods at a time reports for few of them that they wait, and reports all in the end. Waiting
-// statuses never delay a status that is news.
+// If a node creates many pods at a time, it writes a "ContainerCreating" status for only a few of them. The final status of
+// every pod is written without a delay.
 func TestStatusesThatMayWaitArePaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 60
@@ -40,7 +40,7 @@ func TestStatusesThatMayWaitArePaced(t *testing.T) {
 		}
 		told := func(after time.Duration, want int) {
 			t.Helper()
-			time.Sleep(after) //nolint:forbidigo // the bubble's clock: this waits for nothing real
+			time.Sleep(after) //nolint:forbidigo // the fake clock of synctest
 			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()

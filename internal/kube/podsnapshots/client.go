@@ -11,7 +11,7 @@ import (
 
 // Snapshots saves VMs, creates VMs that resume from a saved state, and transfers snapshots to and from registries. The
 // engine with its node's catalog is one implementation, the node API client is another. Registry refs are
-// [http[s]://]HOST[:PORT]/REPOSITORY:TAG. Only the wiring and the Store have all of it; see own.
+// [http[s]://]HOST[:PORT]/REPOSITORY:TAG. Only the wiring and the Store use it directly; all other code uses own.
 type Snapshots interface {
 	inventory
 	states
@@ -26,19 +26,19 @@ type inventory interface {
 }
 
 type states interface {
-	// SaveSnapshot saves a running VM, which keeps running, or the disks of a stopped one.
+	// SaveSnapshot saves a running VM, which keeps running, or the disks of a stopped VM.
 	SaveSnapshot(ctx context.Context, ref string, s vm.SaveSpec) (snapshot.Snapshot, error)
-	// CloneWithImage creates a VM that resumes from a snapshot. The snapshot's image is fetched by its digest when it is
-	// not here.
+	// CloneWithImage creates a VM that resumes from a snapshot. If the snapshot's image is not on this node, it is fetched
+	// by its digest.
 	CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error)
-	// Hibernate saves a running VM under name and ends its process once everything is durable.
+	// Hibernate saves a running VM in a snapshot of that name, and ends the VM's process when the snapshot is durable.
 	Hibernate(ctx context.Context, ref, name string) (vm.Record, error)
-	// Wake resumes the VM where Hibernate stopped it.
+	// Wake resumes the VM from the state that Hibernate saved.
 	Wake(ctx context.Context, ref string) (vm.Record, error)
 }
 
 type transfers interface {
-	// PushSnapshot sends a snapshot to a registry and records its digest there.
+	// PushSnapshot sends a snapshot to a registry. It records the digest of the manifest in the local snapshot.
 	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
 	// PullSnapshot fetches a snapshot from a registry or, with cocoon://HOST:PORT/NAME, from another node.
 	PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
@@ -50,8 +50,8 @@ type transfers interface {
 	CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error
 }
 
-// own is Snapshots on behalf of an owner, with the credentials for the registry. It embeds nothing, so a method that is not
-// written here does not exist.
+// own calls Snapshots on behalf of an owner, with the credentials for the registry. It does not embed Snapshots, so that no
+// method can be called without an owner.
 type own struct {
 	all   Snapshots
 	auth  snapshot.Auth
@@ -89,7 +89,7 @@ func (o own) push(ctx context.Context, ref, to string) (snapshot.Snapshot, error
 func (o own) pull(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
 	auth := o.auth
 	if strings.HasPrefix(from, snapshot.PeerScheme) {
-		auth = snapshot.Auth{} // the registry's secrets are not for other nodes
+		auth = snapshot.Auth{} // never send the registry's credentials to other nodes
 	}
 	return o.all.PullSnapshot(vm.OnBehalf(ctx, o.owner), from, name, auth, nil)
 }

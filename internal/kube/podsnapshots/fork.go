@@ -11,15 +11,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// ForkOf returns the snapshot from which the running VM main is forked for pod. It is taken once and shared by all forks,
-// until main is another VM. When main is not on this node, the last state in the registry is used. Errors: Unavailable while
-// main cannot be forked yet.
+// ForkOf returns the snapshot of the running VM main from which the VM of pod is forked. It is taken once, and all forks share
+// it until main is replaced by another VM. If main is not on this node, the state that its node offers in the registry is
+// used. Errors: Unavailable while main cannot be forked yet.
 func (s *States) ForkOf(ctx context.Context, pod *corev1.Pod, main string) (snapshot.Snapshot, error) {
-	give := s.store.turns.take(ctx, "fork "+s.owner.Qualify(main))
-	if give == nil {
-		return snapshot.Snapshot{}, ctx.Err()
+	unlock, err := s.store.turns.Lock(ctx, "fork "+s.owner.Qualify(main))
+	if err != nil {
+		return snapshot.Snapshot{}, err
 	}
-	defer give()
+	defer unlock()
 	rec, err := s.owner.Find(ctx, main)
 	if errdefs.IsNotFound(err) && s.store.Remote() {
 		if id := pod.Annotations[contract.KeyForkFromID]; id != "" {
@@ -42,7 +42,7 @@ func (s *States) ForkOf(ctx context.Context, pod *corev1.Pod, main string) (snap
 }
 
 // offered returns the snapshot for forks of the VM with that ID, which runs on another node. That node pushes the snapshot
-// to the registry when it is told to. Until then offered returns Unavailable.
+// to the registry when the manager asks for it. Until then offered returns Unavailable.
 func (s *States) offered(ctx context.Context, main string, id vm.ID) (snapshot.Snapshot, error) {
 	name, ref := forkName(main), s.ref(main, contract.ForkSnapshotTag)
 	have, ok, err := s.findFit(ctx, name, func(x snapshot.Snapshot) bool { return x.Source.VMID == id })
@@ -64,7 +64,7 @@ func (s *States) offered(ctx context.Context, main string, id vm.ID) (snapshot.S
 	s.stale = digest
 	s.mu.Unlock()
 	s.discard(ctx, got.ID)
-	return got, errdefs.Unavailablef("the registry has the state of an earlier VM %s, but not yet that of the running VM", main)
+	return got, errdefs.Unavailablef("the registry has the state of an earlier VM %s, but not yet the state of the running VM", main)
 }
 
 // isStale reports whether the fork state with that digest is known to belong to an earlier VM.
@@ -83,7 +83,7 @@ func (s *States) Offer(ctx context.Context, pod *corev1.Pod) error {
 	return s.push(ctx, snap.ID, s.ref(s.owner.VM, contract.ForkSnapshotTag))
 }
 
-// DropOffer removes what Offer pushed. A failure is only logged.
+// DropOffer removes from the registry the snapshot that Offer pushed. A failure is only logged.
 func (s *States) DropOffer(ctx context.Context) {
 	s.dropTag(ctx, contract.ForkSnapshotTag, "fork state of deleted pod not removed from the registry")
 }

@@ -11,9 +11,9 @@ import (
 )
 
 // This file handles the state of a hibernated VM: a snapshot of the VM on its node and, if the node has a registry, a copy
-// there.
+// in the registry.
 
-// Check checks whether the registry, if there is one, can take the hibernated state.
+// Check checks whether the registry, if the node has one, accepts the hibernated state.
 func (s *States) Check(ctx context.Context) error {
 	if !s.store.Remote() {
 		return nil
@@ -21,7 +21,7 @@ func (s *States) Check(ctx context.Context) error {
 	return s.own.check(ctx, s.ref(s.owner.VM, contract.HibernateSnapshotTag))
 }
 
-// Hibernate tells the engine to hibernate rec. If an earlier hibernation left a snapshot of that name, it is replaced.
+// Hibernate tells the engine to hibernate rec. It replaces a snapshot of the same name that an earlier hibernation left.
 func (s *States) Hibernate(ctx context.Context, rec *vm.Record) (vm.Record, error) {
 	began, name := time.Now(), hibernateName(s.owner.VM)
 	got, err := s.own.hibernate(ctx, rec.ID, name)
@@ -37,8 +37,8 @@ func (s *States) Hibernate(ctx context.Context, rec *vm.Record) (vm.Record, erro
 	return got, err
 }
 
-// KeepAsleep makes sure that rec's hibernation snapshot is in the registry, if the node has one.
-func (s *States) KeepAsleep(ctx context.Context, rec *vm.Record) error {
+// PushHibernated makes sure that rec's hibernation snapshot is in the registry, if the node has one.
+func (s *States) PushHibernated(ctx context.Context, rec *vm.Record) error {
 	if !s.store.Remote() {
 		return nil
 	}
@@ -47,7 +47,7 @@ func (s *States) KeepAsleep(ctx context.Context, rec *vm.Record) error {
 		return err
 	}
 	ref := s.ref(s.owner.VM, contract.HibernateSnapshotTag)
-	if snap.Digest != "" { // pushed by this process or an earlier one
+	if snap.Digest != "" { // this process or an earlier one has pushed the snapshot
 		err := s.has(ctx, ref, snap.Digest)
 		if !errdefs.IsNotFound(err) && !errdefs.Is(err, errdefs.DataLoss) {
 			return err
@@ -60,7 +60,7 @@ func (s *States) KeepAsleep(ctx context.Context, rec *vm.Record) error {
 	return nil
 }
 
-// Wake resumes rec from its hibernation snapshot on this node. It remembers which state that was, for TidyUp. Errors:
+// Wake resumes rec from its hibernation snapshot on this node. It remembers the digest of that snapshot for TidyUp. Errors:
 // DataLoss if the snapshot is damaged; see Recover.
 func (s *States) Wake(ctx context.Context, rec *vm.Record) (vm.Record, error) {
 	if snap, err := s.own.get(ctx, rec.Snapshot); err == nil {
@@ -71,13 +71,12 @@ func (s *States) Wake(ctx context.Context, rec *vm.Record) (vm.Record, error) {
 	return s.own.wake(ctx, rec.ID)
 }
 
-// WakeAgain resumes rec, whose state KeepAsleep could not store.
+// WakeAgain resumes rec after PushHibernated has failed.
 func (s *States) WakeAgain(ctx context.Context, rec *vm.Record) (vm.Record, error) {
 	return s.own.wake(ctx, rec.ID)
 }
 
-// Recover makes sure that the hibernated state in the registry is here and intact. The state that the VM has on this node
-// is damaged, because of cause.
+// Recover fetches the hibernated state from the registry, because the snapshot on this node is damaged. cause says how.
 func (s *States) Recover(ctx context.Context, cause error) error {
 	at, err := s.where(ctx, s.owner.VM, contract.HibernateSnapshotTag)
 	if err != nil {
@@ -87,9 +86,9 @@ func (s *States) Recover(ctx context.Context, cause error) error {
 	return err
 }
 
-// Elsewhere finds out whether the VM, which is not on this node, is hibernated in the registry or on a peer. must says that
-// it has to be, and that anything else is an error.
-func (s *States) Elsewhere(ctx context.Context, must bool) (at Place, sleeps bool, err error) {
+// FindHibernated looks up the hibernated state of the VM, which is not on this node, in the registry or on a peer. must says
+// that such a state must exist. sleeps reports whether it exists.
+func (s *States) FindHibernated(ctx context.Context, must bool) (at Place, sleeps bool, err error) {
 	if !s.store.Remote() {
 		if must && len(s.store.registry.Peers) == 0 {
 			err = errdefs.Preconditionf("VM %s cannot be restored because the node has no registry (EPOCH_URL) and no peers (VK_PEERS)", s.owner.VM)
@@ -97,7 +96,7 @@ func (s *States) Elsewhere(ctx context.Context, must bool) (at Place, sleeps boo
 		return at, must, err
 	}
 	at, err = s.where(ctx, s.owner.VM, contract.HibernateSnapshotTag)
-	if err == nil && at.old { // the snapshot itself names its owner
+	if err == nil && at.old { // import the snapshot to read its owner from it
 		_, err = s.Import(ctx, at)
 	}
 	switch {
@@ -105,14 +104,14 @@ func (s *States) Elsewhere(ctx context.Context, must bool) (at Place, sleeps boo
 		return at, true, errdefs.NotFoundf("VM %s cannot be restored because the registry has no hibernated state of it", s.owner.VM)
 	case errdefs.IsNotFound(err):
 		return at, false, nil
-	case err != nil: // a fresh boot would take the place of the hibernated VM
+	case err != nil: // an error, because a new VM must not replace a hibernated VM
 		return at, false, errdefs.New(errdefs.ClassOf(err), "ask the registry whether VM %s is hibernated: %w", s.owner.VM, err)
 	}
 	return at, true, nil
 }
 
-// Import returns the VM's hibernated state as a snapshot on this node: what an earlier attempt imported, else a peer's, else
-// the registry's. If at has a digest, the snapshot must have that digest.
+// Import returns the VM's hibernated state as a snapshot on this node. It uses the snapshot of an earlier attempt, else
+// fetches the state from a peer, else from the registry. If at has a digest, the snapshot must have that digest.
 func (s *States) Import(ctx context.Context, at Place) (snapshot.Snapshot, error) {
 	name, ref := importName(s.owner.VM), contract.SnapshotRef{Repo: s.owner.VM, Tag: contract.HibernateSnapshotTag}
 	fits := func(x snapshot.Snapshot) bool { return at.digest == "" || x.Digest == at.digest }
@@ -151,17 +150,17 @@ func (s *States) fromPeer(ctx context.Context, name string, fits func(snapshot.S
 			case err == nil && fits(got):
 				return got, nil
 			case err == nil:
-				s.discard(ctx, got.ID) // of another hibernation
+				s.discard(ctx, got.ID) // the peer has the state of another hibernation
 			case !errdefs.IsNotFound(err):
-				s.owner.Log.Warn("peer does not answer for hibernated vm", "op", peer, "err", err)
+				s.owner.Log.Warn("hibernated vm not fetched from peer", "op", peer, "err", err)
 			}
 		}
 	}
 	return got, errdefs.NotFoundf("no peer has the hibernated state of VM %s", s.owner.VM)
 }
 
-// TidyUp removes what a hibernation left, once the VM is awake: the tag in the registry, from which a later VM of that name
-// would resume, and what was imported here. slept says that a tag may exist, imported that an import may.
+// TidyUp removes what a hibernation left, when the VM is awake: the tag in the registry, from which a later VM of that name
+// would resume, and the snapshot that Import fetched. slept says that the tag may exist, imported that the snapshot may.
 func (s *States) TidyUp(ctx context.Context, slept, imported bool) error {
 	var left snapshot.Snapshot
 	if imported {

@@ -12,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// listed is Snapshots of which only the list is asked for.
+// listed is a Snapshots that implements only ListSnapshots.
 type listed struct {
 	Snapshots
 	snaps map[string]snapshot.Snapshot
@@ -44,7 +44,7 @@ func TestOffered(t *testing.T) {
 	put("base", time.Time{})
 	put("vk-ns-vm:hibernate", old.Add(time.Hour))
 	put("not:a:ref", old.Add(time.Hour))
-	put("hidden", time.Time{}) // belongs to the operator and is shared with nobody
+	put("hidden", time.Time{}) // belongs to the operator and is not shared
 	for name, change := range map[string]func(*snapshot.Snapshot){
 		"hidden":    func(x *snapshot.Snapshot) { x.Published = nil },
 		"shared":    func(x *snapshot.Snapshot) { x.Published = []string{"a", "b"} },
@@ -62,7 +62,7 @@ func TestOffered(t *testing.T) {
 	for _, name := range []string{"hidden", "shared", "own", "own___:v2"} {
 		delete(s.snaps, name)
 	}
-	// Of many snapshots, those that were used last are offered. Which one was used very last makes no difference.
+	// Of many snapshots, the most recently used ones are offered. A new use of one of them does not change the list.
 	for i := range maxOffered + 5 {
 		put(fmt.Sprintf("s-%02d", i), old.Add(time.Duration(i+1)*time.Second))
 	}

@@ -10,19 +10,19 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
 
-// This file handles snapshots that releases before owners left in the registry: at its root, by a name that VMs of two
-// namespaces may have had.
+// This file handles the snapshots of old releases, which did not record owners. They are at the root of the registry, under a
+// name that VMs of two namespaces may share. Such a repository is called an old place.
 
-// Place is where the registry has a snapshot of a VM. It is zero when only another node could have one.
+// Place is where the registry has a snapshot of a VM. It is zero if only a peer may have the snapshot.
 type Place struct {
 	ref, digest string
-	old         bool // an earlier release stored it here; it is used only if it says that it belongs to the VM
+	old         bool // an old place: the snapshot is used only if it names the VM's namespace as its owner
 }
 
-// pinned returns the ref of the place's snapshot by digest, whatever its tag names by now.
+// pinned returns the ref of the place's snapshot by digest, because the tag may name another snapshot by now.
 func (p Place) pinned() string { return p.ref[:strings.LastIndexByte(p.ref, ':')] + "@" + p.digest }
 
-// where finds the tag of one of the namespace's VMs, also where an earlier release stored it. Errors: NotFound.
+// where finds the tag of one of the namespace's VMs, also in an old place. Errors: NotFound.
 func (s *States) where(ctx context.Context, vmName, tag string) (Place, error) {
 	at, err := s.ask(ctx, Place{ref: s.ref(vmName, tag)})
 	old := contract.OldRepository(s.owner.Namespace, vmName)
@@ -32,28 +32,28 @@ func (s *States) where(ctx context.Context, vmName, tag string) (Place, error) {
 	return s.ask(ctx, Place{ref: s.store.registry.at(old, tag), old: true})
 }
 
-// ask asks the registry which snapshot is at a place. Errors: NotFound.
+// ask asks the registry for the digest of the snapshot at a place. Errors: NotFound.
 func (s *States) ask(ctx context.Context, at Place) (Place, error) {
 	var err error
 	at.digest, err = s.own.digest(ctx, at.ref)
 	return at, err
 }
 
-// fetchOld fetches a snapshot from an old place under a local name, if it belongs to the namespace and to that pod ("" for
-// any pod). Until that is known, the local copy belongs to the owner that it names, else to the operator, because any pod
-// of a namespace may clone what belongs to the namespace.
+// fetchOld fetches a snapshot from an old place under a local name, if it belongs to the namespace and to that pod ("" for any
+// pod). Until that is checked, the local copy belongs to the owner that it names, else to the operator, because any pod of a
+// namespace may clone the namespace's snapshots.
 func (s *States) fetchOld(ctx context.Context, at Place, name, pod string, ref contract.SnapshotRef) (snapshot.Snapshot, error) {
 	if foreign, why := s.rejected(); foreign.Digest == at.digest {
 		return snapshot.Snapshot{}, why
 	}
-	give := s.store.turns.take(ctx, "old "+at.digest)
-	if give == nil {
-		return snapshot.Snapshot{}, ctx.Err()
+	unlock, err := s.store.turns.Lock(ctx, "old "+at.digest)
+	if err != nil {
+		return snapshot.Snapshot{}, err
 	}
-	defer give()
+	defer unlock()
 	operator := s.store.States(Owner{Log: s.owner.Log})
 	unclaimed := "unclaimed-" + strings.ReplaceAll(at.digest, ":", "-")
-	if left, err := operator.find(ctx, unclaimed); err == nil { // left by a process that was killed
+	if left, err := operator.find(ctx, unclaimed); err == nil { // a killed process left it
 		operator.discard(ctx, left.ID)
 	}
 	got, err := operator.pull(ctx, at.pinned(), unclaimed)
@@ -65,10 +65,10 @@ func (s *States) fetchOld(ctx context.Context, at Place, name, pod string, ref c
 		s.reject(got, at.digest, err)
 		return got, err
 	}
-	return s.fetch(ctx, at.pinned(), name) // most of its data is already here
+	return s.fetch(ctx, at.pinned(), name) // most of the data is already on this node
 }
 
-// reject records why the snapshot with that digest at an old place is not used; rejected returns it.
+// reject records why the snapshot with that digest at an old place is not used. rejected returns the snapshot and the reason.
 func (s *States) reject(snap snapshot.Snapshot, digest string, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,8 +82,8 @@ func (s *States) rejected() (snapshot.Snapshot, error) {
 	return s.foreign, s.why
 }
 
-// inherits fails unless a snapshot from an old place belongs to the namespace and to that pod ("" for any pod). NotFound:
-// it belongs to another. FailedPrecondition: it does not name its owner, and the operator must.
+// inherits fails unless a snapshot from an old place belongs to the namespace and to that pod ("" for any pod). Errors:
+// NotFound if it belongs to another owner. FailedPrecondition if it does not name its owner, so that the operator must decide.
 func (s *States) inherits(snap snapshot.Snapshot, at Place, vmName, pod, tag string) error {
 	namespace, of := snap.Labels[contract.VMLabelPodNamespace], snap.Labels[contract.VMLabelPodName]
 	switch {
@@ -99,13 +99,13 @@ func (s *States) inherits(snap snapshot.Snapshot, at Place, vmName, pod, tag str
 		at.ref, vmName, s.owner.Namespace, s.ref(vmName, tag))
 }
 
-// sameState reports whether a and b are copies of the same state of the same VM, wherever each of them was.
+// sameState reports whether a and b are copies of the same state of the same VM.
 func sameState(a, b snapshot.Snapshot) bool {
 	return a.Source.VMID != "" && a.Source.VMID == b.Source.VMID && a.CreatedAt.Equal(b.CreatedAt)
 }
 
-// olds returns the digests that the state from which the VM woke may have where an earlier release stored it: the digest
-// of the push from here, of the pull, or of the snapshot that waited there until the operator put a copy in its place.
+// olds returns the digests that the state from which the VM woke may have in an old place: the digest of the push from this
+// node, the digest of the pull, or the digest of the rejected snapshot that the operator has copied to the new place.
 func (s *States) olds(pulled snapshot.Snapshot) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,8 +116,8 @@ func (s *States) olds(pulled snapshot.Snapshot) []string {
 	return all
 }
 
-// dropOld deletes the VM's tag in the place of an earlier release, if the tag has the given digest. A failure
-// does no harm: nobody uses a snapshot that does not name its owner.
+// dropOld deletes the VM's tag in the old place, if the tag has the given digest. A failure does no harm, because a snapshot
+// that does not name its owner is not used.
 func (s *States) dropOld(ctx context.Context, tag, digest string) {
 	repo := contract.OldRepository(s.owner.Namespace, s.owner.VM)
 	if repo == "" || digest == "" {

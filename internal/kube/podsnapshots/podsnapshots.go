@@ -1,9 +1,9 @@
-// Package podsnapshots saves the states of pods' VMs, keeps them where they outlive the VM or its node, and finds them
+// Package podsnapshots saves the states of pods' VMs, stores them where they outlive the VM or its node, and finds them
 // again.
 //
 // A state is a snapshot on this node, on another node, or in a registry. The package takes, pushes, fetches, replaces and
 // removes the snapshots of a pod's VM, and finds the snapshot from which a VM is cloned. It does not decide when a VM
-// hibernates, wakes or is saved. It does not retry, and it sends no Events. It knows pods only through their Owner.
+// hibernates, wakes or is saved. It does not retry, and it sends no Events. It knows a pod only through its Owner.
 package podsnapshots
 
 import (
@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/keylock"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -28,13 +29,13 @@ type Registry struct {
 	// Public lists the repositories from which every namespace may clone. An entry with a / at the end is a prefix of
 	// repositories.
 	Public []string
-	// TrustOld makes the node trust the name of a snapshot that an earlier release left in the registry and that does not
-	// name its owner.
+	// TrustOld makes the node derive the owner of a snapshot from its name, if an earlier release left the snapshot in the
+	// registry without an owner.
 	TrustOld bool
-	Peers    []string // host:port of other nodes' APIs, asked before the registry for a VM that hibernated there
+	Peers    []string // host:port of other nodes' APIs, which are asked for a hibernated VM before the registry
 }
 
-// remote reports whether there is a registry.
+// remote reports whether the node has a registry.
 func (r Registry) remote() bool { return r.URL != "" }
 
 // at returns the ref of a repository and tag in the registry.
@@ -42,22 +43,22 @@ func (r Registry) at(repo, tag string) string {
 	return strings.TrimRight(r.URL, "/") + "/" + repo + ":" + tag
 }
 
-// Metrics counts what is done with snapshots. All functions are required.
+// Metrics counts the operations on snapshots. All functions are required.
 type Metrics struct {
 	Saved          func(time.Duration)
 	Pushed, Pulled func(time.Duration, error)
 }
 
-// Store is the snapshots of one node, together with its registry.
+// Store holds the snapshots of one node, together with its registry.
 type Store struct {
 	node     string    // a label of the snapshots that the node takes
 	all      Snapshots // nil: the node keeps no snapshots
 	registry Registry
 	metrics  Metrics
-	turns    turns // serializes those who would make the same snapshot
+	turns    keylock.Locks[string] // serializes callers that need the same snapshot
 }
 
-// New returns the snapshots of a node. A node without snapshots has nil for all of them.
+// New returns the Store of a node. all is nil on a node without snapshots.
 func New(node string, all Snapshots, r Registry, m Metrics) *Store {
 	return &Store{node: node, all: all, registry: r, metrics: m}
 }
@@ -65,24 +66,24 @@ func New(node string, all Snapshots, r Registry, m Metrics) *Store {
 // Remote reports whether the node has a registry.
 func (s *Store) Remote() bool { return s.registry.remote() }
 
-// Owner is whose VM States are about, and what they need from the one that runs it. Without the functions, States can only
-// SaveAway.
+// Owner names the pod and its VM, and holds the functions that States need from the part that runs the VM. Without the
+// functions, only SaveAway of States may be called.
 type Owner struct {
 	vm.Owner
-	Pod string // its name
-	VM  string // the name of its VM
+	Pod string // name of the pod
+	VM  string // name of the pod's VM
 	Log *slog.Logger
-	// Find returns a VM of that name on this node and of the pod's namespace. Errors: NotFound.
+	// Find returns the VM of that name, if it is on this node and belongs to the pod's namespace. Errors: NotFound.
 	Find func(ctx context.Context, name string) (vm.Record, error)
 	// Forkable reports whether a VM can be forked now.
 	Forkable func(vm.Record) bool
 	// Pulling is called when the transfer of a snapshot for the pod begins. The function that it returns is called with the
-	// size in bytes once the snapshot is here.
+	// size in bytes when the snapshot is on this node.
 	Pulling func(from string) (pulled func(size int64))
 }
 
-// States are the saved states of one pod's VM, and the states from which the VM can be made. On behalf of the pod they
-// reach what belongs to its namespace or is shared with it; what belongs to others is NotFound.
+// States are the saved states of one pod's VM, and the states from which the VM can be created. Their methods act on behalf of
+// the pod. They find snapshots that belong to the pod's namespace or are shared with it. Other snapshots are NotFound.
 type States struct {
 	store *Store
 	own   own
@@ -90,12 +91,12 @@ type States struct {
 
 	mu      sync.Mutex
 	stale   string            // digest of a fork state that does not belong to the VM to be forked
-	foreign snapshot.Snapshot // from an old place in the registry; not known to belong to the VM
+	foreign snapshot.Snapshot // the last rejected snapshot of an old place
 	why     error             // why foreign is not used
 	slept   string            // registry digest of the local snapshot from which the VM woke
 }
 
-// States returns the states of the VM of a pod; nil when the node keeps no snapshots.
+// States returns the states of a pod's VM, or nil if the node keeps no snapshots.
 func (s *Store) States(o Owner) *States {
 	if s.all == nil {
 		return nil
@@ -103,55 +104,21 @@ func (s *Store) States(o Owner) *States {
 	return &States{store: s, own: own{s.all, s.registry.Auth, o.Owner}, owner: o}
 }
 
-// ref returns where the registry has the snapshots of one of the namespace's VMs, under a tag.
+// ref returns the ref, in the registry, of a VM of the namespace and a tag.
 func (s *States) ref(vmName, tag string) string {
 	return s.store.registry.at(contract.Repository(s.owner.Namespace, vmName), tag)
 }
 
-// The names of snapshots that the node makes.
+// The names of the snapshots that the node takes.
 func hibernateName(vmName string) string { return vmName + ":" + contract.HibernateSnapshotTag }
 func importName(vmName string) string    { return vmName + "-hibernate-import" }
 func forkName(vmName string) string      { return "fork-" + vmName }
 
-// turns lets one caller at a time through for each name. The zero value is ready.
-type turns struct {
-	mu sync.Mutex
-	at map[string]chan struct{} // closed when the turn is over
-}
-
-// take waits for the turn of name and returns the function that gives it back; nil when ctx has ended.
-func (t *turns) take(ctx context.Context, name string) (give func()) {
-	for {
-		t.mu.Lock()
-		busy := t.at[name]
-		if busy == nil {
-			if t.at == nil {
-				t.at = map[string]chan struct{}{}
-			}
-			mine := make(chan struct{})
-			t.at[name] = mine
-			t.mu.Unlock()
-			return func() {
-				t.mu.Lock()
-				delete(t.at, name)
-				t.mu.Unlock()
-				close(mine)
-			}
-		}
-		t.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// maxOffered is how many snapshots the node's object names; a kubelet names as many images.
+// maxOffered is how many snapshots the Node object lists. A kubelet lists as many images.
 const maxOffered = 50
 
-// Offered returns the snapshots of this node that pods can ask for, as NAMESPACE/repo:tag or repo:tag: those that were
-// used last, sorted. Schedulers prefer a node that has what a pod clones from.
+// Offered returns the most recently used snapshots of this node from which pods can be cloned, as NAMESPACE/repo:tag or
+// repo:tag, sorted by name. Schedulers prefer a node that has the snapshot of a pod.
 func (s *Store) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
 	if s.all == nil {
 		return nil, nil
@@ -164,7 +131,7 @@ func (s *Store) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
 	var offered []corev1.ContainerImage
 	for _, snap := range all {
 		ref, err := contract.LocalSnapshotRef(snap.Name)
-		if err != nil || ref.Tag == contract.HibernateSnapshotTag { // it belongs to one VM, which has a claim on its node
+		if err != nil || ref.Tag == contract.HibernateSnapshotTag { // a hibernated state belongs to one VM, which has a claim on its node
 			continue
 		}
 		for _, name := range whose(snap, ref) {
@@ -176,13 +143,13 @@ func (s *Store) Offered(ctx context.Context) ([]corev1.ContainerImage, error) {
 			break
 		}
 	}
-	// The order must not change with each use: each change is a write.
+	// The order must not change with each use, because each change is a write of the Node object.
 	slices.SortFunc(offered, func(a, b corev1.ContainerImage) int { return strings.Compare(a.Names[0], b.Names[0]) })
 	return offered, nil
 }
 
-// whose returns the names by which pods find the snapshot: NAMESPACE/repo:tag if it belongs to, or is shared with, a
-// namespace; repo:tag if the operator shares it with all; otherwise none.
+// whose returns the names by which pods find the snapshot: NAMESPACE/repo:tag for each namespace to which it belongs or with
+// which it is shared, repo:tag if the operator shares it with all, and else none.
 func whose(s snapshot.Snapshot, ref contract.SnapshotRef) (names []string) {
 	if !s.Owner.Operator() {
 		return []string{s.Owner.Qualify(ref.String())}

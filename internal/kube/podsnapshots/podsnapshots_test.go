@@ -19,13 +19,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// node is Snapshots that record each call as OWNER CALL SECRET.
+// node is a Snapshots that records each call as OWNER CALL SECRET.
 type node struct {
 	Snapshots
 	calls []string
-	here  map[string]snapshot.Snapshot // by name
-	tags  map[string]string            // digests in the registry
-	fail  error                        // of Hibernate, once
+	here  map[string]snapshot.Snapshot // snapshots on the node, by name
+	tags  map[string]string            // digests in the registry, by ref
+	fail  error                        // the error of the first Hibernate
+	used  int                          // how many attempts to remove a snapshot fail because it is in use
 }
 
 func (n *node) note(ctx context.Context, auth snapshot.Auth, call ...string) {
@@ -42,6 +43,9 @@ func (n *node) GetSnapshot(ctx context.Context, ref string) (snapshot.Snapshot, 
 
 func (n *node) RemoveSnapshot(ctx context.Context, ref string) error {
 	n.note(ctx, snapshot.Auth{}, "remove", ref)
+	if n.used--; n.used >= 0 {
+		return errdefs.Preconditionf("snapshot %s is in use", ref)
+	}
 	return nil
 }
 
@@ -111,14 +115,14 @@ func TestCallsAreOnBehalfOfTheOwner(t *testing.T) {
 		do   func(context.Context, *States) error
 		want []string
 	}{
-		"sleep": {func(ctx context.Context, s *States) error {
+		"hibernate": {func(ctx context.Context, s *States) error {
 			_, err := s.Hibernate(ctx, &rec)
 			return errors.Join(s.Check(ctx), err)
 		}, []string{"ns hibernate id web:hibernate", "ns remove web:hibernate", "ns hibernate id web:hibernate", "ns check " + hibernate + " secret"}},
-		"wake elsewhere": {func(ctx context.Context, s *States) error {
-			at, sleeps, err := s.Elsewhere(ctx, true)
+		"wake on another node": {func(ctx context.Context, s *States) error {
+			at, sleeps, err := s.FindHibernated(ctx, true)
 			if err != nil || !sleeps {
-				return errors.Join(err, errors.New("the VM does not sleep"))
+				return errors.Join(err, errors.New("the VM is not hibernated"))
 			}
 			snap, err := s.Import(ctx, at)
 			if err == nil {
@@ -149,7 +153,7 @@ func TestCallsAreOnBehalfOfTheOwner(t *testing.T) {
 		}, []string{"ns delete " + hibernate + " secret", "ns delete " + fork + " secret", "ns remove fork-web", "ns get", "ns wake id"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := &node{tags: map[string]string{hibernate: "sha256:there"}, fail: errdefs.Existsf("it is there already")}
+			n := &node{tags: map[string]string{hibernate: "sha256:there"}, fail: errdefs.Existsf("the snapshot exists")}
 			store := New("node-1", n, Registry{URL: "http://r/", Auth: snapshot.Auth{Token: "secret"}, Peers: []string{"peer:1"}},
 				Metrics{func(time.Duration) {}, func(time.Duration, error) {}, func(time.Duration, error) {}})
 			s := store.States(Owner{
@@ -168,20 +172,20 @@ func TestCallsAreOnBehalfOfTheOwner(t *testing.T) {
 	}
 }
 
-// A snapshot that somebody else gave one of the two names of the latest one is not removed.
-func TestSaveLatestKeepsWhatIsNotTheNodesOwn(t *testing.T) {
+// saveLatest removes a snapshot that has one of its two names only if the node has taken that snapshot.
+func TestSaveLatestKeepsOthersSnapshots(t *testing.T) {
 	mine := map[string]string{contract.VMLabelNode: "node-1"}
 	early, late := time.Unix(1, 0), time.Unix(2, 0)
 	for name, tc := range map[string]struct {
 		first, second snapshot.Snapshot
 		want          string // name of the new snapshot; "": refused
 	}{
-		"nothing there":        {snapshot.Snapshot{}, snapshot.Snapshot{}, "web"},
-		"the first":            {snapshot.Snapshot{ID: "1", Name: "web"}, snapshot.Snapshot{}, "web:latest"},
-		"the second":           {snapshot.Snapshot{}, snapshot.Snapshot{ID: "2", Name: "web:latest"}, "web"},
-		"both, older first":    {snapshot.Snapshot{ID: "1", Name: "web", CreatedAt: early, Labels: mine}, snapshot.Snapshot{ID: "2", Name: "web:latest", CreatedAt: late}, "web"},
-		"both, older second":   {snapshot.Snapshot{ID: "1", Name: "web", CreatedAt: late}, snapshot.Snapshot{ID: "2", Name: "web:latest", CreatedAt: early, Labels: mine}, "web:latest"},
-		"both, older not ours": {snapshot.Snapshot{ID: "1", Name: "web", CreatedAt: early}, snapshot.Snapshot{ID: "2", Name: "web:latest", CreatedAt: late, Labels: mine}, ""},
+		"no snapshot":               {snapshot.Snapshot{}, snapshot.Snapshot{}, "web"},
+		"first name used":           {snapshot.Snapshot{ID: "1", Name: "web"}, snapshot.Snapshot{}, "web:latest"},
+		"second name used":          {snapshot.Snapshot{}, snapshot.Snapshot{ID: "2", Name: "web:latest"}, "web"},
+		"both used, first older":    {snapshot.Snapshot{ID: "1", Name: "web", CreatedAt: early, Labels: mine}, snapshot.Snapshot{ID: "2", Name: "web:latest", CreatedAt: late}, "web"},
+		"both used, second older":   {snapshot.Snapshot{ID: "1", Name: "web", CreatedAt: late}, snapshot.Snapshot{ID: "2", Name: "web:latest", CreatedAt: early, Labels: mine}, "web:latest"},
+		"both used, older not ours": {snapshot.Snapshot{ID: "1", Name: "web", CreatedAt: early}, snapshot.Snapshot{ID: "2", Name: "web:latest", CreatedAt: late, Labels: mine}, ""},
 	} {
 		n := &node{here: map[string]snapshot.Snapshot{}}
 		for _, s := range []snapshot.Snapshot{tc.first, tc.second} {
@@ -197,25 +201,15 @@ func TestSaveLatestKeepsWhatIsNotTheNodesOwn(t *testing.T) {
 	}
 }
 
-func TestTurns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var all turns
-		give := all.take(t.Context(), "a")
-		if all.take(t.Context(), "b") == nil {
-			t.Error("another name waits")
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if all.take(ctx, "a") != nil {
-			t.Error("two have the same turn")
-		}
-		next := make(chan func())
-		go func() { next <- all.take(t.Context(), "a") }()
-		synctest.Wait()
-		give()
-		if give = <-next; give == nil {
-			t.Error("the turn is lost")
-		}
-		give()
-	})
+// A snapshot that another operation reads is removed when that operation has ended. It stays if the operation takes too long.
+func TestSnapshotInUseIsDiscardedLater(t *testing.T) {
+	for used, want := range map[int]int{0: 1, 3: 4, 1000: whileInUse.Steps} {
+		synctest.Test(t, func(t *testing.T) {
+			n := &node{used: used}
+			New("node-1", n, Registry{}, Metrics{}).States(Owner{Log: slog.New(slog.DiscardHandler)}).discard(t.Context(), "x")
+			if len(n.calls) != want {
+				t.Errorf("in use %d times: %d attempts, want %d", used, len(n.calls), want)
+			}
+		})
+	}
 }

@@ -18,7 +18,7 @@ const (
 
 // SaveAway stores the state of rec where it outlives the VM: in the registry as name:latest or, on a node without a
 // registry, in a snapshot of that name. On failure it returns the failed step, as the reason for an Event. It can be
-// repeated: each call saves the current state, and removes what an earlier attempt left once the new state is safe.
+// repeated. Each call saves the current state, and removes the snapshot of an earlier attempt when the new state is durable.
 func (s *States) SaveAway(ctx context.Context, rec vm.Record) (failed string, err error) {
 	ref := contract.SnapshotRef{Repo: rec.Spec.Name, Tag: contract.DefaultSnapshotTag}
 	at := s.ref(ref.Repo, ref.Tag)
@@ -28,10 +28,10 @@ func (s *States) SaveAway(ctx context.Context, rec vm.Record) (failed string, er
 		}
 	}
 	if rec.State == vm.StateHibernated {
-		if s.store.Remote() { // its hibernation snapshot is its state
+		if s.store.Remote() { // push the hibernation snapshot
 			return PushFailed, s.push(ctx, rec.Snapshot, at)
 		}
-		if rec, err = s.own.wake(ctx, rec.ID); err != nil { // its hibernation snapshot is removed with it
+		if rec, err = s.own.wake(ctx, rec.ID); err != nil { // wake the VM, because its hibernation snapshot is removed with the VM
 			return SaveFailed, err
 		}
 	}
@@ -51,8 +51,8 @@ func (s *States) SaveAway(ctx context.Context, rec vm.Record) (failed string, er
 	return "", nil
 }
 
-// saveLatest saves rec under one of the two names of its latest snapshot, so that an older one exists until the new one
-// does. It returns that older one, if it exists.
+// saveLatest saves rec under one of the two names of its latest snapshot, so that the older snapshot stays until the new one
+// exists. It returns the older snapshot too, if it exists.
 func (s *States) saveLatest(ctx context.Context, rec vm.Record, ref contract.SnapshotRef) (snap, old snapshot.Snapshot, err error) {
 	names := ref.Locals()
 	var have [2]snapshot.Snapshot
@@ -90,7 +90,7 @@ func (s *States) save(ctx context.Context, rec vm.Record, name, description stri
 			labels[key] = v
 		}
 	}
-	labels[contract.VMLabelNode] = s.store.node // shows that we may remove it
+	labels[contract.VMLabelNode] = s.store.node // marks the snapshot as removable by a virtual node; see ours
 	got, err := s.own.save(ctx, rec.ID, vm.SaveSpec{Name: name, Description: description, Labels: labels})
 	if err == nil {
 		s.store.metrics.Saved(time.Since(began))

@@ -15,28 +15,28 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// This file finds the snapshot from which a pod's VM is cloned. The snapshot belongs to the pod's namespace or is shared
-// with it, and is on this node or in its registry.
+// This file finds the snapshot from which a pod's VM is cloned. The snapshot belongs to the pod's namespace or is shared with
+// the namespace. It is on this node or in the node's registry.
 
 // Clone creates a VM that resumes from a snapshot.
 func (s *States) Clone(ctx context.Context, spec vm.CloneSpec, auth []image.RegistryAuth) (vm.Record, error) {
 	return s.own.clone(ctx, spec, auth)
 }
 
-// Stored returns the snapshot from which pod is cloned: on this node, else from the registry, where public snapshots count.
-// With a force-pull annotation it first asks the registry for a newer one; the local one stays until the newer one is here
-// too.
+// Stored returns the snapshot from which pod is cloned. It is on this node, or else pulled from the registry, also from a
+// public repository. With a force-pull annotation Stored first asks the registry for a newer snapshot. The local snapshot
+// stays until the newer one is on this node.
 func (s *States) Stored(ctx context.Context, pod *corev1.Pod, ref contract.SnapshotRef) (snapshot.Snapshot, error) {
 	return s.stored(ctx, pod, ref, true)
 }
 
-// stored does what Stored does. shared says that the registry's public snapshots count.
+// stored implements Stored. shared says that public repositories of the registry are used.
 func (s *States) stored(ctx context.Context, pod *corev1.Pod, ref contract.SnapshotRef, shared bool) (snapshot.Snapshot, error) {
-	give := s.store.turns.take(ctx, "snapshot "+s.owner.Qualify(ref.Local()))
-	if give == nil {
-		return snapshot.Snapshot{}, ctx.Err()
+	unlock, err := s.store.turns.Lock(ctx, "snapshot "+s.owner.Qualify(ref.Local()))
+	if err != nil {
+		return snapshot.Snapshot{}, err
 	}
-	defer give()
+	defer unlock()
 	here, err := s.find(ctx, s.locals(ref)...)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return here, err
@@ -77,8 +77,8 @@ func (s *States) locals(ref contract.SnapshotRef) (names []string) {
 	return names
 }
 
-// freeName returns a name for the snapshot on this node that the namespace does not use yet. It differs from the name of
-// here, because here is used until the new snapshot exists. What a crash left under the name is removed.
+// freeName returns a free name of the namespace for the snapshot on this node. It differs from the name of the snapshot here,
+// which is used until the new snapshot exists. It removes a snapshot that a crash left under the free name.
 func (s *States) freeName(ctx context.Context, ref contract.SnapshotRef, here snapshot.Snapshot) (string, error) {
 	for _, name := range ref.Locals() {
 		if name == here.Name && here.Owner.Namespace == s.owner.Namespace {
@@ -93,11 +93,11 @@ func (s *States) freeName(ctx context.Context, ref contract.SnapshotRef, here sn
 		}
 		return "", err
 	}
-	return "", errdefs.New(errdefs.Internal, "snapshot %s has no second name", ref) // cannot happen: it has two
+	return "", errdefs.New(errdefs.Internal, "snapshot %s has no second name", ref) // cannot happen: a ref has two local names
 }
 
-// inRegistry returns where the registry has the snapshot: in the namespace, else in a public repository, else where an
-// earlier release stored that of a VM.
+// inRegistry returns where the registry has the snapshot: in the namespace (for a VM's snapshot also in an old place), else in
+// a public repository.
 func (s *States) inRegistry(ctx context.Context, ref contract.SnapshotRef, shared bool) (at Place, err error) {
 	switch {
 	case strings.HasPrefix(ref.Repo, "vk-"):

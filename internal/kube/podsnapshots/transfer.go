@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
 )
@@ -23,7 +25,7 @@ func (s *States) push(ctx context.Context, snap, ref string) error {
 	return err
 }
 
-// has fails unless ref in the registry is the manifest with that digest.
+// has fails unless ref in the registry has that digest.
 func (s *States) has(ctx context.Context, ref, digest string) error {
 	got, err := s.own.digest(ctx, ref)
 	switch {
@@ -57,7 +59,7 @@ func (s *States) fetch(ctx context.Context, from, name string) (snapshot.Snapsho
 	return got, nil
 }
 
-// dropTag removes a tag of the VM from the registry, or else logs the complaint.
+// dropTag removes a tag of the VM from the registry. If that fails, it logs complaint.
 func (s *States) dropTag(ctx context.Context, tag, complaint string) {
 	ref := s.ref(s.owner.VM, tag)
 	if err := s.own.deleteTag(ctx, ref); err != nil && ctx.Err() == nil {
@@ -74,7 +76,7 @@ func (s *States) find(ctx context.Context, names ...string) (snapshot.Snapshot, 
 		case errdefs.IsNotFound(err):
 		case err != nil:
 			return got, err
-		case got.Name != name: // the name is a prefix of some id
+		case got.Name != name: // not a name but the beginning of an id
 		case best.ID == "" || got.CreatedAt.After(best.CreatedAt):
 			best = got
 		}
@@ -85,8 +87,8 @@ func (s *States) find(ctx context.Context, names ...string) (snapshot.Snapshot, 
 	return best, nil
 }
 
-// findFit returns the snapshot of that name on this node; ok is false when there is none. A snapshot of that name that does
-// not fit is removed.
+// findFit returns the snapshot of that name on this node. ok is false if there is none. It removes a snapshot of that name
+// that does not fit.
 func (s *States) findFit(ctx context.Context, name string, fits func(snapshot.Snapshot) bool) (have snapshot.Snapshot, ok bool, err error) {
 	have, err = s.find(ctx, name)
 	switch {
@@ -106,9 +108,18 @@ func (s *States) remove(ctx context.Context, ref string) error {
 	return nil
 }
 
-// discard removes a snapshot of this node that is no longer needed. A failure does no harm.
+// discard removes a snapshot of this node that is no longer needed. It waits a while for an operation that reads the snapshot
+// now, such as the pull of a snapshot with the same content. A failure is only logged.
 func (s *States) discard(ctx context.Context, ref string) {
-	if err := s.remove(ctx, ref); err != nil && ctx.Err() == nil {
+	var err error
+	_ = wait.ExponentialBackoffWithContext(ctx, whileInUse, func(ctx context.Context) (bool, error) {
+		err = s.remove(ctx, ref)
+		return !errdefs.IsFailedPrecondition(err), nil
+	})
+	if err != nil && ctx.Err() == nil {
 		s.owner.Log.Warn("snapshot not removed", "snapshot", ref, "err", err)
 	}
 }
+
+// whileInUse is the back-off of discard: 8 seconds in all.
+var whileInUse = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 14}

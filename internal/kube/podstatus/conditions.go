@@ -17,7 +17,15 @@ const ConditionDiskFault corev1.PodConditionType = "vm.cocoonstack.io/DiskFault"
 
 // DiskFault returns the reason if rec runs and its disk has a fault, otherwise "".
 func DiskFault(rec *vm.Record) string {
-	if rec != nil && rec.State == vm.StateRunning && (rec.Reason == vm.ReasonDiskFull || rec.Reason == vm.ReasonDiskError) {
+	if fault := Fault(rec); vm.OfDisk(fault) {
+		return fault
+	}
+	return ""
+}
+
+// Fault returns the reason if rec runs with a fault that an operator must know, otherwise "".
+func Fault(rec *vm.Record) string {
+	if rec != nil && rec.State == vm.StateRunning && vm.Passing(rec.Reason) {
 		return rec.Reason
 	}
 	return ""
@@ -35,7 +43,7 @@ func (v View) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	}
 	done := s.Phase == corev1.PodSucceeded || s.Phase == corev1.PodFailed
 	if v.Record == nil && v.Verdict != nil {
-		return out // refused: nothing was done that a condition could describe
+		return out // the pod was refused before any step that a condition describes
 	}
 	running := Up(v.Record)
 	set(corev1.PodReadyToStartContainers, (running || v.Asleep) && v.IP != "", "", "")
@@ -60,8 +68,8 @@ func (v View) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 		switch {
 		case running && v.Reach.Why != "":
 			why += ": " + v.Reach.Why
-		case running && v.ailment() != "":
-			why += ": " + v.ailment()
+		case running && v.problem() != "":
+			why += ": " + v.problem()
 		}
 		if v.Asleep {
 			why += ": the VM is hibernated"
@@ -86,8 +94,8 @@ func (v View) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	return out
 }
 
-// ailment returns what is wrong with the first container that has a known problem.
-func (v View) ailment() string {
+// problem returns the problem of the first container that has a known one, or "".
+func (v View) problem() string {
 	for _, c := range convert.Observed(v.Pod) {
 		if why := v.healthOf(c.Name).Why; why != "" {
 			return why
@@ -96,7 +104,7 @@ func (v View) ailment() string {
 	return ""
 }
 
-// unreadyNames returns the containers that keep the pod from being ready: apps and sidecars.
+// unreadyNames returns the app containers and sidecars that are not ready.
 func (v View) unreadyNames(s corev1.PodStatus) (names []string) {
 	for i, c := range v.Pod.Spec.InitContainers {
 		if convert.IsSidecar(&c) && i < len(s.InitContainerStatuses) && !s.InitContainerStatuses[i].Ready {
@@ -124,7 +132,7 @@ func (v View) closedGates() []string {
 	return closed
 }
 
-// setCondition keeps the transition time while the status stays the same.
+// setCondition sets c in all. It keeps the transition time if the condition's status does not change.
 func setCondition(all []corev1.PodCondition, c corev1.PodCondition, now time.Time) []corev1.PodCondition {
 	c.LastTransitionTime = Stamp(now)
 	for i := range all {

@@ -2,6 +2,8 @@ package podstatus
 
 import (
 	"slices"
+	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -10,7 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// each returns the statuses of the listed containers of a VM with several.
+// each returns the statuses of the listed containers, which the guest starts and observes.
 func (v View) each(list []corev1.Container) []corev1.ContainerStatus {
 	var out []corev1.ContainerStatus
 	for i := range list {
@@ -19,19 +21,23 @@ func (v View) each(list []corev1.Container) []corev1.ContainerStatus {
 	return out
 }
 
-// known returns what the guest of our VM reported about a container; nil before its first report.
+// known returns the status of a container that the guest reported last, or nil before the first report.
 func (v View) known(name string) *vm.ContainerStatus {
 	if v.Record == nil {
 		return nil
 	}
-	if c := v.Record.Container(name); c != nil && c.Status.State != "" {
-		return &c.Status
+	c := v.Record.Container(name)
+	switch {
+	case c == nil || c.Status.State == "":
+		return nil
+	case Over(v.Record):
+		return new(c.Status.Cut(v.Record.StoppedAt))
 	}
-	return nil
+	return &c.Status
 }
 
 func (v View) one(c *corev1.Container) corev1.ContainerStatus {
-	out := corev1.ContainerStatus{Name: c.Name, Image: c.Image, Started: new(false)}
+	out := corev1.ContainerStatus{Name: c.Name, Image: convert.ImageOf(v.Pod, c), Started: new(false)}
 	s := v.known(c.Name)
 	if img, ok := v.Images[c.Name]; ok {
 		out.ImageID = img.ID
@@ -39,11 +45,14 @@ func (v View) one(c *corev1.Container) corev1.ContainerStatus {
 			out.Image = img.Name
 		}
 	}
-	id := ""
+	var id, before string // of this run and of the one before it
 	if s != nil {
-		id = ContainerID(v.Record, c.Name)
+		id, before = runID(v.Record, c.Name, s.Run()), runID(v.Record, c.Name, s.Run()-1)
 		out.ContainerID, out.RestartCount = id, int32(min(s.Restarts, 1<<30))
-		out.LastTerminationState.Terminated = ended(s.Last, id)
+		if s.State == vm.ContainerWaiting && s.Last != nil { // the next run has not begun
+			before = id
+		}
+		out.LastTerminationState.Terminated = ended(s.Last, before)
 	}
 	switch {
 	case v.Asleep && (s == nil || s.State != vm.ContainerTerminated):
@@ -70,13 +79,34 @@ func (v View) one(c *corev1.Container) corev1.ContainerStatus {
 	return out
 }
 
-// ContainerID returns the ID of a container of rec: that of the VM, or that of one of its containers.
+// ContainerID returns the ID of the current or last run of a container of rec: cocoon://VM for a container that is the VM,
+// cocoon://VM/NAME for one of several. From the second run on, /RUN follows.
 func ContainerID(rec *vm.Record, name string) string {
-	id := contract.ContainerIDScheme + string(rec.ID)
-	if rec.Container(name) == nil {
-		return id
+	if c := rec.Container(name); c != nil {
+		return runID(rec, name, c.Status.Run())
 	}
-	return id + "/" + name
+	return contract.ContainerIDScheme + string(rec.ID)
+}
+
+func runID(rec *vm.Record, name string, run int) string {
+	id := contract.ContainerIDScheme + string(rec.ID)
+	if !rec.RootContainer() {
+		id += "/" + name
+	}
+	if run > 1 {
+		id += "/" + strconv.Itoa(run)
+	}
+	return id
+}
+
+// VMOf returns the ID of the VM in the ID of a container; "" if the ID is not one of ours.
+func VMOf(containerID string) vm.ID {
+	id, ok := strings.CutPrefix(containerID, contract.ContainerIDScheme)
+	if !ok {
+		return ""
+	}
+	id, _, _ = strings.Cut(id, "/")
+	return vm.ID(id)
 }
 
 // waitingFor returns why a container waits in a VM that is not up.
@@ -101,7 +131,7 @@ func ended(x *vm.ContainerExit, id string) *corev1.ContainerStateTerminated {
 	}
 }
 
-// initialized reports whether the init containers are done. Apps start only then; once an app has started, they were done.
+// initialized reports whether the init containers are done. Apps start only then, so they are also done if an app has started.
 // A pod without init containers is initialized from the beginning.
 func (v View) initialized() bool {
 	return v.Asleep || len(v.incomplete()) == 0 || slices.ContainsFunc(v.Pod.Spec.Containers, func(c corev1.Container) bool {
@@ -110,7 +140,8 @@ func (v View) initialized() bool {
 	})
 }
 
-// begun reports whether each of the pod's containers, except the init containers, has run, including its postStart hook.
+// begun reports whether each of the pod's app containers has started and its postStart hook has succeeded, now or in an
+// earlier run.
 func (v View) begun(s corev1.PodStatus) bool {
 	return !slices.ContainsFunc(s.ContainerStatuses, func(c corev1.ContainerStatus) bool {
 		return c.State.Waiting != nil && c.LastTerminationState.Terminated == nil

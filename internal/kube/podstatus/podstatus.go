@@ -1,7 +1,7 @@
-// Package podstatus computes the status of a pod from what is known of the pod and its VM.
+// Package podstatus computes the status of a pod from the pod, the record of its VM and the health of its containers.
 //
-// Its functions are pure: they make no requests, do not wait and keep no state. The package does not find out what it shows
-// and does not write the status; package podprovider does both.
+// Its functions are pure: they make no requests, do not wait and keep no state. Package podprovider collects the input and
+// writes the status.
 package podstatus
 
 import (
@@ -16,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The reasons that other packages use too, in the kubelet's words where the kubelet has one.
+// The reasons that other packages use too. If the kubelet has a reason for the case, it is the same.
 const (
 	ReasonCreating   = "ContainerCreating"
 	ReasonHibernated = "Hibernated"
@@ -43,33 +43,33 @@ const exitCannotRun = 128
 // View is everything that a pod's status depends on.
 type View struct {
 	Pod     *corev1.Pod
-	Gates   []corev1.PodCondition // as others set them
+	Gates   []corev1.PodCondition // conditions that others set, for readiness gates
 	HostIP  string
 	IP      string           // of the VM; "": not known
 	Record  *vm.Record       // nil: no VM (yet)
 	Image   Image            // of the VM
-	Images  map[string]Image // of a VM with several containers, by container
+	Images  map[string]Image // of a VM with containers, by container
 	Reach   Reach
 	Health  map[string]Health // of the containers; one without an entry is healthy
 	Pause   Pause
 	Verdict *Verdict                         // nil: none
 	Last    *corev1.ContainerStateTerminated // the run before this one
-	Again   bool                             // a stopped VM will be started again
-	Cut     bool                             // somebody stopped the VM before its workload ended
-	Asleep  bool                             // hibernated, here or elsewhere
+	Again   bool                             // the stopped VM will be started again
+	Cut     bool                             // the VM was stopped from outside its pod before its containers ended
+	Asleep  bool                             // the VM is hibernated, on this node or elsewhere
 }
 
-// Image is the image that the status of a container shows; "" for what is not known. Without a name the status shows the
-// pod's own.
+// Image is the image that the status of a container shows. An unknown field is "". Without a name the status shows the image
+// of the pod's spec.
 type Image struct{ Name, ID string }
 
 // Reach says whether the guest can be reached.
 type Reach struct {
 	Ready bool
-	Why   string // why it is not ready
+	Why   string // why the guest is not ready
 }
 
-// Health is what hooks and probes report about one container in its current run.
+// Health is the result of the hooks and probes of one container in its current run.
 type Health struct {
 	Starting bool   // its postStart hook has not succeeded yet
 	Started  bool   // its startup probe has succeeded, or it has none
@@ -77,13 +77,16 @@ type Health struct {
 	Why      string // why it is not ready
 }
 
-// Well is the health of a container that nobody asked to watch.
+// Well is the health of a container without hooks and probes.
 var Well = Health{Started: true, Ready: true}
 
-// Pause is why a container is not running (yet).
-type Pause struct{ Reason, Message string }
+// Pause says why a container is not running (yet).
+type Pause struct {
+	Reason, Message string
+	Refused         string // the reason in the pod's status if the node refuses the pod; otherwise ""
+}
 
-// Verdict ends a pod for good: refused, evicted, out of time.
+// Verdict ends a pod permanently, for example because it was evicted or exceeded its deadline.
 type Verdict struct{ Reason, Message string }
 
 func (v View) healthOf(name string) Health {
@@ -93,8 +96,8 @@ func (v View) healthOf(name string) Health {
 	return Well
 }
 
-// Up reports whether a record's guest is set up and its main process runs. A disk image boots by itself, so it is up when
-// it runs.
+// Up reports whether the guest of rec is set up and its main process runs. A disk guest boots by itself, so it is up when its
+// VM runs.
 func Up(rec *vm.Record) bool {
 	return rec != nil && rec.State == vm.StateRunning && (rec.AgentReady || rec.ImageType == vm.ImageDisk)
 }
@@ -104,7 +107,7 @@ func Over(rec *vm.Record) bool {
 	return rec != nil && (rec.State == vm.StateStopped || rec.State == vm.StateError)
 }
 
-// Stamp returns t as the API server stores it, so that comparisons and patches find no false difference.
+// Stamp returns t with the precision of the API server, so that comparisons and patches find no false difference.
 func Stamp(t time.Time) metav1.Time {
 	if t.IsZero() {
 		return metav1.Time{}
@@ -112,16 +115,16 @@ func Stamp(t time.Time) metav1.Time {
 	return metav1.NewTime(t.Truncate(time.Second))
 }
 
-// Machine returns the machine of a static pod as a record. Its start time is not known.
+// Machine returns a record for the machine of a static pod. The record has no start time.
 func Machine(pod *corev1.Pod) *vm.Record {
 	there, _ := contract.ParseVMRuntime(pod.Annotations)
 	return &vm.Record{ID: vm.ID(there.ID), State: vm.StateRunning, ImageType: vm.ImageDisk}
 }
 
-// Status returns the pod's status. It keeps from prev what must be stable (start time, transition times) and what others
-// own. For the same view it returns the same status.
+// Status returns the pod's status. From prev it keeps the start time, the transition times and the fields that others own. For
+// the same view it returns the same status.
 func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
-	if DiskFault(v.Record) == vm.ReasonDiskFull { // nothing in the guest answers
+	if DiskFault(v.Record) == vm.ReasonDiskFull { // the guest is paused
 		v.Reach = Reach{Why: v.Record.Message}
 	}
 	s := *prev.DeepCopy()
@@ -130,6 +133,9 @@ func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 		s.StartTime = new(Stamp(now))
 	}
 	s.Reason, s.Message = "", ""
+	if v.Pause.Refused != "" {
+		s.Reason, s.Message = v.Pause.Refused, v.Pause.Message
+	}
 	if v.Verdict != nil {
 		s.Reason, s.Message = v.Verdict.Reason, v.Verdict.Message
 	}
@@ -151,39 +157,41 @@ func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	if v.Record != nil || v.Verdict == nil {
 		s.ContainerStatuses = []corev1.ContainerStatus{v.container()}
 	}
-	if convert.Several(v.Pod) {
+	if convert.Several(v.Pod) || v.Record != nil && len(v.Record.Containers) > 0 {
 		s.InitContainerStatuses = nil
 		if s.ContainerStatuses != nil {
 			s.InitContainerStatuses, s.ContainerStatuses = v.each(v.Pod.Spec.InitContainers), v.each(v.Pod.Spec.Containers)
 		}
-		if v.Asleep && v.Record == nil { // elsewhere: here only the status knows how the init containers ended
+		if v.Asleep && v.Record == nil { // the VM is hibernated elsewhere; only the status has the states of the init containers
 			s.InitContainerStatuses = prev.DeepCopy().InitContainerStatuses
 		}
 	}
 	keepImages(s.ContainerStatuses, prev.ContainerStatuses)
 	keepImages(s.InitContainerStatuses, prev.InitContainerStatuses)
+	resources(s.ContainerStatuses, prev.ContainerStatuses, v.Pod.Spec.Containers)
+	resources(s.InitContainerStatuses, prev.InitContainerStatuses, v.Pod.Spec.InitContainers)
 	s.EphemeralContainerStatuses = v.unserved()
 	s.Phase = v.phase(s)
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
-		s.Phase = corev1.PodRunning // a VM that wakes up existed before
+		s.Phase = corev1.PodRunning // a VM that wakes was Running before
 	}
-	s.Conditions = v.conditions(s, prev.Conditions, now)
+	s.Conditions = v.resizing(s, v.conditions(s, prev.Conditions, now), now)
 	return s
 }
 
-// keepImages keeps the image names that were reported before: the images of a pod may change, but what runs stays the
-// same.
+// keepImages keeps the image names that the status already has for the same container, because the image of the pod's spec may
+// change while the container runs.
 func keepImages(now, before []corev1.ContainerStatus) {
 	for i := range now {
 		for _, b := range before {
-			if b.ContainerID != "" && b.ContainerID == now[i].ContainerID && b.ImageID == now[i].ImageID {
+			if b.Name == now[i].Name && VMOf(b.ContainerID) != "" && VMOf(b.ContainerID) == VMOf(now[i].ContainerID) && b.ImageID == now[i].ImageID {
 				now[i].Image = b.Image
 			}
 		}
 	}
 }
 
-// unserved returns the statuses of ephemeral containers. Somebody added them to a pod that runs without them.
+// unserved returns the statuses of ephemeral containers, which do not run in a VM.
 func (v View) unserved() (out []corev1.ContainerStatus) {
 	for i := range v.Pod.Spec.EphemeralContainers {
 		c := &v.Pod.Spec.EphemeralContainers[i]
@@ -245,8 +253,7 @@ func (v View) waiting() *corev1.ContainerStateWaiting {
 	return &corev1.ContainerStateWaiting{Reason: v.Pause.Reason, Message: v.Pause.Message}
 }
 
-// Terminated returns how the last run of rec ended. A guest that shut itself down ended in order; a guest that was lost
-// did not.
+// Terminated returns how the last run of rec ended.
 func Terminated(rec *vm.Record) *corev1.ContainerStateTerminated {
 	t := &corev1.ContainerStateTerminated{
 		ExitCode: ExitCode(rec), Reason: reasonCompleted,
@@ -259,8 +266,8 @@ func Terminated(rec *vm.Record) *corev1.ContainerStateTerminated {
 	return t
 }
 
-// ExitCode returns the exit code of the main process. If it is not known: 0 for an orderly shutdown, 137 (killed) for
-// anything else.
+// ExitCode returns the exit code of the main process. If the code is not known, it returns 0 for an orderly shutdown and 137
+// (killed) for any other end.
 func ExitCode(rec *vm.Record) int32 {
 	switch {
 	case rec.ExitCode != nil:

@@ -32,10 +32,10 @@ func TestStatusOfSeveralContainers(t *testing.T) {
 	asleep := runs
 	asleep.Restarts, asleep.Last = 2, ran(3)
 	for name, tc := range map[string]struct {
-		state vm.State // of the VM
-		code  int      // of a stopped one
+		state vm.State // state of the VM
+		code  int      // exit code of a stopped VM
 		of    [3]vm.ContainerStatus
-		want  string // phase, conditions, containers
+		want  string // phase, conditions and containers
 	}{
 		"not told yet":    {vm.StateRunning, 0, [3]vm.ContainerStatus{}, "Pending init=False ready=False i:ContainerCreating a:PodInitializing b:PodInitializing"},
 		"init runs":       {vm.StateRunning, 0, [3]vm.ContainerStatus{runs, waits, waits}, "Pending init=False ready=False i:running a:PodInitializing b:PodInitializing"},
@@ -97,13 +97,14 @@ func TestStatusOfOneContainer(t *testing.T) {
 	at := time.Unix(1000, 0)
 	well := func(v *View) { v.Reach.Ready = true }
 	for name, tc := range map[string]struct {
-		rec    vm.Record // no state: there is none
+		rec    vm.Record // without a state: no VM exists
 		change func(*View)
-		want   string // phase and reason, container, why the pod is not ready
+		want   string // phase and reason, container, and why the pod is not ready
 	}{
 		"no VM yet":   {want: "Pending c:ContainerCreating containers with unready status: [c]"},
 		"waits":       {change: func(v *View) { v.Pause = Pause{Reason: "ErrImagePull"} }, want: "Pending c:ErrImagePull containers with unready status: [c]"},
-		"refused":     {change: func(v *View) { v.Verdict = &Verdict{Reason: "PodNotSupported"} }, want: "Failed/PodNotSupported"},
+		"refused":     {change: func(v *View) { v.Pause = Pause{Reason: "CreateContainerConfigError", Refused: "PodNotSupported"} }, want: "Pending/PodNotSupported c:CreateContainerConfigError containers with unready status: [c]"},
+		"evicted":     {change: func(v *View) { v.Verdict = &Verdict{Reason: "VMGone"} }, want: "Failed/VMGone"},
 		"runs":        {rec: vm.Record{State: vm.StateRunning}, change: well, want: "Running c:running"},
 		"no answer":   {rec: vm.Record{State: vm.StateRunning}, change: func(v *View) { v.Reach.Why = "no answer" }, want: "Running c:running containers with unready status: [c]: no answer"},
 		"disk full":   {rec: vm.Record{State: vm.StateRunning, Reason: vm.ReasonDiskFull, Message: "no room"}, change: well, want: "Running c:running containers with unready status: [c]: no room"},

@@ -26,15 +26,15 @@ const watchMost = 30 * time.Second
 func watchPauses() wait.Backoff { return pauses.Growing(time.Second, watchMost, pauses.Many) }
 
 // Objects watches the ConfigMaps and Secrets that the volumes of running pods use. As in the kubelet, each object has one
-// watch by name, which all pods that refer to it share and which ends with the last of them; a node may not list others.
-// Watched objects are read from here, all others from the API server.
+// watch by name, because a node may not list all objects. All pods that refer to the object share the watch, which ends with
+// the last of them. Watched objects are read from here, all others from the API server.
 type Objects struct {
 	api   Resolver
 	log   *slog.Logger
-	spawn Spawn // for work that lives at most as long as the virtual node
+	spawn Spawn // runs the watches until the virtual node ends
 
 	mu  sync.Mutex
-	all map[objectKey]*object // the lock also guards what is in an object
+	all map[objectKey]*object // the lock also guards the fields of each object
 }
 
 type objectKey struct {
@@ -46,19 +46,19 @@ type objectKey struct {
 type object struct {
 	cancel    context.CancelFunc
 	followers map[*keeper]bool
-	last      metav1.Object // as last reported: a ConfigMap or Secret; nil: no report yet
-	gone      bool          // reported as deleted
+	last      metav1.Object // the ConfigMap or Secret of the last event; nil: no event yet, or deleted
+	gone      bool          // the last event says that the object was deleted
 }
 
-// NewObjects returns Objects that watch nothing yet. Nothing may be followed before Start.
+// NewObjects returns Objects that watch nothing yet. Precondition of follow: Start was called.
 func NewObjects(client kubernetes.Interface, log *slog.Logger) *Objects {
 	return &Objects{api: Resolver{client}, log: log, all: map[objectKey]*object{}}
 }
 
-// Start sets what runs the watches.
+// Start sets the function that runs the watches.
 func (o *Objects) Start(spawn Spawn) { o.spawn = spawn }
 
-// follow tells k about changes of objects in namespace until unfollow.
+// follow pokes k after each change of the listed objects in namespace, until unfollow.
 func (o *Objects) follow(k *keeper, namespace string, list []convert.Object) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -110,7 +110,7 @@ func (o *Objects) Secret(ctx context.Context, namespace, name string) (*corev1.S
 	return o.api.Secret(ctx, namespace, name)
 }
 
-// look returns what is known of an object; nil when nothing is known.
+// look returns the object of the last event, or nil if there was no event yet. Errors: NotFound if the object was deleted.
 func (o *Objects) look(key objectKey) (metav1.Object, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -124,7 +124,7 @@ func (o *Objects) look(key objectKey) (metav1.Object, error) {
 	}
 }
 
-// watch keeps w up to date until ctx ends or the object cannot change any more.
+// watch keeps w up to date until ctx ends or the object is immutable.
 func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
 	retries := watchPauses()
 	for {
@@ -145,8 +145,8 @@ func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
 	}
 }
 
-// stream is one watch. Without a revision the server begins it with the current object, so nothing is missed between two
-// watches. It returns true when the object is immutable.
+// stream runs one watch. It gives no resource version, so the server begins with the current object, and no change between two
+// watches is missed. It returns true if the object is immutable.
 func (o *Objects) stream(ctx context.Context, key objectKey, w *object) (final bool, err error) {
 	opts := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", key.Name).String()}
 	var stream watch.Interface
@@ -168,7 +168,7 @@ func (o *Objects) stream(ctx context.Context, key objectKey, w *object) (final b
 			case e.Type == watch.Error:
 				return false, apierrors.FromObject(e.Object)
 			}
-			if obj, ok := e.Object.(metav1.Object); ok && obj.GetName() == key.Name && o.heard(w, e.Type, obj) {
+			if obj, ok := e.Object.(metav1.Object); ok && obj.GetName() == key.Name && o.record(w, e.Type, obj) {
 				return true, nil
 			}
 		case <-ctx.Done():
@@ -177,8 +177,8 @@ func (o *Objects) stream(ctx context.Context, key objectKey, w *object) (final b
 	}
 }
 
-// heard records an event and wakes the followers. It returns true when no other event will come.
-func (o *Objects) heard(w *object, kind watch.EventType, obj metav1.Object) bool {
+// record records an event and pokes the followers. It returns true if the object is immutable, so no other event will come.
+func (o *Objects) record(w *object, kind watch.EventType, obj metav1.Object) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if w.last, w.gone = obj, false; kind == watch.Deleted {
@@ -200,8 +200,7 @@ func (o *Objects) heard(w *object, kind watch.EventType, obj metav1.Object) bool
 	return immutable != nil && *immutable
 }
 
-// Resolver reads ConfigMaps and Secrets from the API server, one by one when a pod needs them. A node should not list all
-// of them and need not keep them.
+// Resolver reads a ConfigMap or Secret from the API server when a pod needs it. A node may not list all of them.
 type Resolver struct{ Client kubernetes.Interface }
 
 // ConfigMap implements convert.Resolver.
@@ -223,5 +222,5 @@ func classify(err error) error {
 	case apierrors.IsNotFound(err):
 		return errdefs.As(errdefs.NotFound, err)
 	}
-	return errdefs.As(errdefs.Unavailable, fmt.Errorf("ask the API server: %w", err))
+	return errdefs.As(errdefs.Unavailable, fmt.Errorf("read from the API server: %w", err))
 }

@@ -1,7 +1,7 @@
-// Package podvolumes reads what the volumes of pods contain and keeps the volumes of running VMs up to date.
+// Package podvolumes reads the content of the volumes of pods, and keeps the volumes of running VMs up to date.
 //
 // The content comes from ConfigMaps, Secrets, the pod's own fields and service account tokens. The package does not decide
-// what a volume contains (package convert does). It neither creates nor ends VMs, and it knows pods only through their
+// which files a volume contains (package convert does). It neither creates nor stops VMs, and it knows a pod only through its
 // Owner.
 package podvolumes
 
@@ -22,26 +22,26 @@ import (
 )
 
 const (
-	settle    = 100 * time.Millisecond // changes that come together are sent to the guest together
+	settle    = 100 * time.Millisecond // changes within this time are sent to the guest together
 	retryMost = time.Minute
 )
 
 // Spawn starts work in a goroutine. The function that it returns cancels the work's context.
 type Spawn func(work func(context.Context)) context.CancelFunc
 
-// Owner is what Volumes need from the one that runs the pod's VM. The functions are called without a lock held.
+// Owner holds the functions that Volumes need from the part that runs the pod's VM. Volumes call them without holding a lock.
 type Owner struct {
-	// Pod returns the pod as it is now.
+	// Pod returns the current pod.
 	Pod func() *corev1.Pod
 	// Update replaces the content of a VM's volume. Errors: NotFound if there is no such VM or volume.
 	Update func(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
-	// Count gets the result of each Update.
+	// Count counts the result of each Update, for a metric.
 	Count func(error)
-	// Complain reports a failure. While the same failure goes on, it is reported once.
+	// Complain reports a failure. It is called once while the same failure repeats.
 	Complain func(vm.ID, error)
 }
 
-// Volumes are the volumes of one pod and of the VM that it has at the time.
+// Volumes are the volumes of one pod and of its current VM.
 type Volumes struct {
 	from  source
 	node  convert.Node
@@ -49,26 +49,26 @@ type Volumes struct {
 
 	mu     sync.Mutex
 	keeper *keeper        // nil: no VM is kept up to date
-	held   map[string]sum // what the VM that was launched last has, until a keeper takes it
+	held   map[string]sum // checksums of the volumes of the VM that was launched last, until a keeper takes them
 }
 
-// source is where the volumes of one pod are read from.
+// source reads the content of the volumes of one pod.
 type source struct {
 	*Objects
 	*tokens
 }
 
-// New returns the volumes of a pod on node. Objects are shared by all pods of the node.
+// New returns the volumes of a pod on node. All pods of the node share o.
 func New(o *Objects, node convert.Node, owner Owner) *Volumes {
 	return &Volumes{from: source{o, &tokens{client: o.api.Client, all: map[tokenKey]token{}}}, node: node, owner: owner}
 }
 
-// Fill reads the content of volumes, which are all volumes of pod. Errors as of convert.Fill.
+// Fill reads the content of volumes, which must be all volumes of pod. Errors: those of convert.Fill.
 func (v *Volumes) Fill(ctx context.Context, pod *corev1.Pod, volumes []vm.Volume) error {
 	return convert.Fill(ctx, pod, v.node, v.from, volumes)
 }
 
-// Launched records what the volumes of a new VM contain.
+// Launched records the content of the volumes of a new VM.
 func (v *Volumes) Launched(volumes []vm.Volume) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -78,8 +78,7 @@ func (v *Volumes) Launched(volumes []vm.Volume) {
 	}
 }
 
-// Keep makes sure that the volumes of rec, the VM of pod, are kept up to date until Stop. Guests from disk images got their
-// volumes once and for all.
+// Keep keeps the volumes of rec, the VM of pod, up to date until Stop. The volumes of disk guests are never updated.
 func (v *Volumes) Keep(pod *corev1.Pod, rec *vm.Record, spawn Spawn) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -97,14 +96,14 @@ func (v *Volumes) Keep(pod *corev1.Pod, rec *vm.Record, spawn Spawn) {
 	k.cancel = spawn(k.run)
 }
 
-// Poke tells that the pod's fields may have changed.
+// Poke updates the volumes if the pod's fields have changed.
 func (v *Volumes) Poke() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.keeper.poke()
 }
 
-// Stop ends what Keep began.
+// Stop ends the updates that Keep began.
 func (v *Volumes) Stop() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -116,24 +115,24 @@ func (v *Volumes) Stop() {
 type sum [sha256.Size]byte
 
 func sumOf(files []vm.VolumeFile) sum {
-	text, _ := json.Marshal(files) // bytes, strings and numbers: it cannot fail
+	text, _ := json.Marshal(files) // cannot fail: files contain only bytes, strings and numbers
 	return sha256.Sum256(text)
 }
 
-// keeper sends changes in the sources of a pod's volumes to its VM: ConfigMaps, Secrets, the pod's own fields, and tokens
-// that are about to expire. run is its goroutine; others only poke and stop it.
+// keeper sends changes of ConfigMaps, Secrets and the pod's own fields to the volumes of its VM, and renews tokens that are
+// about to expire. run is its goroutine. Other goroutines only poke and stop it.
 type keeper struct {
 	of        *Volumes
 	id        vm.ID
 	namespace string
-	names     []string // of volumes
+	names     []string // names of the volumes
 	refs      []convert.Object
-	held      map[string]sum // what the VM has, by volume; no entry: not known
+	held      map[string]sum // checksum of the VM's content, by volume; no entry: not known
 	wake      chan struct{}
 	cancel    context.CancelFunc
 }
 
-// poke makes k look at the sources again; stop ends it. Both do nothing when there is no keeper.
+// poke makes k compare the content again, and stop ends k. Both do nothing if k is nil.
 func (k *keeper) poke() {
 	if k == nil {
 		return
@@ -150,19 +149,19 @@ func (k *keeper) stop() {
 	}
 }
 
-// run works until ctx ends. A failure is reported once. The VM keeps what it has.
+// run updates the volumes until ctx ends. It reports a failure once and retries. Meanwhile the VM keeps its old content.
 func (k *keeper) run(ctx context.Context) {
 	o := k.of.from.Objects
 	o.follow(k, k.namespace, k.refs)
 	defer o.unfollow(k, k.namespace, k.refs)
-	if k.held == nil { // an earlier process made the VM
+	if k.held == nil { // an earlier process of ours launched the VM
 		k.held = map[string]sum{}
 		k.poke()
 	}
 	next, retries, complaint := k.due(), pauses.Growing(time.Second, retryMost, pauses.Many), ""
 	for pauses.Sleep(ctx, k.wake, next, next <= 0) && pauses.Sleep(ctx, nil, settle, false) {
 		select {
-		case <-k.wake: // handle what arrived meanwhile now
+		case <-k.wake: // this refresh also handles changes that arrived during settle
 		default:
 		}
 		err := k.refresh(ctx)
@@ -178,7 +177,7 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// due returns how long to wait for the next token; 0: there is no token to wait for.
+// due returns the delay until the next token must be renewed. 0: the volumes have no token.
 func (k *keeper) due() time.Duration {
 	at, ok := k.of.from.renewal()
 	if !ok {

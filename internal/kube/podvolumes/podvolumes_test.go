@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// machine is the owner of a pod and records what its VM gets.
+// machine is the owner of a pod. It records the updates that its VM gets.
 type machine struct {
 	pod *corev1.Pod
 
@@ -80,7 +80,7 @@ func TestVolumesFollowTheirSources(t *testing.T) {
 			}
 		}
 		pass := func(d time.Duration) {
-			time.Sleep(d) //nolint:forbidigo // the bubble's clock: this waits for nothing real
+			time.Sleep(d) //nolint:forbidigo // the fake clock of synctest
 			synctest.Wait()
 		}
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.PodSpec{
@@ -89,7 +89,7 @@ func TestVolumesFollowTheirSources(t *testing.T) {
 			}}},
 			Containers: []corev1.Container{{Name: "c", VolumeMounts: []corev1.VolumeMount{{Name: "conf", MountPath: "/conf"}}}},
 		}}
-		made, found := &machine{pod: pod}, &machine{pod: pod} // launched by this process, and found by it
+		made, found := &machine{pod: pod}, &machine{pod: pod} // launched by this process, and by an earlier one
 		first, second := New(o, convert.Node{}, made.owner()), New(o, convert.Node{}, found.owner())
 		volumes := convert.Spec(pod, convert.Node{}, nil).Volumes
 		if err := first.Fill(t.Context(), pod, volumes); err != nil {
@@ -105,7 +105,7 @@ func TestVolumesFollowTheirSources(t *testing.T) {
 		if pass(time.Second); !slices.Equal(made.got, []string{"two"}) || !slices.Equal(found.got, []string{"one", "two"}) {
 			t.Errorf("after a change they got %q and %q", made.got, found.got)
 		}
-		made.answer(errors.New("not now"))
+		made.answer(errors.New("guest is busy"))
 		change("three")
 		if pass(time.Hour); len(made.complaints) != 1 || made.tries < 50 {
 			t.Errorf("complaints %q after %d tries", made.complaints, made.tries)

@@ -12,15 +12,15 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// As in the kubelet, a token is renewed at 80 % of its life or after a day, with some jitter, and after a failure it is
-// requested again later.
+// As in the kubelet, a token is renewed at 80 % of its lifetime or after a day, with some jitter. A failed request is repeated
+// after a pause.
 const (
 	tokenMaxAge = 24 * time.Hour
 	tokenJitter = 10 * time.Second
 	tokenRetry  = 30 * time.Second
 )
 
-// tokens are the service account tokens in the volumes of one pod. They exist only here and in the VM.
+// tokens are the service account tokens in the volumes of one pod. They are stored only in memory and in the VM.
 type tokens struct {
 	client kubernetes.Interface
 
@@ -39,8 +39,8 @@ type token struct {
 	renew   time.Time
 }
 
-// Token implements convert.Source. A token that is still good is returned again. A token that cannot be renewed is used
-// until it expires.
+// Token implements convert.Source. It returns the same token until its renewal is due. If the renewal fails, it returns the
+// old token until that expires.
 func (t *tokens) Token(ctx context.Context, pod *corev1.Pod, audience string, seconds int64) (string, error) {
 	key := tokenKey{audience, seconds}
 	t.mu.Lock()
@@ -79,7 +79,7 @@ func (t *tokens) ask(ctx context.Context, pod *corev1.Pod, key tokenKey) (token,
 	return token{value: got.Status.Token, expires: expires, renew: now.Add(age - rand.N(tokenJitter))}, nil //nolint:gosec // G404: spreads requests, guards nothing
 }
 
-// renewal returns when the next token must be requested; false when there is none.
+// renewal returns when the next token must be renewed. false: the volumes have no token.
 func (t *tokens) renewal() (first time.Time, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

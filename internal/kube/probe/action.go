@@ -30,7 +30,7 @@ import (
 const (
 	maxBody      = 10 << 10 // bytes of an answer that are read
 	maxRedirects = 10
-	agentProbe   = "kube-probe/1.37" // that of the kubelet release whose behaviour this is: servers know it by this name
+	agentProbe   = "kube-probe/1.37" // the User-Agent of the kubelet release with the same behaviour; servers recognize probes by it
 	agentHook    = "kube-lifecycle/1.37"
 )
 
@@ -40,12 +40,12 @@ type Exec func(ctx context.Context, command []string) (output string, code int, 
 // Target is the container that is probed.
 type Target struct {
 	Container *corev1.Container
-	IP        string // of the guest; "" if not known
+	IP        string // address of the guest; "" if not known
 	Exec      Exec
 }
 
-// Probe runs p once and returns the result and its reason. An error means that the probe could not be run; then the result is
-// Unknown.
+// Probe runs p once and returns the result and its reason. If the probe cannot be run, the result is Unknown, and the error
+// says why.
 func (t Target) Probe(ctx context.Context, p *corev1.Probe) (Result, string, error) {
 	limit := time.Duration(max(p.TimeoutSeconds, 1)) * time.Second
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -83,13 +83,14 @@ func (t Target) tcp(ctx context.Context, a *corev1.TCPSocketAction) (Result, str
 	}
 	c, err := t.dial(ctx, "tcp", address)
 	if err != nil {
-		return Failure, err.Error(), nil //nolint:nilerr // that nobody answers is the result
+		return Failure, err.Error(), nil //nolint:nilerr // a failed connection is a result of the probe
 	}
 	c.Close()
 	return Success, "", nil
 }
 
-// address returns the address to connect to: host, else the guest, with the port of that number or name.
+// address returns the address to which a probe connects: host, or the guest if host is "", with the port of that number or
+// name.
 func (t Target) address(host string, port intstr.IntOrString) (string, error) {
 	if host == "" {
 		host = t.IP
@@ -140,7 +141,7 @@ func (t Target) httpGet(ctx context.Context, a *corev1.HTTPGetAction) (Result, s
 	return Success, string(body), nil
 }
 
-// request returns the GET that a describes. A header User-Agent or Accept in a replaces the default one.
+// request returns the GET request that a describes. A User-Agent or Accept header in a replaces the default.
 func (t Target) request(ctx context.Context, a *corev1.HTTPGetAction, agent string) (*http.Request, error) {
 	address, err := t.address(a.Host, a.Port)
 	if err != nil {
@@ -173,7 +174,7 @@ func (t Target) request(ctx context.Context, a *corev1.HTTPGetAction, agent stri
 	return req, nil
 }
 
-// stayHere follows redirects on the same host only: the node may reach hosts that a pod cannot.
+// stayHere follows redirects only on the same host, because the node may reach hosts that a pod cannot.
 func stayHere(req *http.Request, via []*http.Request) error {
 	switch {
 	case req.URL.Hostname() != via[0].URL.Hostname():
@@ -184,7 +185,8 @@ func stayHere(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// transport opens a new connection for each probe, without a proxy. It does not verify certificates: guests create their own.
+// transport opens a new connection for each probe, without a proxy. It does not verify certificates, because guests use
+// self-signed ones.
 func (t Target) transport(clear2 bool) *http.Transport {
 	tr := &http.Transport{
 		DisableKeepAlives: true, DisableCompression: true, DialContext: t.dial,
@@ -197,9 +199,9 @@ func (t Target) transport(clear2 bool) *http.Transport {
 	return tr
 }
 
-// dial connects to the guest, or to another host that a probe or a redirect names. The fence checks other hosts, because the
-// node may reach what a pod cannot. Connections have a short linger time: otherwise thousands of probes would use up the
-// host's ports with connections in TIME_WAIT.
+// dial connects to the guest, or to another host that a probe or a redirect names. It refuses hosts that pods must not reach,
+// because the node may reach more than a pod. Connections have a short linger time. Otherwise connections in TIME_WAIT of
+// thousands of probes would use up the host's ports.
 func (t Target) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	elsewhere := err != nil || host != t.IP
@@ -226,7 +228,7 @@ func (t Target) Hook(ctx context.Context, h *corev1.LifecycleHandler) error {
 	case h.Exec != nil:
 		_, code, err := t.Exec(ctx, h.Exec.Command)
 		if err == nil && code != 0 {
-			err = errdefs.Preconditionf("the command exited with %d", code) // its output may be secret
+			err = errdefs.Preconditionf("the command exited with %d", code) // without the output, which may be secret
 		}
 		return err
 	case h.HTTPGet != nil:
@@ -241,10 +243,10 @@ func (t Target) Hook(ctx context.Context, h *corev1.LifecycleHandler) error {
 			return fmt.Errorf("sleep: %w", ctx.Err())
 		}
 	}
-	return errdefs.Unsupportedf("the hook has no action that this node supports")
+	return errdefs.Unsupportedf("invalid handler: a hook must be exec, httpGet or sleep")
 }
 
-// call sends the request of a hook: any answer counts as success.
+// call sends the request of a hook. Any answer counts as success.
 func (t Target) call(ctx context.Context, a *corev1.HTTPGetAction) error {
 	req, err := t.request(ctx, a, agentHook)
 	if err != nil {
@@ -252,7 +254,7 @@ func (t Target) call(ctx context.Context, a *corev1.HTTPGetAction) error {
 	}
 	client := &http.Client{Transport: t.transport(false)}
 	resp, err := client.Do(req)
-	if errors.Is(err, http.ErrSchemeMismatch) { // HTTPS was requested, but the server speaks HTTP
+	if errors.Is(err, http.ErrSchemeMismatch) { // the hook requests HTTPS, but the server speaks HTTP
 		req.URL.Scheme = "http"
 		req.Header.Del("Authorization")
 		resp, err = client.Do(req)
@@ -260,7 +262,7 @@ func (t Target) call(ctx context.Context, a *corev1.HTTPGetAction) error {
 	if err != nil {
 		return errdefs.Unavailablef("call hook: %w", err)
 	}
-	_, _ = io.CopyN(io.Discard, resp.Body, maxBody) // lets the server finish its answer
+	_, _ = io.CopyN(io.Discard, resp.Body, maxBody) // read the body, so that the server can finish its answer
 	resp.Body.Close()
 	return nil
 }
@@ -273,7 +275,7 @@ func (t Target) grpc(ctx context.Context, a *corev1.GRPCAction, limit time.Durat
 	}
 	security := insecure.NewCredentials()
 	if a.Mode != nil && *a.Mode == corev1.GRPCProbeModeTLS {
-		security = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // guests make their own certificates
+		security = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // guests use self-signed certificates
 	}
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(security), grpc.WithUserAgent(agentProbe),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {

@@ -15,11 +15,13 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// site is a test server with its address.
+// site starts a test server and returns its port and scheme.
 func site(t *testing.T, secure bool) (port int, scheme corev1.URIScheme) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -55,15 +57,15 @@ func TestHTTPGet(t *testing.T) {
 			"headers": {path: "/ok", change: func(a *corev1.HTTPGetAction) {
 				a.HTTPHeaders = []corev1.HTTPHeader{{Name: "X", Value: "1"}, {Name: "x", Value: "2"}, {Name: "Host", Value: "example"}, {Name: "User-Agent", Value: "me"}, {Name: "Accept", Value: ""}}
 			}, want: Success, why: "example|me||[1 2]|"},
-			"named port":      {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Port = intstr.FromString("web") }, want: Success},
-			"host":            {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Host = "127.0.0.2" }, want: Failure, why: "the node's loopback"},
-			"status":          {path: "/bad", want: Failure, why: "HTTP probe failed with statuscode: 418"},
-			"redirect here":   {path: "/here", want: Success},
-			"redirect there":  {path: "/there", want: Warning, why: "Probe terminated redirects"},
-			"redirect round":  {path: "/round", want: Failure, why: "stopped after 10 redirects"},
-			"timeout":         {path: "/slow", want: Failure, why: "context deadline exceeded"},
-			"no such port":    {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Port = intstr.FromString("db") }, want: Unknown, why: `container "c" has no port db`},
-			"path that is no": {path: "%zz", want: Failure, why: ""},
+			"named port":     {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Port = intstr.FromString("web") }, want: Success},
+			"host":           {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Host = "127.0.0.2" }, want: Failure, why: "the node's loopback"},
+			"status":         {path: "/bad", want: Failure, why: "HTTP probe failed with statuscode: 418"},
+			"redirect here":  {path: "/here", want: Success},
+			"redirect there": {path: "/there", want: Warning, why: "Probe terminated redirects"},
+			"redirect round": {path: "/round", want: Failure, why: "stopped after 10 redirects"},
+			"timeout":        {path: "/slow", want: Failure, why: "context deadline exceeded"},
+			"no such port":   {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Port = intstr.FromString("db") }, want: Unknown, why: `container "c" has no port db`},
+			"invalid path":   {path: "%zz", want: Failure, why: ""},
 		} {
 			a := &corev1.HTTPGetAction{Path: tc.path, Port: intstr.FromInt(port), Scheme: scheme}
 			if tc.change != nil {
@@ -78,7 +80,7 @@ func TestHTTPGet(t *testing.T) {
 			}
 		}
 		if err := target.Hook(t.Context(), &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/bad", Port: intstr.FromInt(port), Scheme: corev1.URISchemeHTTPS}}); err != nil {
-			t.Errorf("hook, TLS %v: %v", secure, err) // any answer counts, and so does plain HTTP
+			t.Errorf("hook, TLS %v: %v", secure, err) // any answer counts as success, also over plain HTTP
 		}
 	}
 	unknown := Target{Container: &corev1.Container{}}
@@ -128,11 +130,11 @@ func TestGRPC(t *testing.T) {
 		want    Result
 		why     string
 	}{
-		"serving":        {healthy, "", Success, ""},
-		"not serving":    {healthy, "db", Failure, `service unhealthy (responded with "NOT_SERVING")`},
-		"no service":     {healthy, "cache", Failure, "health rpc probe failed"},
-		"no protocol":    {silent, "", Failure, "does not implement the grpc health protocol"},
-		"nobody listens": {1, "", Failure, "error: health rpc probe failed"},
+		"serving":     {healthy, "", Success, ""},
+		"not serving": {healthy, "db", Failure, `service unhealthy (responded with "NOT_SERVING")`},
+		"no service":  {healthy, "cache", Failure, "health rpc probe failed"},
+		"no protocol": {silent, "", Failure, "does not implement the grpc health protocol"},
+		"no listener": {1, "", Failure, "error: health rpc probe failed"},
 	} {
 		got, why, err := target.Probe(t.Context(), &corev1.Probe{TimeoutSeconds: 2, ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: tc.port, Service: &tc.service}}})
 		if err != nil || got != tc.want || !strings.Contains(why, tc.why) {
@@ -142,7 +144,7 @@ func TestGRPC(t *testing.T) {
 }
 
 func TestExec(t *testing.T) {
-	away := errors.New("the agent is away")
+	away := errors.New("the agent is unavailable")
 	for name, tc := range map[string]struct {
 		exec Exec
 		want Result
@@ -169,6 +171,9 @@ func TestExec(t *testing.T) {
 	defer cancel()
 	if err := (Target{}).Hook(short, &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: 60}}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("sleep: %v", err)
+	}
+	if err := (Target{}).Hook(t.Context(), &corev1.LifecycleHandler{TCPSocket: &corev1.TCPSocketAction{}}); !errdefs.Is(err, errdefs.Unsupported) {
+		t.Errorf("by tcpSocket: %v", err)
 	}
 	if err := (Target{}).Hook(t.Context(), &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{}}); err != nil {
 		t.Errorf("no sleep: %v", err)

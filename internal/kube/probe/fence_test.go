@@ -13,7 +13,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 )
 
-// Probes and hooks cannot reach the node's own services, although they reach the guest's own address, here loopback.
+// Probes and hooks cannot reach the node's own services. They can reach the guest's own address, which is a loopback address
+// in this test.
 func TestProbesDoNotReachTheNode(t *testing.T) {
 	netns.Own(t)
 	l, err := net.Listen("tcp", "0.0.0.0:0") //nolint:noctx,gosec // a server of this test
@@ -46,10 +47,10 @@ func TestProbesDoNotReachTheNode(t *testing.T) {
 	}
 	hook := corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/away?port=" + port.String(), Port: port}}
 	if err := guest.Hook(t.Context(), &hook); err == nil || !strings.Contains(err.Error(), "an address of the node itself") {
-		t.Errorf("a hook that is sent to the node: %v", err)
+		t.Errorf("a hook with an address of the node: %v", err)
 	}
 	if asked != 0 {
-		t.Errorf("the node was asked %d times", asked)
+		t.Errorf("the node got %d requests, want none", asked)
 	}
 	if got, why, err := guest.Probe(t.Context(), &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: port}}}); got != Success || err != nil {
 		t.Errorf("the guest itself: %d %q %v", got, why, err)

@@ -8,14 +8,14 @@ func TestJudge(t *testing.T) {
 		successes, failures int
 		in, out             []Result
 	}{
-		"first success counts":    {1, 3, []Result{s}, []Result{s}},
-		"failures in a row":       {1, 3, []Result{f, f, f, f}, []Result{u, u, f, f}},
-		"a success begins anew":   {1, 3, []Result{f, f, s, f, f, f}, []Result{u, u, s, u, u, f}},
-		"successes in a row":      {2, 1, []Result{s, s, f, s, s}, []Result{u, s, f, u, s}},
-		"a warning is a success":  {2, 2, []Result{w, s, w}, []Result{u, s, s}},
-		"unknown says nothing":    {1, 2, []Result{f, u, f}, []Result{u, u, f}},
-		"no thresholds are one":   {0, 0, []Result{f, s}, []Result{f, s}},
-		"failures stay a verdict": {3, 2, []Result{f, f, s, s, f, f}, []Result{u, f, u, u, u, f}},
+		"first success counts":              {1, 3, []Result{s}, []Result{s}},
+		"failures in a row":                 {1, 3, []Result{f, f, f, f}, []Result{u, u, f, f}},
+		"a success resets the count":        {1, 3, []Result{f, f, s, f, f, f}, []Result{u, u, s, u, u, f}},
+		"successes in a row":                {2, 1, []Result{s, s, f, s, s}, []Result{u, s, f, u, s}},
+		"a warning is a success":            {2, 2, []Result{w, s, w}, []Result{u, s, s}},
+		"unknown is ignored":                {1, 2, []Result{f, u, f}, []Result{u, u, f}},
+		"default threshold is one":          {0, 0, []Result{f, s}, []Result{f, s}},
+		"too few successes after a failure": {3, 2, []Result{f, f, s, s, f, f}, []Result{u, f, u, u, u, f}},
 	} {
 		j := Judge{Successes: tc.successes, Failures: tc.failures}
 		for i, r := range tc.in {

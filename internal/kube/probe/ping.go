@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Socket is the kind of socket for pinging guests. The strings are the values of a metric's label.
+// Socket is the kind of socket for pings of guests. The strings are the values of a metric's label.
 type Socket string
 
 // The kinds of sockets.
@@ -33,12 +33,12 @@ const (
 	protocolICMPv6 = 58
 )
 
-// Pinger sends echo requests to any number of addresses over one socket per address family. It matches replies by a number
-// that each echo carries. It is safe for concurrent use.
+// Pinger sends echo requests to any number of addresses over one socket per address family. It matches a reply with its
+// request by a number in the packet. It is safe for concurrent use.
 type Pinger struct {
 	kind   Socket
 	v4, v6 *icmp.PacketConn // v6 is nil on a host without IPv6
-	secret [8]byte          // in every echo, so that nobody can forge replies
+	secret [8]byte          // part of every request, so that nobody can forge replies
 
 	mu      sync.Mutex
 	count   uint64
@@ -101,7 +101,8 @@ func newPinger(kind Socket) (*Pinger, error) {
 	return p, nil
 }
 
-// filter makes the kernel drop everything except echo replies: a raw socket gets a copy of all ICMP of the host.
+// filter makes the kernel drop all packets except echo replies, because a raw socket gets a copy of all ICMP packets of the
+// host.
 func (p *Pinger) filter() error {
 	var f4 ipv4.ICMPFilter
 	f4.SetAll(true)
@@ -179,7 +180,7 @@ func (p *Pinger) read(c *icmp.PacketConn) error {
 	}
 }
 
-// soft reports whether err concerns a single packet and does not end the socket.
+// soft reports whether err concerns a single packet, so that the socket can still be used.
 func soft(err error) bool {
 	var call *os.SyscallError
 	return errors.As(err, &call)
@@ -196,7 +197,7 @@ func addrOf(a net.Addr) netip.Addr {
 	return addr.Unmap()
 }
 
-// take handles one packet, which may come from any sender.
+// take handles one packet. The packet may come from any sender.
 func (p *Pinger) take(protocol int, packet []byte, from netip.Addr) {
 	m, err := icmp.ParseMessage(protocol, packet)
 	if err != nil || m.Type != ipv4.ICMPTypeEchoReply && m.Type != ipv6.ICMPTypeEchoReply {
@@ -215,7 +216,8 @@ func (p *Pinger) take(protocol int, packet []byte, from netip.Addr) {
 	}
 }
 
-// Ping sends one echo to addr and waits for the reply. Errors: Unavailable if it cannot be sent or ctx ends first.
+// Ping sends one echo request to addr and waits for the reply. Errors: Unavailable if the request cannot be sent, or if ctx
+// ends before the reply arrives.
 func (p *Pinger) Ping(ctx context.Context, addr netip.Addr) error {
 	addr = addr.Unmap()
 	c, kind := p.v4, icmp.Type(ipv4.ICMPTypeEcho)

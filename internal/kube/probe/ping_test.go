@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// attend runs p until the test ends.
-func attend(t *testing.T, p *Pinger) {
+// run runs p until the test ends.
+func run(t *testing.T, p *Pinger) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -47,9 +47,9 @@ func TestPing(t *testing.T) {
 		t.Fatal(err)
 	}
 	raw, err := OpenPinger()
-	attend(t, must(t, raw, err))
+	run(t, must(t, raw, err))
 	unprivileged, err := openPing()
-	attend(t, must(t, unprivileged, err))
+	run(t, must(t, unprivileged, err))
 	if raw.Kind() != SocketRaw || unprivileged.Kind() != SocketPing || (*Pinger)(nil).Kind() != SocketNone {
 		t.Errorf("kinds %s, %s", raw.Kind(), unprivileged.Kind())
 	}
@@ -78,25 +78,25 @@ func TestPing(t *testing.T) {
 			short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
 			if err := n.Probe(short, "192.0.2.9", 0); !errdefs.IsUnavailable(err) { // no route, or no answer
-				t.Errorf("nobody: %v", err)
+				t.Errorf("an address without a host: %v", err)
 			}
 			if err := n.Probe(ctx, "nonsense", 0); !errdefs.IsInvalid(err) {
-				t.Errorf("no address: %v", err)
+				t.Errorf("an invalid address: %v", err)
 			}
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			if len(p.waiting) != 0 {
-				t.Errorf("%d echoes are still waited for", len(p.waiting))
+				t.Errorf("%d requests still wait for a reply", len(p.waiting))
 			}
 		})
 	}
 	if err := NewNet(nil).Probe(t.Context(), "192.0.2.9", 0); err != nil {
-		t.Errorf("without a socket an address is enough: %v", err)
+		t.Errorf("without a socket a probe must succeed: %v", err)
 	}
 }
 
-// A guest must not be able to answer for another one, or to answer an echo that was not sent to it.
-func TestForeignAnswersAreNone(t *testing.T) {
+// A guest cannot answer for another guest, and cannot answer a request that was not sent to it.
+func TestForeignRepliesAreIgnored(t *testing.T) {
 	p := &Pinger{waiting: map[uint64]echo{}, secret: [8]byte{1, 2, 3}}
 	asked := netip.MustParseAddr("10.0.0.7")
 	answer := func(secret [8]byte, number uint64, kind icmp.Type, cut int) []byte {
@@ -112,13 +112,13 @@ func TestForeignAnswersAreNone(t *testing.T) {
 		from   string
 		ok     bool
 	}{
-		"from another": {good, "10.0.0.8", false},
-		"a request":    {answer(p.secret, 5, ipv4.ICMPTypeEcho, 0), "10.0.0.7", false},
-		"unasked":      {answer(p.secret, 6, ipv4.ICMPTypeEchoReply, 0), "10.0.0.7", false},
-		"guessed":      {answer([8]byte{}, 5, ipv4.ICMPTypeEchoReply, 0), "10.0.0.7", false},
-		"cut":          {answer(p.secret, 5, ipv4.ICMPTypeEchoReply, 1), "10.0.0.7", false},
-		"empty":        {nil, "10.0.0.7", false},
-		"the answer":   {good, "10.0.0.7", true},
+		"from another address": {good, "10.0.0.8", false},
+		"a request":            {answer(p.secret, 5, ipv4.ICMPTypeEcho, 0), "10.0.0.7", false},
+		"unknown number":       {answer(p.secret, 6, ipv4.ICMPTypeEchoReply, 0), "10.0.0.7", false},
+		"wrong secret":         {answer([8]byte{}, 5, ipv4.ICMPTypeEchoReply, 0), "10.0.0.7", false},
+		"too short":            {answer(p.secret, 5, ipv4.ICMPTypeEchoReply, 1), "10.0.0.7", false},
+		"empty":                {nil, "10.0.0.7", false},
+		"valid reply":          {good, "10.0.0.7", true},
 	} {
 		e := echo{to: asked, done: make(chan struct{})}
 		p.waiting[5] = e
@@ -126,11 +126,11 @@ func TestForeignAnswersAreNone(t *testing.T) {
 		select {
 		case <-e.done:
 			if !tc.ok {
-				t.Errorf("%s: taken", name)
+				t.Errorf("%s: accepted", name)
 			}
 		default:
 			if tc.ok {
-				t.Errorf("%s: not taken", name)
+				t.Errorf("%s: not accepted", name)
 			}
 		}
 	}

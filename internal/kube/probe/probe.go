@@ -1,7 +1,7 @@
-// Package probe checks guests and what runs in them by pings, connections, requests and commands. It handles any number of
-// targets with one timer and one ICMP socket.
+// Package probe checks guests and their containers by pings, TCP connections, HTTP and gRPC requests and commands. One timer
+// and one ICMP socket serve any number of targets.
 //
-// It judges single answers and series of them. The caller decides what a verdict leads to.
+// It turns a series of results into a verdict. The caller decides what follows from a verdict.
 package probe
 
 import (
@@ -17,11 +17,10 @@ import (
 // Net probes guests over the network of this host.
 type Net struct{ ping *Pinger }
 
-// NewNet returns a prober that pings with p. Without a Pinger (nil) it takes a known address for success, which is a weaker
-// check.
+// NewNet returns a prober that pings with p. Without a Pinger (nil), every ping succeeds, so that a known address is enough.
 func NewNet(p *Pinger) Net { return Net{p} }
 
-// Probe returns nil if ip answers: to a TCP connection on port, or, if port is 0, to an ICMP echo. Errors: InvalidArgument
+// Probe returns nil if ip accepts a TCP connection on port, or, if port is 0, answers an ICMP echo. Errors: InvalidArgument
 // for an invalid address, Unavailable if there is no answer before ctx ends.
 func (n Net) Probe(ctx context.Context, ip string, port int) error {
 	if port != 0 {
@@ -58,14 +57,14 @@ const (
 // Judge turns a series of results into a verdict. The verdict changes only after as many equal results in a row as its
 // threshold requires.
 type Judge struct {
-	Successes int // required in a row; below 1 is 1
+	Successes int // required in a row; 1 if below 1
 	Failures  int
 
 	last Result
 	row  int
 }
 
-// Take adds a result and returns the verdict: Success, Failure or, while the row is too short, Unknown.
+// Take adds a result and returns the verdict: Success, Failure, or Unknown while too few equal results follow each other.
 func (j *Judge) Take(r Result) Result {
 	switch r {
 	case Unknown:

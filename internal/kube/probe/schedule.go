@@ -7,20 +7,21 @@ import (
 	"time"
 )
 
-// A delay of at least coarse ends on a grid, so that many checks share one wake-up of the process and their packets share few
-// system calls: these are most of a check's cost. Shorter delays are exact.
+// A delay of at least coarse is rounded to a multiple of grid. So many checks share one wake-up of the process, and their
+// packets share system calls, which are most of a check's cost. Shorter delays are exact.
 const (
 	coarse = 2 * time.Second
 	grid   = 100 * time.Millisecond
 )
 
-// Scheduler runs checks when they are due. Between two runs a check needs only an entry in a heap, no goroutine and no timer.
+// Scheduler runs checks when they are due. Between two runs a check needs only an entry in a heap, but no goroutine and no
+// timer.
 type Scheduler struct {
 	zero time.Time // start of the grid
 
 	mu   sync.Mutex
 	heap queue
-	next time.Time // when Run checks the heap again; zero: when it is woken
+	next time.Time // when Run checks the heap again; zero: only when wake delivers a value
 	wake chan struct{}
 }
 
@@ -35,15 +36,15 @@ type Task struct {
 
 	// Guarded by the scheduler's mu.
 	at      time.Time
-	place   int // in the heap; -1: not in it
+	place   int // index in the heap; -1: not in the heap
 	stopped bool
-	cancel  context.CancelFunc // of the current run; nil: none
+	cancel  context.CancelFunc // cancels the current run; nil: no run
 }
 
-// NewScheduler returns a scheduler that runs nothing until Run.
+// NewScheduler returns a scheduler. It runs no check before Run is called.
 func NewScheduler() *Scheduler { return &Scheduler{zero: time.Now(), wake: make(chan struct{}, 1)} }
 
-// Start schedules check after delay, and then as check returns. Runs of one task never overlap.
+// Start schedules check after delay, and then after each delay that check returns. Runs of one task never overlap.
 func (s *Scheduler) Start(delay time.Duration, check Check) *Task {
 	t := &Task{s: s, check: check, place: -1}
 	s.mu.Lock()
@@ -67,7 +68,7 @@ func (t *Task) Stop() {
 
 // put schedules t. Precondition: mu is held.
 func (s *Scheduler) put(t *Task, delay time.Duration) {
-	due := time.Since(s.zero) + delay // by the monotonic clock: the host's clock may jump
+	due := time.Since(s.zero) + delay // by the monotonic clock, because the host's clock may jump
 	if delay >= coarse {
 		due = due.Round(grid)
 	}
@@ -103,7 +104,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	}
 }
 
-// turn starts the checks that are due and returns the delay until the next one; false: nothing is scheduled.
+// turn starts the checks that are due and returns the delay until the next check, or false if none is scheduled.
 func (s *Scheduler) turn(ctx context.Context, runs *sync.WaitGroup) (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// running is a scheduler on the bubble's clock.
+// running starts a scheduler on the fake clock of synctest.
 func running(t *testing.T) (s *Scheduler, stop func()) {
 	s = NewScheduler()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -53,7 +53,7 @@ func values(c <-chan string) func(func(string) bool) {
 	}
 }
 
-// A thousand checks of one period wake the process ten times a second, and each runs at most half a grid step off its time.
+// A thousand checks of one period wake the process ten times a second. Each runs at most half a grid step off its time.
 func TestLongWaitsShareWakeUps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, stop := running(t)
@@ -80,7 +80,7 @@ func TestLongWaitsShareWakeUps(t *testing.T) {
 			t.Errorf("%d runs at %d times, want about %d at no more than %d", runs, len(wakes), 2*checks, want)
 		}
 		if at := <-exact; at != 1234*time.Millisecond {
-			t.Errorf("a short wait ended after %s", at)
+			t.Errorf("a short delay ended after %s", at)
 		}
 	})
 }
@@ -123,9 +123,9 @@ func TestSlowChecksHoldNobodyUp(t *testing.T) {
 		others := 0
 		s.Start(0, func(context.Context) (time.Duration, bool) { others++; return time.Second, true })
 		<-time.After(10500 * time.Millisecond)
-		stop() // it also waits for the slow check, whose context has ended
+		stop() // also waits for the slow check, whose context has ended
 		if others != 11 {
-			t.Errorf("the other ran %d times", others)
+			t.Errorf("the other check ran %d times", others)
 		}
 	})
 }

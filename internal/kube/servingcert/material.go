@@ -21,34 +21,34 @@ import (
 
 // Keys of the Secret, as in cert-manager.
 const (
-	keyCACert = "ca.crt" // every trusted authority, the one that signs next first
+	keyCACert = "ca.crt" // all trusted authorities; the first one signs
 	keyCAKey  = "ca.key" // key of the first authority
 	keyCert   = "tls.crt"
 	keyKey    = "tls.key"
 )
 
-// skew is the allowed difference between clocks.
+// skew is the allowed difference between the clocks of two machines.
 const skew = 5 * time.Minute
 
-// Lives says how long certificates are valid. A certificate is replaced when a third of its lifetime is left.
+// Lives holds the lifetimes of certificates. A certificate is replaced when a third of its lifetime is left.
 type Lives struct {
 	Authority time.Duration
 	Serving   time.Duration // at most a third of the authority's
-	// Overlap is how long a new authority is trusted before it signs anything, so that clients can learn of it.
+	// Overlap is how long a new authority is published before it signs a certificate, so that clients can load it.
 	Overlap time.Duration
 }
 
-// Default holds the lifetimes, which normally need no change.
+// Default holds the default lifetimes.
 var Default = Lives{Authority: 2 * 365 * 24 * time.Hour, Serving: 90 * 24 * time.Hour, Overlap: time.Hour}
 
 // material is the usable content of the Secret.
 type material struct {
 	authorities []*x509.Certificate
-	signer      crypto.Signer // of authorities[0]; nil: lost
+	signer      crypto.Signer // key of authorities[0]; nil: lost
 	serving     *tls.Certificate
 }
 
-// read decodes what it can; damaged data counts as missing.
+// read decodes the data of the Secret. Damaged data counts as missing.
 func read(data map[string][]byte) material {
 	var m material
 	m.authorities, _ = cert.ParseCertsPEM(data[keyCACert])
@@ -90,9 +90,9 @@ func (m material) data() (map[string][]byte, error) {
 	return map[string][]byte{keyCACert: m.bundle(), keyCAKey: caKey, keyCert: serving, keyKey: key}, nil
 }
 
-// next returns the material for that time, and whether it differs from m. A new authority is added to the old one, and signs
-// after it has been known for the overlap. The old one is removed when it expires, long after the certificates that it
-// signed.
+// next returns the material for that time, and whether it differs from m. A new authority is added to the old one. It signs
+// after it has been published for the overlap. The old authority is removed when it expires, long after the certificates that
+// it signed.
 func (m material) next(now time.Time, hosts []string, l Lives) (material, bool, error) {
 	changed := false
 	living := slices.DeleteFunc(slices.Clone(m.authorities), func(c *x509.Certificate) bool { return !now.Before(c.NotAfter) })
@@ -112,7 +112,7 @@ func (m material) next(now time.Time, hosts []string, l Lives) (material, bool, 
 	}
 	signs := !now.Before(m.authorities[0].NotBefore.Add(skew + l.Overlap))
 	valid := m.valid(now)
-	if valid { // replicas with other settings may need the current hosts
+	if valid { // keep the current hosts, because replicas with other settings may need them
 		if missing := m.missing(hosts); len(missing) > 0 {
 			hosts, valid = append(m.hosts(), missing...), false
 		}
@@ -172,7 +172,7 @@ func newAuthority(now time.Time, l Lives) (*x509.Certificate, crypto.Signer, err
 	if err != nil {
 		return nil, nil, fmt.Errorf("create key of an authority: %w", err)
 	}
-	// The name differs from that of the previous authority: clients find issuers by name.
+	// Each authority has a name of its own, because clients find issuers by name.
 	name := pkix.Name{CommonName: "cocoon-webhook-ca@" + now.UTC().Format(time.RFC3339)}
 	c, err := issue(&x509.Certificate{
 		Subject: name, NotBefore: now.Add(-skew), NotAfter: now.Add(l.Authority), IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,

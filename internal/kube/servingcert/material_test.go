@@ -24,13 +24,13 @@ func verify(t *testing.T, m material, trusted []*x509.Certificate, now time.Time
 	}
 }
 
-// A year with short lifetimes, checked four times a day: a client that learned the authorities one overlap ago trusts the
-// certificate.
+// A client that loaded the authorities one overlap ago trusts the certificate. The test simulates a year with short lifetimes,
+// with four checks a day.
 func TestRotation(t *testing.T) {
 	l := Lives{Authority: 60 * 24 * time.Hour, Serving: 10 * 24 * time.Hour, Overlap: 12 * time.Hour}
 	begin := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	var m material
-	var known []*x509.Certificate // by a slow client
+	var known []*x509.Certificate // the authorities that a slow client has loaded
 	authorities, servings := map[string]bool{}, map[string]bool{}
 	for now := begin; now.Before(begin.AddDate(1, 0, 0)); now = now.Add(l.Overlap / 2) {
 		known = m.authorities
@@ -49,7 +49,7 @@ func TestRotation(t *testing.T) {
 			next = read(data)
 		}
 		if again, changed, err := next.next(now, hosts, l); err != nil || changed || !bytes.Equal(again.bundle(), next.bundle()) {
-			t.Fatalf("at %s a second look changed something: %v", now, err)
+			t.Fatalf("at %s a second call of next changed the material: %v", now, err)
 		}
 		m = next
 		verify(t, m, m.authorities, now)
@@ -59,11 +59,11 @@ func TestRotation(t *testing.T) {
 		authorities[string(m.authorities[0].Raw)], servings[string(m.serving.Leaf.Raw)] = true, true
 	}
 	if len(authorities) < 6 || len(servings) < 50 {
-		t.Errorf("a year saw %d authorities and %d certificates", len(authorities), len(servings))
+		t.Errorf("%d authorities and %d certificates in a year", len(authorities), len(servings))
 	}
 }
 
-// Only what is damaged or lost is replaced.
+// Only damaged or lost data is replaced.
 func TestRepair(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	good, _, err := material{}.next(now, hosts, Default)
@@ -80,14 +80,14 @@ func TestRepair(t *testing.T) {
 		sameAuthority bool
 		sameServing   bool
 	}{
-		"nothing":               {func(map[string][]byte) {}, hosts, true, true},
-		"fewer hosts":           {func(map[string][]byte) {}, hosts[:1], true, true},
-		"another host":          {func(map[string][]byte) {}, []string{"::1"}, true, false},
-		"no authority":          {func(d map[string][]byte) { delete(d, keyCACert) }, hosts, false, false},
-		"its key is lost":       {func(d map[string][]byte) { delete(d, keyCAKey) }, hosts, false, true},
-		"its key is another":    {func(d map[string][]byte) { d[keyCAKey] = d[keyKey] }, hosts, false, true},
-		"serving key is lost":   {func(d map[string][]byte) { d[keyKey] = []byte("x") }, hosts, true, false},
-		"everything is garbage": {func(d map[string][]byte) { clear(d); d[keyCACert] = []byte("x") }, hosts, false, false},
+		"nothing":                  {func(map[string][]byte) {}, hosts, true, true},
+		"fewer hosts":              {func(map[string][]byte) {}, hosts[:1], true, true},
+		"another host":             {func(map[string][]byte) {}, []string{"::1"}, true, false},
+		"no authority":             {func(d map[string][]byte) { delete(d, keyCACert) }, hosts, false, false},
+		"authority's key is lost":  {func(d map[string][]byte) { delete(d, keyCAKey) }, hosts, false, true},
+		"key of another authority": {func(d map[string][]byte) { d[keyCAKey] = d[keyKey] }, hosts, false, true},
+		"serving key is lost":      {func(d map[string][]byte) { d[keyKey] = []byte("x") }, hosts, true, false},
+		"everything is garbage":    {func(d map[string][]byte) { clear(d); d[keyCACert] = []byte("x") }, hosts, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := map[string][]byte{}
@@ -109,7 +109,7 @@ func TestRepair(t *testing.T) {
 				t.Errorf("the certificate is the same: %v", got)
 			}
 			if m.signer == nil || len(m.missing(c.hosts)) > 0 || !m.valid(now) {
-				t.Error("it does not serve")
+				t.Error("the material has no serving certificate")
 			}
 			if c.sameAuthority {
 				verify(t, m, good.authorities, now)
@@ -118,7 +118,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// The content of a Secret may be arbitrary.
+// FuzzRead reads a Secret with any content.
 func FuzzRead(f *testing.F) {
 	good, _, err := material{}.next(time.Now(), hosts, Default)
 	if err != nil {
@@ -133,7 +133,7 @@ func FuzzRead(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b, c, d []byte) {
 		m, _, err := read(map[string][]byte{keyCACert: a, keyCAKey: b, keyCert: c, keyKey: d}).next(time.Now(), hosts, Default)
 		if err != nil || !m.valid(time.Now()) || m.signer == nil {
-			t.Fatalf("it does not serve: %v", err)
+			t.Fatalf("the material has no serving certificate: %v", err)
 		}
 	})
 }

@@ -27,8 +27,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
 
-// Two replicas serve a webhook that every ConfigMap needs. Each request opens a new connection while the certificate and its
-// authority are replaced: no request fails.
+// No request fails while the certificate and its authority are replaced. Two replicas serve a webhook that the API server
+// calls for every ConfigMap. Each request opens a new connection.
 func TestRotationUnderRequests(t *testing.T) {
 	cluster := kubetest.Up(t)
 	kube, err := kubernetes.NewForConfig(cluster.Config)
@@ -95,7 +95,7 @@ func TestRotationUnderRequests(t *testing.T) {
 	})
 	t.Logf("%d requests", done)
 
-	// Both serve the same certificate: the second one adopted what the first wrote.
+	// Both serve the same certificate, because the second replica reads the Secret that the first one wrote.
 	wait(t, "both have the same certificate", func() error {
 		if a, b := keepers[0].current.Load().serving.Leaf, keepers[1].current.Load().serving.Leaf; !a.Equal(b) {
 			return fmt.Errorf("%s and %s", a.SerialNumber, b.SerialNumber)
@@ -106,16 +106,16 @@ func TestRotationUnderRequests(t *testing.T) {
 	if err := kube.CoreV1().Secrets("certs").Delete(t.Context(), "serving", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, "it is made again", func() error {
+	wait(t, "the Secret is created again", func() error {
 		_, err := kube.CoreV1().Secrets("certs").Get(t.Context(), "serving", metav1.GetOptions{})
 		return err
 	})
-	wait(t, "requests pass again", request)
+	wait(t, "requests succeed again", request)
 	cluster.Kubectl(t, "", "delete", "validatingwebhookconfiguration", "certs")
-	wait(t, "it is not ready", func() error {
+	wait(t, "the replica is not ready", func() error {
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
 		if keepers[0].Check(req) == nil {
-			return fmt.Errorf("it is")
+			return fmt.Errorf("the replica is ready")
 		}
 		return nil
 	})
@@ -184,7 +184,7 @@ func wait(t *testing.T, what string, try func() error) {
 		case <-tick.C:
 		case <-ctx.Done():
 			if apierrors.IsNotFound(err) {
-				t.Fatalf("%s: it is not there", what)
+				t.Fatalf("%s: timed out", what)
 			}
 			t.Fatalf("%s: %v", what, err)
 		}

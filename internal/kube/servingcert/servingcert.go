@@ -1,6 +1,6 @@
-// Package servingcert maintains the serving certificate of admission webhooks: its own authority and the certificate that it
-// signs. They are in a Secret that all replicas share, are replaced before they expire without a restart, and are published
-// to the API server through the webhook configurations. The package serves nothing.
+// Package servingcert maintains the serving certificate of admission webhooks, and the authority that signs it. Both are in a
+// Secret that all replicas share. They are replaced before they expire, without a restart. The package publishes the authority
+// to the API server through the webhook configurations. It serves nothing.
 package servingcert
 
 import (
@@ -30,16 +30,16 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// fieldOwner owns the bundles in webhook configurations.
+// fieldOwner is the field owner of the CA bundles in webhook configurations.
 const fieldOwner = "cocoon-webhook-certificates"
 
 // again is the longest delay between two checks of the certificates' age.
 const again = time.Hour
 
-// Keeper maintains one serving certificate. Every replica of the program runs one: the first one writes, the others read. All
-// fields are required.
+// Keeper maintains one serving certificate. Every replica of the program runs a Keeper. The first replica writes the Secret,
+// and the others read it. All fields are required.
 type Keeper struct {
-	// Client reads from a cache, which only needs the objects named here, and writes.
+	// Client writes directly, and reads from a cache. The cache needs only the objects that are named here.
 	Client client.Client
 	Secret types.NamespacedName
 	// Configuration is the name of the ValidatingWebhookConfiguration and of the MutatingWebhookConfiguration.
@@ -64,7 +64,7 @@ func (k *Keeper) Setup(m ctrl.Manager) error {
 		Watches(&admissionv1.ValidatingWebhookConfiguration{}, same, named(types.NamespacedName{Name: k.Configuration})).
 		Watches(&admissionv1.MutatingWebhookConfiguration{}, same, named(types.NamespacedName{Name: k.Configuration})).
 		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-			q.Add(one) // there may be no object yet whose event would trigger it
+			q.Add(one) // reconcile once at the start, because without the objects no event triggers it
 			return nil
 		})).
 		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: 1, NeedLeaderElection: &everyReplica}).
@@ -84,7 +84,7 @@ func (k *Keeper) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.
 	}
 	if changed {
 		if err := k.write(ctx, secret, m); apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-			return reconcile.Result{RequeueAfter: 100 * time.Millisecond}, nil // another replica was first: its write sends an event
+			return reconcile.Result{RequeueAfter: 100 * time.Millisecond}, nil // another replica has written the Secret
 		} else if err != nil {
 			return reconcile.Result{}, err
 		}
@@ -115,7 +115,7 @@ func (k *Keeper) write(ctx context.Context, secret *corev1.Secret, m material) e
 	return nil
 }
 
-// inject makes the API server trust the bundle. A missing configuration gets it as soon as it exists.
+// inject writes the CA bundle to the webhook configurations. A missing configuration gets the bundle as soon as it exists.
 func (k *Keeper) inject(ctx context.Context, bundle []byte) error {
 	v, m, err := k.configurations(ctx)
 	if err != nil {
@@ -142,7 +142,8 @@ func (k *Keeper) inject(ctx context.Context, bundle []byte) error {
 	return nil
 }
 
-// stale ignores the errors of an object that was changed or deleted meanwhile: that change triggers the next reconciliation.
+// stale ignores the error if the object was changed or deleted meanwhile, because that change triggers the next
+// reconciliation.
 func stale(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -150,7 +151,7 @@ func stale(err error) error {
 	return err
 }
 
-// configurations returns the two configurations, nil for one that does not exist.
+// configurations returns the two configurations. A configuration that does not exist is nil.
 func (k *Keeper) configurations(ctx context.Context) (*admissionv1.ValidatingWebhookConfiguration, *admissionv1.MutatingWebhookConfiguration, error) {
 	v, m := &admissionv1.ValidatingWebhookConfiguration{}, &admissionv1.MutatingWebhookConfiguration{}
 	key := types.NamespacedName{Name: k.Configuration}
@@ -192,7 +193,7 @@ func trusted(clients []admissionv1.WebhookClientConfig, bundle []byte) bool {
 	return true
 }
 
-// Certificate returns the serving certificate, for tls.Config.GetCertificate. Unavailable before it exists.
+// Certificate returns the serving certificate, for tls.Config.GetCertificate. Errors: Unavailable before it exists.
 func (k *Keeper) Certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	m := k.current.Load()
 	if m == nil {
@@ -212,7 +213,7 @@ func (k *Keeper) Check(req *http.Request) error {
 	case err != nil:
 		return err
 	case v == nil || mut == nil:
-		return errdefs.Preconditionf("the webhook configurations %s are not installed, so the API server does not call this webhook", k.Configuration)
+		return errdefs.Preconditionf("the webhook configurations %s are not installed, so the API server does not call this webhook; apply the manifests of cocoon-manager", k.Configuration)
 	case !trusted(append(clientsOf(v), clientsOfMutating(mut)...), m.bundle()):
 		return errdefs.Unavailablef("the webhook configurations %s do not trust the certificate yet", k.Configuration)
 	}

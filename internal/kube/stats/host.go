@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// userTick is the unit of CPU times in /proc. The kernel interface uses this value on every machine that we support.
+// userTick is the unit of CPU times in /proc. It has this value on every supported machine.
 const userTick = 10 * time.Millisecond
 
 // Host reads the kernel's data about this machine.
@@ -38,7 +38,7 @@ type Memory struct {
 	Hugepages              int64 // all pages of 2 MiB, in bytes
 }
 
-// WorkingSet is the memory that cannot be reclaimed at once, computed like in the kubelet.
+// WorkingSet returns the memory that cannot be reclaimed immediately, computed as in the kubelet.
 func (m Memory) WorkingSet() int64 { return max(0, m.Total-m.Free-m.InactiveFile) }
 
 // Memory reads /proc/meminfo.
@@ -67,7 +67,7 @@ func (h Host) Memory() (Memory, error) {
 	return m, nil
 }
 
-// CPU returns the CPU time of the machine since it started, and when that was.
+// CPU returns the CPU time of the machine since its boot, and the time of the boot.
 func (h Host) CPU() (used time.Duration, boot time.Time, err error) {
 	data, err := os.ReadFile(filepath.Join(h.proc(), "stat"))
 	if err != nil {
@@ -78,7 +78,7 @@ func (h Host) CPU() (used time.Duration, boot time.Time, err error) {
 		fields := strings.Fields(line)
 		switch {
 		case len(fields) > 8 && fields[0] == "cpu":
-			// user nice system idle iowait irq softirq steal; user already includes the time of guests.
+			// The fields are user nice system idle iowait irq softirq steal. user already includes the time of guests.
 			for i, f := range fields[1:9] {
 				n, err := strconv.ParseUint(f, 10, 63)
 				if err != nil {
@@ -117,7 +117,7 @@ func (h Host) Disk() (Disk, error) {
 	return Disk{blocks(st.Blocks, st.Bsize), blocks(st.Bavail, st.Bsize), inodes(st.Files), inodes(st.Ffree)}, nil
 }
 
-// existing returns Root or its nearest existing parent: the disks' directory may not have been created yet.
+// existing returns Root or its nearest existing parent, because Root may not have been created yet.
 func (h Host) existing() string {
 	for dir := h.Root; ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
@@ -133,7 +133,7 @@ func blocks(n uint64, size int64) int64 {
 	return int64(n) * size
 }
 
-// Threads returns the current and the maximum number of threads; zeros if the host does not report them.
+// Threads returns the current and the maximum number of threads, or zeros if the host does not report them.
 func (h Host) Threads() (now, most int64) {
 	text := func(name string) string {
 		b, err := fs.ReadFile(os.DirFS(h.proc()), name)
@@ -150,7 +150,7 @@ func (h Host) Threads() (now, most int64) {
 	return now, most
 }
 
-// occupied returns the bytes that the file at path occupies on its disk; nil if it is not visible.
+// occupied returns the bytes that the file at path occupies on its disk, or nil if the file is not visible.
 func occupied(path string) *uint64 {
 	if path == "" {
 		return nil

@@ -10,25 +10,26 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Limits for asking guests. A scrape waits for the guests, so the timeout is short. For a guest that is late, its last answer
-// is reported.
+// Limits of queries to guests. A scrape waits for the guests, so the timeout is short. If a guest does not answer in time, its
+// last answer is used.
 const (
-	askLimit  = time.Second      // for all answers of one scrape
+	askLimit  = time.Second      // timeout for all answers of one scrape
 	askAtOnce = 16               // guests asked concurrently
 	askFresh  = time.Second      // a younger answer is reused
-	askStale  = 45 * time.Second // an older answer is not used any more: three scrapes of metrics-server
+	askStale  = 45 * time.Second // an older answer is not used; the time of three scrapes of metrics-server
 )
 
-// ContainerUsage is one container's share of its VM's usage: what the guest counts for the container, plus an equal part of
-// what the guest counts for no container (its kernel, the emulation). The shares of one moment add up to the VM's usage.
+// ContainerUsage is one container's share of its VM's usage: the usage that the guest counts for the container, plus an equal
+// part of the usage that belongs to no container (the guest's kernel, the emulation). The shares of one measurement add up to
+// the VM's usage.
 type ContainerUsage struct {
 	Name            string
 	At              time.Time
-	CPU             time.Duration // of all its runs since ProcessUsage.Since; never decreases
+	CPU             time.Duration // of all runs of the container since ProcessUsage.Since; never decreases
 	RSS, WorkingSet uint64        // bytes
 }
 
-// answers are what guests reported for all their containers, including ended ones.
+// answers are the reports of guests about all their containers, including ended ones.
 type answers map[vm.ID][]guest.ContainerStats
 
 // ask asks the guests with more than one running container that have not answered recently.
@@ -70,7 +71,7 @@ func (c *Collector) ask(ctx context.Context, all []VM) answers {
 		})
 	}
 	for _, v := range due {
-		next <- v.ID // does not block for long: after the timeout every query fails at once
+		next <- v.ID // does not block for long, because every query fails immediately after the timeout
 	}
 	close(next)
 	asked.Wait()
@@ -80,10 +81,10 @@ func (c *Collector) ask(ctx context.Context, all []VM) answers {
 // shares holds the containers' shares in the usage of one VM.
 type shares struct {
 	whole time.Duration            // CPU time of the VM that is already divided
-	cpu   map[string]time.Duration // each container's part of it
-	said  map[string]uint64        // nanoseconds that the guest counted for each at that time; nil: no answer
-	last  []ContainerUsage         // as reported
-	pid   int                      // of the process for which they were reported
+	cpu   map[string]time.Duration // each container's part of whole
+	said  map[string]uint64        // the guest's count for each container at that time, in nanoseconds; nil: no answer
+	last  []ContainerUsage         // the shares that were reported last
+	pid   int                      // the VM's process at the time of last
 }
 
 // fresh reports whether the last reported shares of v's containers are recent enough.
@@ -92,14 +93,14 @@ func (s *shares) fresh(v VM) bool {
 		slices.EqualFunc(s.last, v.Containers, func(u ContainerUsage, name string) bool { return u.Name == name })
 }
 
-// divide returns the shares of u, which v used. If the guest has not answered now but recently, they stay as they were. If it
-// has been silent longer, or its agent does not know, the shares are equal.
+// divide returns the containers' shares of u, the usage of v. If the guest has not answered now but has recently, it returns
+// the last shares. If the guest has not answered for longer, or its agent does not count, the shares are equal.
 func (s *shares) divide(v VM, u Usage, said []guest.ContainerStats) []ContainerUsage {
 	if len(said) == 0 && len(v.Containers) > 1 && s.said != nil && s.pid == v.PID && len(s.last) > 0 && u.At.Sub(s.last[0].At) < askStale {
 		return slices.DeleteFunc(slices.Clone(s.last), func(u ContainerUsage) bool { return !slices.Contains(v.Containers, u.Name) })
 	}
 	counted, memory := map[string]uint64{}, map[string]uint64{}
-	for _, c := range said { // from a guest, so not trusted
+	for _, c := range said { // data of a guest is not trusted
 		counted[c.Name] = uint64(min(max(c.CPUSeconds, 0), maxSeconds) * float64(time.Second))
 		memory[c.Name] = uint64(max(c.Memory, 0))
 	}
@@ -107,7 +108,7 @@ func (s *shares) divide(v VM, u Usage, said []guest.ContainerStats) []ContainerU
 	for i, name := range v.Containers {
 		if before := s.said[name]; s.whole == 0 || s.said != nil {
 			cpu[i] = counted[name]
-			if before <= cpu[i] { // otherwise the guest has rebooted since
+			if before <= cpu[i] { // otherwise the guest has rebooted meanwhile
 				cpu[i] -= before
 			}
 		}
@@ -129,11 +130,11 @@ func (s *shares) divide(v VM, u Usage, said []guest.ContainerStats) []ContainerU
 	return slices.Clone(s.last)
 }
 
-// maxSeconds limits the CPU time that a guest may report, so that its nanoseconds fit the counter: 30 years.
+// maxSeconds is the largest CPU time that a guest may report, about 30 years, so that its nanoseconds fit the counter.
 const maxSeconds = 1e9
 
-// divide shares whole among those who used own of it: each gets that, plus an equal part of the rest. If own adds up to more
-// than whole, each gets its proportion. The parts always add up to whole.
+// divide splits whole: each part gets its amount in own, plus an equal part of the rest. If own adds up to more than whole,
+// each part is in proportion to own. The parts always add up to whole.
 func divide(whole uint64, own []uint64) []uint64 {
 	out := make([]uint64, len(own))
 	var sum float64

@@ -16,15 +16,15 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// teller answers as the guest of the machine's VM, which has two containers.
-type teller struct {
+// fakeGuest answers as the guest of the machine's VM, which has two containers.
+type fakeGuest struct {
 	said  []guest.ContainerStats
 	err   error
 	asked int
 }
 
-func (m *machine) several() *teller {
-	tell := &teller{}
+func (m *machine) several() *fakeGuest {
+	tell := &fakeGuest{}
 	m.vms[0].Several, m.vms[0].Containers = true, []string{"web", "side"}
 	m.c.cfg.Inside = func(_ context.Context, id vm.ID) ([]guest.ContainerStats, error) {
 		if id != "abc" {
@@ -65,34 +65,34 @@ func TestContainersOfAVM(t *testing.T) {
 	const ms = time.Millisecond
 	m.process(500, 100, 50, 256) // 1.5 s
 	tell.said = []guest.ContainerStats{{Name: "web", CPUSeconds: 0.8, Memory: 600_000}, {Name: "side", CPUSeconds: 0.2, Memory: 50_000}, {Name: "done", CPUSeconds: 0.1}}
-	u := check("what is nobody's is shared", 1050*ms, 450*ms)
+	u := check("usage of no container is divided equally", 1050*ms, 450*ms)
 	if more := u.Containers[0].RSS - u.Containers[1].RSS; more != 550_000 {
 		t.Errorf("one holds %d more bytes than the other", more)
 	}
 	m.process(500, 200, 50, 256) // 1 s more of CPU time
 	tell.said = []guest.ContainerStats{{Name: "web", CPUSeconds: 1.7}, {Name: "side", CPUSeconds: 0.2}}
-	check("just asked", 1050*ms, 450*ms)
+	check("asked a moment ago", 1050*ms, 450*ms)
 	if tell.asked != 1 {
-		t.Errorf("asked %d times within a moment", tell.asked)
+		t.Errorf("the guest was asked %d times within a moment", tell.asked)
 	}
 	m.later(2 * askFresh)
-	check("asked anew", 2000*ms, 500*ms)
+	check("asked again", 2000*ms, 500*ms)
 	m.process(500, 300, 50, 256)
 	m.later(2 * askFresh)
 	tell.err, tell.said = errors.New("the guest does not answer"), nil
-	check("late once", 2000*ms, 500*ms)
+	check("one missing answer", 2000*ms, 500*ms)
 	m.later(2 * askStale)
 	check("silent", 2500*ms, 1000*ms)
 	m.later(2 * askFresh)
 	m.process(500, 400, 50, 256)
 	tell.err, tell.said = nil, []guest.ContainerStats{{Name: "web", CPUSeconds: 50}, {Name: "side", CPUSeconds: 0.3}}
-	check("nobody knows of which time it speaks", 3000*ms, 1500*ms)
+	check("the last answer is too old", 3000*ms, 1500*ms)
 
-	// The guest counts more than the host; the host's value is the limit.
+	// The guest counts more than the host. The host's value is the limit.
 	m.later(2 * askFresh)
 	m.process(500, 500, 50, 256)
 	tell.said = []guest.ContainerStats{{Name: "web", CPUSeconds: 53}, {Name: "side", CPUSeconds: 1.3}}
-	check("in proportion", 3750*ms, 1750*ms)
+	check("shares in proportion", 3750*ms, 1750*ms)
 
 	// The guest reboots and counts from zero.
 	m.vms[0].PID = 0
@@ -114,7 +114,7 @@ func TestContainersOfAVM(t *testing.T) {
 	m.vms[0].Containers = nil
 	check("none runs")
 	if tell.asked != 0 {
-		t.Error("asked of what is plain")
+		t.Error("the guest of a VM with a single container was asked")
 	}
 }
 
@@ -137,7 +137,7 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// Each container is reported separately, and the pod as the whole VM.
+// Each container is reported separately. The pod's usage is that of the VM.
 func TestContainersAreServed(t *testing.T) {
 	m := newMachine(t)
 	m.process(500, 100, 50, 256)

@@ -25,7 +25,8 @@ type link struct {
 	counters [4]uint64
 }
 
-// readLinks returns the links of a network namespace ("" is ours) by name, with one kernel request for all of them.
+// readLinks returns the links of a network namespace ("" is that of this process) by name, with one kernel request for all
+// links.
 func readLinks(netns string) (map[string]link, error) {
 	if netns == "" {
 		return dumpLinks()
@@ -36,7 +37,7 @@ func readLinks(netns string) (map[string]link, error) {
 	}
 	got := make(chan answer, 1)
 	go func() {
-		// The thread stays locked: it ends with the goroutine, so no other goroutine runs in its namespace.
+		// The thread stays locked, so it ends with the goroutine, and no other goroutine runs in its namespace.
 		runtime.LockOSThread()
 		links, err := dumpLinksIn(netns)
 		got <- answer{links, err}

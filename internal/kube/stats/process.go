@@ -14,10 +14,10 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// reader reads small kernel files into one buffer, because a scrape reads thousands.
+// reader reads small kernel files into one buffer, because a scrape reads thousands of files.
 type reader struct{ buf [4096]byte }
 
-// read returns the beginning of the file at path, valid until the next call.
+// read returns the beginning of the file at path. The result is valid until the next call.
 func (r *reader) read(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -46,8 +46,8 @@ func (h Host) process(r *reader, pid int) (processStat, error) {
 	return parseProcessStat(data)
 }
 
-// parseProcessStat reads one line of /proc/PID/stat. The command name may contain anything, so fields are counted from its
-// last parenthesis.
+// parseProcessStat parses the line in /proc/PID/stat. The command name may contain any character, so fields are counted from
+// its last parenthesis.
 func parseProcessStat(data []byte) (st processStat, err error) {
 	const state, utime, stime, start, rss = 0, 11, 12, 19, 21 // fields 3, 14, 15, 22 and 24 of proc(5)
 	i := bytes.LastIndexByte(data, ')')
@@ -88,7 +88,7 @@ func parseProcessStat(data []byte) (st processStat, err error) {
 	return st, errdefs.New(errdefs.Internal, "stat line %.40q is too short", data)
 }
 
-// cgroup2 returns the mount point of the cgroup v2 tree, also on hybrid hosts; "" if there is none.
+// cgroup2 returns the mount point of the cgroup v2 tree, also on hybrid hosts, or "" if there is none.
 func (h Host) cgroup2() string {
 	f, err := os.Open(h.proc() + "/self/mountinfo")
 	if err != nil {
@@ -105,7 +105,7 @@ func (h Host) cgroup2() string {
 	return ""
 }
 
-// ownCgroup returns the directory of the cgroup that holds only v's process; "" if the cgroup is shared.
+// ownCgroup returns the directory of the cgroup of v's process, or "" if other processes share the cgroup.
 func (h Host) ownCgroup(r *reader, mount string, v VM) string {
 	if mount == "" {
 		return ""
@@ -117,7 +117,7 @@ func (h Host) ownCgroup(r *reader, mount string, v VM) string {
 	for line := range strings.Lines(string(data)) {
 		path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::")
 		if !ok || filepath.Base(path) != string(v.ID) {
-			continue // only a cgroup with the VM's name was created for it
+			continue // a cgroup without the VM's id may be shared
 		}
 		if dir := filepath.Join(mount, path); unix.Access(filepath.Join(dir, "cpu.stat"), unix.R_OK) == nil {
 			return dir
@@ -136,7 +136,7 @@ func (r *reader) cgroupCPU(dir string) (uint64, bool) {
 	return usec * 1000, ok
 }
 
-// cgroupMemory returns the memory of a cgroup without inactive file pages; false without memory controller.
+// cgroupMemory returns the memory of a cgroup without inactive file pages, or false without a memory controller.
 func (r *reader) cgroupMemory(dir string) (uint64, bool) {
 	data, err := r.read(dir + "/memory.current")
 	if err != nil {
@@ -153,7 +153,7 @@ func (r *reader) cgroupMemory(dir string) (uint64, bool) {
 	return n - min(n, inactive), true
 }
 
-// keyed finds "key VALUE" among lines.
+// keyed returns VALUE of the line "key VALUE" in data.
 func keyed(data []byte, key string) (uint64, bool) {
 	for line := range bytes.Lines(data) {
 		k, v, ok := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))

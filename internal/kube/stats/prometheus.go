@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The families of /metrics/resource, with the kubelet's names: metrics-server and the HPA read them.
+// The families of /metrics/resource. They have the kubelet's names, because metrics-server reads them for the HPA.
 var (
 	podLabels       = []string{"namespace", "pod"}
 	containerLabels = []string{"container", "namespace", "pod"}

@@ -46,7 +46,7 @@ func (g podSecond) Gather() ([]*dto.MetricFamily, error) {
 	for _, family := range all {
 		for _, m := range family.Metric {
 			if l := m.Label; len(l) > 2 && l[2].GetName() == "pod" {
-				l = slices.Clone(l) // the slice belongs to the registry
+				l = slices.Clone(l) // do not change the slice of the registry
 				l[1], l[2] = l[2], l[1]
 				m.Label = l
 			}

@@ -1,8 +1,8 @@
-// Package stats measures what VMs and their host use, from /proc, cgroups and link counters. It serves the result like a
-// kubelet (/stats/summary, /metrics/resource) and to Prometheus (vk_cocoon_*).
+// Package stats measures the resource usage of VMs and their host, from /proc, cgroups and link counters. It serves the result
+// like a kubelet (/stats/summary, /metrics/resource) and to Prometheus (vk_cocoon_*).
 //
-// It starts no process. It queries only the kernel and, for VMs with several containers, their guests. Its Source tells it
-// which VMs exist.
+// It starts no process. It queries only the kernel and, for VMs with several containers, their guests. Its Source lists the
+// VMs.
 package stats
 
 import (
@@ -17,28 +17,28 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// VM is one VM that belongs to a pod, as its owner describes it.
+// VM describes the VM of a pod.
 type VM struct {
 	ID        vm.ID
-	Name      string // of the VM
-	Namespace string // of the pod, like the next two
+	Name      string // name of the VM
+	Namespace string // namespace of the pod; Pod and PodUID are also the pod's
 	Pod       string
 	UID       string
 	Backend   string // hypervisor driver
 
 	Containers []string // running containers of the pod
-	Several    bool     // it may have any number of containers: the guest knows what each uses
+	Several    bool     // the VM may have several containers, and the guest counts the usage of each
 
-	PID       int // of the hypervisor process; 0 if none runs
+	PID       int // pid of the hypervisor process; 0 if none runs
 	StartedAt time.Time
 	Taps      []Tap
-	COW       string // path of the writable disk; "" for none
+	COW       string // path of the writable disk; "" if there is none
 }
 
 // Tap is the host side of a VM's NIC.
 type Tap struct {
 	Name  string
-	NetNS string // path of its network namespace; "" for this process's
+	NetNS string // path of the tap's network namespace; "" for that of this process
 }
 
 // Config configures a Collector.
@@ -47,16 +47,16 @@ type Config struct {
 	Proc   string // "" is /proc
 	Root   string // directory on the file system that holds the VMs' disks
 	Source func() []VM
-	// Inside asks a guest with several containers what each of them uses. Nil: they get equal shares.
+	// Inside asks a guest with several containers for the usage of each. Nil: the containers get equal shares.
 	Inside func(ctx context.Context, id vm.ID) ([]guest.ContainerStats, error)
 	Log    *slog.Logger
-	// Owns reports whether the process with v.PID is v's: a pid may be that of another machine or of a later process. Nil: its
-	// arguments must name the VM.
+	// Owns reports whether the process with v.PID is v's hypervisor. A pid may be of another machine or of a later process. Nil:
+	// the process is v's if its arguments name the VM.
 	Owns func(proc string, v VM) bool
 }
 
-// Collector measures on demand. It stores only what lets counters continue when a VM gets a new process. Safe for concurrent
-// use.
+// Collector measures on demand. It stores only the state that lets counters continue when a VM gets a new process. It is safe
+// for concurrent use.
 type Collector struct {
 	cfg   Config
 	host  Host
@@ -64,7 +64,7 @@ type Collector struct {
 
 	asking   sync.Mutex // only one scrape at a time asks guests
 	mu       sync.Mutex
-	cgroup2  string // mount point; "" for none
+	cgroup2  string // mount point of cgroup v2; "" if there is none
 	accounts map[vm.ID]*account
 }
 
@@ -80,7 +80,7 @@ func New(cfg Config) (*Collector, error) {
 	return &Collector{cfg: cfg, host: h, links: readLinks, cgroup2: h.cgroup2(), accounts: map[vm.ID]*account{}}, nil
 }
 
-// Usage is what one VM used. Values that could not be measured are nil: unknown is not zero.
+// Usage is the usage of one VM. A value that could not be measured is nil, because unknown is not zero.
 type Usage struct {
 	VM      VM
 	At      time.Time
@@ -91,21 +91,22 @@ type Usage struct {
 	Disk       *uint64 // bytes that the writable disk occupies
 }
 
-// ProcessUsage is what the hypervisor process used, and so guest and hypervisor together.
+// ProcessUsage is the usage of the hypervisor process, which includes the guest.
 type ProcessUsage struct {
 	Since      time.Time     // when CPU was zero: the first observed start of the VM
 	CPU        time.Duration // of all runs since then; never decreases
 	RSS        uint64        // bytes of resident memory
-	WorkingSet uint64        // bytes: of the VM's cgroup without inactive file pages; RSS without such a cgroup
+	WorkingSet uint64        // bytes of the VM's cgroup without inactive file pages; RSS if the VM has no cgroup of its own
 }
 
-// NetworkUsage counts bytes and errors from the guest's side: Rx is what the host sent. The counters never decrease.
+// NetworkUsage counts bytes and errors from the guest's side: Rx are the bytes that the host sent. The counters never
+// decrease.
 type NetworkUsage struct {
 	RxBytes, TxBytes   uint64
 	RxErrors, TxErrors uint64
 }
 
-// Collect measures every VM of the Source, in its order.
+// Collect measures every VM of the Source, in the Source's order.
 func (c *Collector) Collect() []Usage { return c.collect(c.cfg.Source(), false, nil) }
 
 // CollectContainers is Collect with Containers, for which it asks the guests.
@@ -155,7 +156,7 @@ type total struct{ before, last uint64 }
 // renew is called when the source has been replaced.
 func (t *total) renew() { t.before, t.last = t.before+t.last, 0 }
 
-// now adds a reading. A lower reading than before is of a new source.
+// now adds a reading. A reading that is lower than the last one means that the source has restarted.
 func (t *total) now(v uint64) uint64 {
 	if v < t.last {
 		t.renew()
@@ -167,8 +168,8 @@ func (t *total) now(v uint64) uint64 {
 // account is the state of a VM between two measurements.
 type account struct {
 	pid    int
-	start  uint64 // of the process, in ticks since boot; identifies it together with the pid
-	cgroup string // directory of the VM's own cgroup; "" for none
+	start  uint64 // start of the process, in ticks since boot; identifies the process together with the pid
+	cgroup string // directory of the VM's own cgroup; "" if it has none
 	since  time.Time
 	cpu    total
 	taps   map[string]*tapAccount
@@ -194,14 +195,14 @@ type tapAccount struct {
 	totals [4]total
 }
 
-// process measures the hypervisor process of v; nil if it is not visible here.
+// process measures the hypervisor process of v. It returns nil if the process is not visible on this host.
 func (c *Collector) process(r *reader, v VM, a *account) *ProcessUsage {
 	if v.PID <= 0 {
 		return nil
 	}
 	st, err := c.host.process(r, v.PID)
 	if err != nil {
-		return nil // it has ended, or belongs to another machine
+		return nil // the process has ended, or the pid is of another machine
 	}
 	if v.PID != a.pid || st.start != a.start {
 		if !c.cfg.Owns(c.host.proc(), v) {
@@ -219,7 +220,7 @@ func (c *Collector) process(r *reader, v VM, a *account) *ProcessUsage {
 	if a.cgroup != "" {
 		ns, ok := r.cgroupCPU(a.cgroup)
 		if !ok {
-			return nil // the cgroup ended with its process; do not mix both sources in one counter
+			return nil // the cgroup was removed with the process; do not mix the values of cgroup and /proc in one counter
 		}
 		used = ns
 		if n, ok := r.cgroupMemory(a.cgroup); ok {
@@ -230,7 +231,7 @@ func (c *Collector) process(r *reader, v VM, a *account) *ProcessUsage {
 	return u
 }
 
-// network returns the sum of v's taps; nil if one of them is not visible.
+// network returns the sum of v's taps, or nil if a tap is not visible.
 func (c *Collector) network(v VM, a *account, seen map[string]map[string]link) *NetworkUsage {
 	if len(v.Taps) == 0 {
 		return nil
@@ -264,6 +265,6 @@ func (c *Collector) network(v VM, a *account, seen map[string]map[string]link) *
 			sum[i] += ta.totals[i].now(n)
 		}
 	}
-	// What the host side received, the guest sent.
+	// Bytes that the host's side received are bytes that the guest sent.
 	return &NetworkUsage{RxBytes: sum[linkTx], TxBytes: sum[linkRx], RxErrors: sum[linkTxErrors], TxErrors: sum[linkRxErrors]}
 }

@@ -106,12 +106,12 @@ func TestCountersNeverFall(t *testing.T) {
 		t.Errorf("disk %v", u.Disk)
 	}
 
-	// It stops: only its disk is still measured.
+	// Of a stopped VM only the disk is measured.
 	m.vms[0].PID = 0
 	if u := m.one(); u.Process != nil || u.Network != nil || u.Disk == nil {
 		t.Errorf("stopped: %+v", u)
 	}
-	// It is started again in place, with the same pid and lower counters, and a new tap that counted more than the old one.
+	// The VM is restarted in place, with the same pid and lower counters, and a new tap that counted more than the old one.
 	m.vms[0].PID, m.vms[0].StartedAt = 10, time.Unix(1700000200, 0)
 	m.process(900, 20, 5, 128)
 	m.links["t0"] = link{index: 8, counters: [4]uint64{linkRx: 1500, linkTx: 10}}
@@ -125,12 +125,12 @@ func TestCountersNeverFall(t *testing.T) {
 	// Kernel rounding may make the value one tick lower.
 	m.process(900, 20, 4, 128)
 	if p := m.one().Process; p == nil || p.CPU != 1750*time.Millisecond {
-		t.Errorf("fell back: %+v", p)
+		t.Errorf("the CPU time decreased: %+v", p)
 	}
 	m.vms = nil
 	m.c.Collect()
 	if len(m.c.accounts) != 0 {
-		t.Error("a VM that is gone is remembered")
+		t.Error("the state of a removed VM is kept")
 	}
 }
 
@@ -145,7 +145,7 @@ func TestAbsentNotZero(t *testing.T) {
 	}
 	m.vms[0].ID, m.vms[0].Name = "other", "vk-default-other" // the pid belongs to another machine, or here to another process
 	if u := m.one(); u.Process != nil || u.Network != nil {
-		t.Errorf("somebody else's process: %+v", u)
+		t.Errorf("process of another program: %+v", u)
 	}
 	m.vms[0].ID, m.vms[0].Name, m.vms[0].Taps[0].NetNS = "abc", "vk-default-web", "/gone"
 	if u := m.one(); u.Process == nil || u.Network != nil {
@@ -178,7 +178,7 @@ func TestOwnCgroup(t *testing.T) {
 	if p := m.one().Process; p != nil {
 		t.Errorf("the cgroup is gone: %+v", p)
 	}
-	// A shared cgroup says nothing about one VM.
+	// A shared cgroup does not count the usage of one VM.
 	m.process(501, 1, 0, 1)
 	m.write("10/cgroup", "0::/cocoon\n")
 	m.write("cg/cocoon/cpu.stat", "usage_usec 99999999\n")
@@ -216,7 +216,7 @@ func TestSummary(t *testing.T) {
 	if s.Node.Fs != nil || s.Pods[0].Network != nil || s.Pods[0].CPU == nil {
 		t.Errorf("CPU and memory only: %+v", s)
 	}
-	m.vms[0].Containers, m.vms[0].Several = []string{"c", "d"}, true // nothing queries the guest: they get equal shares
+	m.vms[0].Containers, m.vms[0].Several = []string{"c", "d"}, true // without Inside the containers get equal shares
 	s = *m.c.Summary(t.Context())
 	if c := s.Pods[0].Containers; len(c) != 2 || c[1].Name != "d" || *c[0].CPU.UsageCoreNanoSeconds != 75e7 || *c[1].CPU.UsageCoreNanoSeconds != 75e7 ||
 		*c[1].Memory.RSSBytes != *s.Pods[0].Memory.RSSBytes/2 || *c[1].Rootfs.UsedBytes != *s.Pods[0].EphemeralStorage.UsedBytes/2 {
@@ -264,7 +264,7 @@ func TestResource(t *testing.T) {
 	}
 }
 
-// The documented families, by name, type and labels.
+// The documented families exist, with their names, types and labels.
 func TestFamilies(t *testing.T) {
 	m := newMachine(t)
 	m.process(500, 100, 50, 256)
@@ -308,14 +308,14 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// The kernel's own links and this process.
+// The kernel's real links and this process are measured.
 func TestRealKernel(t *testing.T) {
 	links, err := readLinks("")
 	if err != nil || links["lo"].index == 0 {
 		t.Fatalf("links %v, %v", links, err)
 	}
 	again, err := readLinks("/proc/thread-self/ns/net")
-	if err == nil && again["lo"].index != links["lo"].index { // entering needs privileges
+	if err == nil && again["lo"].index != links["lo"].index { // entering a namespace needs privileges
 		t.Errorf("by namespace: %v", again)
 	}
 	if _, err := readLinks("/does/not/exist"); err == nil {
@@ -352,7 +352,7 @@ func FuzzLink(f *testing.F) {
 	})
 }
 
-// A thousand VMs, each with its own tap and disk; all share one process that is measured a thousand times.
+// A thousand VMs, each with its own tap and disk. All VMs share one process, which is measured a thousand times.
 func BenchmarkScrape(b *testing.B) {
 	dir := b.TempDir()
 	vms := make([]VM, 1000)
@@ -387,7 +387,7 @@ func BenchmarkScrape(b *testing.B) {
 	}
 }
 
-// The links of this network namespace; run it in one that has a thousand.
+// BenchmarkLinks reads the links of this network namespace. Run it in a namespace with a thousand links.
 func BenchmarkLinks(b *testing.B) {
 	began := cpuTime(b)
 	var n int

@@ -8,7 +8,7 @@ import (
 	summary "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// Summary returns what a kubelet answers at /stats/summary.
+// Summary returns the answer of a kubelet at /stats/summary.
 func (c *Collector) Summary(ctx context.Context) *summary.Summary {
 	s := &summary.Summary{Node: c.node(), Pods: []summary.PodStats{}}
 	for _, u := range c.CollectContainers(ctx) {
@@ -64,7 +64,7 @@ func pod(u Usage) summary.PodStats {
 	}
 	if u.Disk != nil {
 		p.EphemeralStorage = &summary.FsStats{Time: at, UsedBytes: u.Disk}
-		for i, used := range divide(*u.Disk, make([]uint64, len(p.Containers))) { // not counted per container
+		for i, used := range divide(*u.Disk, make([]uint64, len(p.Containers))) { // the disk's usage is not counted per container
 			p.Containers[i].Rootfs = &summary.FsStats{Time: at, UsedBytes: &used}
 		}
 	}

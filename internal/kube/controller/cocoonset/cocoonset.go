@@ -1,8 +1,8 @@
 // Package cocoonset creates the pods of a CocoonSet: the main VM, the sub-agents that are forked from it, and toolboxes. It
-// hibernates, wakes and moves them. It removes what a deleted set leaves in the registry.
+// hibernates, wakes and moves their VMs. When a set is deleted, it removes the set's snapshots from the registry.
 //
 // Each reconciliation makes a plan from the current state (plan.go, pure) and executes it. Between reconciliations only the
-// objects hold state. The package creates no VMs: the nodes do, according to the pods' annotations.
+// objects hold state. The package creates no VMs. The nodes do, according to the pods' annotations.
 package cocoonset
 
 import (
@@ -32,10 +32,10 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// fieldOwner owns the set's marks on pods.
+// fieldOwner is the field owner of this controller's annotations on pods.
 const fieldOwner = "cocoonset"
 
-// Reasons of Events that are counted.
+// Reasons of the Events that a metric counts.
 const (
 	ReasonRebuilding = "SubAgentRebuilding"
 	ReasonDeadLetter = "SubAgentDeadLetter"
@@ -45,18 +45,18 @@ const (
 // registryPause is the delay before a failed registry request is retried.
 const registryPause = 5 * time.Second
 
-// Reconciler reconciles CocoonSets. All fields are required except Registry: without one nothing is ever durable, and a
-// suspended set stays Suspending.
+// Reconciler reconciles CocoonSets. All fields are required except Registry. Without a registry no VM's state is durable, and
+// a suspended set stays Suspending.
 type Reconciler struct {
 	Client   client.Client
 	Registry controller.Registry
 	Events   events.EventRecorder
 	Now      func() time.Time
-	Count    func(reason string) // is called for each Event; may be nil
+	Count    func(reason string) // called for each Event; may be nil
 }
 
-// Setup adds the reconciler to m, with that many concurrent workers. Every change of a set triggers a reconciliation, a write
-// of its status too: an earlier one that did not see that write yet may have skipped its work.
+// Setup adds the reconciler to m, with that many concurrent workers. Every change of a set triggers a reconciliation. So does
+// a write of its status, because an earlier reconciliation that did not see the write yet may have skipped its work.
 func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 	return ctrl.NewControllerManagedBy(m).Named("cocoonset").
 		For(&v1.CocoonSet{}).
@@ -85,13 +85,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{}, controller.IgnoreStale(fmt.Errorf("add finalizer: %w", err))
 		}
 	}
-	v := view{set: set, pods: pods, durable: map[string]bool{}, nowhere: r.Registry == nil, now: r.Now()}
+	v := view{set: set, pods: pods, durable: map[string]bool{}, noRegistry: r.Registry == nil, now: r.Now()}
 	for _, name := range asks(v) {
 		if r.Registry == nil {
 			break
 		}
 		if v.durable[name], err = r.durable(ctx, v, name); err != nil {
-			r.event(set, note{corev1.EventTypeWarning, "RegistryUnavailable", fmt.Sprintf("the registry does not report whether it has VM %s: %s", name, err)})
+			r.event(set, note{corev1.EventTypeWarning, "RegistryUnavailable", fmt.Sprintf("the state of VM %s cannot be looked up in the registry: %s", name, err)})
 			return ctrl.Result{RequeueAfter: registryPause}, nil
 		}
 	}
@@ -101,8 +101,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return r.carryOut(ctx, set, plan(v))
 }
 
-// durable reports whether the registry has the hibernated state of a VM of the set. The state of a VM without a pod,
-// hibernated before an upgrade, may still be where earlier releases kept it.
+// durable reports whether the registry has the hibernated state of a VM of the set. The state of a VM without a pod may still
+// be in the old repository, if the VM hibernated before an upgrade.
 func (r *Reconciler) durable(ctx context.Context, v view, name string) (bool, error) {
 	of := controller.VM{Namespace: v.set.Namespace, Name: name}
 	there, err := r.Registry.Has(ctx, of, contract.HibernateSnapshotTag)
@@ -114,7 +114,7 @@ func (r *Reconciler) durable(ctx context.Context, v view, name string) (bool, er
 	return r.Registry.HadOld(ctx, of, contract.HibernateSnapshotTag)
 }
 
-// claims returns the claims of the set's VMs on nodes, by VM name.
+// claims returns the VMPlacements of the set's VMs, by VM name.
 func (r *Reconciler) claims(ctx context.Context, set *v1.CocoonSet) (map[string]*v1.VMPlacement, error) {
 	all := map[string]*v1.VMPlacement{}
 	if set.Spec.Sticky == "" {
@@ -135,7 +135,7 @@ func (r *Reconciler) claims(ctx context.Context, set *v1.CocoonSet) (map[string]
 	return all, nil
 }
 
-// free deletes the claims of VMs whose state is no longer on a node.
+// free deletes the VMPlacements of VMs whose state is no longer on a node.
 func (r *Reconciler) free(ctx context.Context, set *v1.CocoonSet, names []string) error {
 	for _, name := range names {
 		claim := &v1.VMPlacement{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: set.Namespace}}
@@ -173,7 +173,7 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 		}
 	}
 	for _, m := range a.mark {
-		if !m.hibernate && contract.KeepSnapshot(m.pod.Annotations) { // the pod was about to be removed
+		if !m.hibernate && contract.KeepSnapshot(m.pod.Annotations) { // an earlier plan was about to remove the pod
 			if err := r.annotate(ctx, m.pod, contract.KeyKeepSnapshot, nil, "keep", false); err != nil {
 				return ctrl.Result{}, controller.IgnoreStale(err)
 			}
@@ -188,13 +188,13 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 		}
 	}
 	for _, d := range a.remove {
-		if d.keep && !contract.KeepSnapshot(d.pod.Annotations) { // written before the deletion, so that the node sees it
+		if d.keep && !contract.KeepSnapshot(d.pod.Annotations) { // set before the deletion, so that the node sees it
 			if err := r.annotate(ctx, d.pod, contract.KeyKeepSnapshot, "true", "keep", true); err != nil {
 				return ctrl.Result{}, controller.IgnoreStale(err)
 			}
 		}
 	}
-	if err := r.remember(ctx, set, a.sleepers); err != nil {
+	if err := r.remember(ctx, set, a.hibernated); err != nil {
 		return ctrl.Result{}, controller.IgnoreStale(err)
 	}
 	if err := r.free(ctx, set, a.free); err != nil {
@@ -220,11 +220,11 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 	return ctrl.Result{RequeueAfter: a.again}, nil
 }
 
-// ours returns an error and emits an Event if a pod with one of our names does not belong to the set.
+// ours returns an error and emits an Event if the pod of that name exists but does not belong to the set.
 func (r *Reconciler) ours(ctx context.Context, set *v1.CocoonSet, name string) error {
 	pod := &corev1.Pod{}
 	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: set.Namespace, Name: name}, pod); err != nil {
-		return client.IgnoreNotFound(err) // the cache does not have the pod that was just created
+		return client.IgnoreNotFound(err) // the cache may not have a pod that was just created
 	}
 	if metav1.IsControlledBy(pod, set) {
 		return nil
@@ -233,7 +233,8 @@ func (r *Reconciler) ours(ctx context.Context, set *v1.CocoonSet, name string) e
 	return fmt.Errorf("pod %s does not belong to this set", name)
 }
 
-// remove deletes a pod. If its VM is not saved again, the pod must be unchanged since it was read: hibernated.
+// remove deletes a pod. If the node does not save the VM again (keep), the pod must be unchanged since it was read, because
+// its VM was hibernated then.
 func (r *Reconciler) remove(ctx context.Context, d removal) error {
 	only := client.Preconditions{UID: &d.pod.UID}
 	if d.keep {
@@ -246,8 +247,8 @@ func (r *Reconciler) remove(ctx context.Context, d removal) error {
 	return nil
 }
 
-// annotate sets an annotation of pod, or removes it (nil), as this owner. Another pod of that name is a conflict. With
-// asSeen, so is any other change of the pod.
+// annotate sets an annotation of pod, or removes it (nil), as this field owner. It fails with a conflict if the pod was
+// replaced, and with asSeen, also if the pod has changed since it was read.
 func (r *Reconciler) annotate(ctx context.Context, pod *corev1.Pod, key string, value any, owner string, asSeen bool) error {
 	metadata := map[string]any{"uid": pod.UID, "annotations": map[string]any{key: value}}
 	if asSeen {
@@ -263,8 +264,8 @@ func (r *Reconciler) annotate(ctx context.Context, pod *corev1.Pod, key string, 
 	return nil
 }
 
-// remember records on the set the names of VMs whose registry data is deleted with the set, because their pods may be gone by
-// then.
+// remember records in an annotation of the set the names of VMs whose registry data is deleted with the set, because their
+// pods may be gone by then.
 func (r *Reconciler) remember(ctx context.Context, set *v1.CocoonSet, names []string) error {
 	all := own(set, names)
 	if text := strings.Join(all, ","); text != set.Annotations[contract.KeyDeleteVMNames] && len(names) > 0 {
@@ -277,7 +278,7 @@ func (r *Reconciler) remember(ctx context.Context, set *v1.CocoonSet, names []st
 	return nil
 }
 
-// finish removes a deleted set: first its pods, according to their policies, then their data in the registry.
+// finish removes a deleted set: first its pods, according to their policies, then the VMs' data in the registry.
 func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*corev1.Pod) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(set, v1.FinalizerSet) {
 		return ctrl.Result{}, nil
@@ -308,8 +309,8 @@ func (r *Reconciler) finish(ctx context.Context, set *v1.CocoonSet, pods []*core
 	return ctrl.Result{}, controller.IgnoreStale(client.IgnoreNotFound(r.Client.Patch(ctx, set, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))))
 }
 
-// clear removes the registry data of a deleted VM. It keeps the snapshot that was taken before the deletion, because the
-// policy asks for that snapshot.
+// clear removes the registry data of a deleted VM. It keeps a snapshot that was taken before the deletion, because the
+// snapshot policy asked for it.
 func (r *Reconciler) clear(ctx context.Context, set *v1.CocoonSet, name string) error {
 	of := controller.VM{Namespace: set.Namespace, Name: name}
 	for _, tag := range []string{contract.HibernateSnapshotTag, contract.ForkSnapshotTag} {

@@ -16,37 +16,37 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// rebuildPauses are the delays before a failed sub-agent is recreated, by the number of earlier attempts. After the last one
-// it is given up until the spec changes.
+// rebuildPauses are the delays before a failed sub-agent is recreated, by the number of earlier attempts. After the last
+// attempt the sub-agent is not recreated until the spec changes.
 var rebuildPauses = []time.Duration{0, time.Second, 5 * time.Second, 30 * time.Second}
 
-// view is the input of a plan: the set, its pods and what the registry has.
+// view is the input of a plan: the set, its pods, and which VMs have their state in the registry.
 type view struct {
-	set     *v1.CocoonSet
-	pods    []*corev1.Pod              // those that the set owns, including the ones being deleted
-	durable map[string]bool            // by VM name: the registry has its hibernated state. Only for VMs that need it; see asks
-	nowhere bool                       // there is no registry
-	claims  map[string]*v1.VMPlacement // by VM name
-	now     time.Time
+	set        *v1.CocoonSet
+	pods       []*corev1.Pod              // all pods that the set owns, including pods that are being deleted
+	durable    map[string]bool            // by VM name: the registry has the VM's hibernated state; only for the VMs that asks returns
+	noRegistry bool                       // no registry is configured
+	claims     map[string]*v1.VMPlacement // by VM name
+	now        time.Time
 }
 
-// actions is what to do next, and the new status of the set.
+// actions are the next steps and the new status of the set.
 type actions struct {
 	create []*corev1.Pod
 	remove []removal
 	mark   []marking
-	offer  *corev1.Pod // the main VM's, whose state is needed for forks on other nodes; nil: no such fork
-	// VMs that the set no longer wants and that may be hibernated in the registry.
-	sleepers []string
-	free     []string // VMs whose state is in the registry: their claims on nodes are deleted
-	status   v1.CocoonSetStatus
-	again    time.Duration // 0: only when something changes
-	events   []note
+	offer  *corev1.Pod // the main VM's pod, if its node must offer its state for forks on other nodes; else nil
+	// VMs that the set no longer wants and whose hibernated state may be in the registry.
+	hibernated []string
+	free       []string // VMs whose VMPlacements are deleted, because their state is in the registry
+	status     v1.CocoonSetStatus
+	again      time.Duration // 0: only when something changes
+	events     []note
 }
 
 type removal struct {
 	pod  *corev1.Pod
-	keep bool // the registry's snapshot is the VM: nothing is saved or deleted there
+	keep bool // the registry has the VM's state: the node neither saves it again nor deletes it
 }
 
 type marking struct {
@@ -64,12 +64,12 @@ type planner struct {
 	byName   map[string]*corev1.Pod
 	leaving  bool // a pod of the set is being deleted
 	surplus  bool // the set has pods that it does not want
-	moving   bool // VMs are on another node than they should be
+	moving   bool // a VM is not on the node that spec.nodeName names
 	rebuilds map[int32]v1.AgentStatus
 	actions
 }
 
-// plan decides what to do next. It is pure: the same view always gives the same plan.
+// plan decides the next steps. It is pure: the same view always gives the same plan.
 func plan(v view) actions {
 	p := newPlanner(v)
 	p.status = *v.set.Status.DeepCopy()
@@ -94,7 +94,7 @@ func newPlanner(v view) *planner {
 		p.leaving = p.leaving || pod.DeletionTimestamp != nil
 	}
 	for _, a := range v.set.Status.Agents {
-		if v.set.Status.ObservedGeneration == v.set.Generation { // an edit of the set resets the attempts
+		if v.set.Status.ObservedGeneration == v.set.Generation { // a change of the spec resets the attempts
 			p.rebuilds[a.Slot] = a
 		}
 	}
@@ -108,7 +108,7 @@ func newPlanner(v view) *planner {
 	return p
 }
 
-// asks returns the VMs whose hibernated state must be looked up in the registry for plan.
+// asks returns the VMs whose hibernated state the caller must look up in the registry before plan.
 func asks(v view) []string {
 	p := newPlanner(v)
 	var names []string
@@ -124,7 +124,7 @@ func asks(v view) []string {
 	return names
 }
 
-// live returns the pod of m, or nil if it does not exist or is being deleted.
+// live returns the pod of m, or nil if the pod does not exist or is being deleted.
 func (p *planner) live(m member) *corev1.Pod {
 	if pod := p.byName[m.name()]; pod != nil && pod.DeletionTimestamp == nil {
 		return pod
@@ -137,14 +137,14 @@ func (p *planner) asleep(m member, pod *corev1.Pod) bool {
 	return controller.Hibernated(pod) && p.durable[m.vmName()]
 }
 
-// suspend hibernates every VM. When all states are durable and release is set, it removes the pods.
+// suspend hibernates every VM. If release is set, it removes the pods when the states of all VMs are durable.
 func (p *planner) suspend(release bool) {
 	all, waits := !p.surplus, false
 	for _, m := range p.members {
 		pod := p.live(m)
 		switch {
 		case !m.managed():
-		case pod == nil: // it is hibernated in the registry, or it never existed
+		case pod == nil: // the VM's state is in the registry, or the VM never existed
 			going := p.byName[m.name()]
 			all = all && (going == nil || contract.KeepSnapshot(going.Annotations))
 		case !contract.Hibernate(pod.Annotations) || !controller.Marked(pod, fieldOwner):
@@ -187,20 +187,20 @@ func (p *planner) either(moving, suspended v1.SetPhase) v1.SetPhase {
 
 func (p *planner) generation() string { return strconv.FormatInt(p.set.Generation, 10) }
 
-// run makes all wanted VMs run, and removes drifted and orphaned pods.
+// run creates and wakes all wanted VMs, and removes drifted and orphaned pods.
 func (p *planner) run() {
 	for _, m := range p.members {
 		pod := p.byName[m.name()]
 		switch {
 		case pod == nil:
-			p.bring(m)
+			p.prepare(m)
 		case pod.DeletionTimestamp != nil:
 		case drifted(m.pod, pod), p.orphaned(pod):
 			p.remove = append(p.remove, removal{pod: pod})
 		case controller.Marked(pod, fieldOwner):
 			p.mark = append(p.mark, marking{pod, false, p.generation()})
 		default:
-			p.mend(m, pod)
+			p.recover(m, pod)
 		}
 	}
 	p.share()
@@ -243,15 +243,15 @@ func (p *planner) trim() (any bool) {
 		if pod.DeletionTimestamp == nil {
 			p.remove = append(p.remove, removal{pod: pod})
 			if state := controller.Life(pod).State; state == contract.LifecycleHibernating || state == contract.LifecycleHibernated {
-				p.sleepers = append(p.sleepers, convert.VMName(pod))
+				p.hibernated = append(p.hibernated, convert.VMName(pod))
 			}
 		}
 	}
 	return any
 }
 
-// bring creates the pod of m with its placement, if it can be created now.
-func (p *planner) bring(m member) {
+// prepare plans the creation of the pod of m with its placement, if the pod can be created now.
+func (p *planner) prepare(m member) {
 	pod := m.pod.DeepCopy()
 	if node := p.set.Spec.NodeName; node != "" {
 		pinned(pod, node)
@@ -289,9 +289,9 @@ func (p *planner) bring(m member) {
 	p.create = append(p.create, pod)
 }
 
-// mend recreates a failed sub-agent a limited number of times. A failed main VM is kept, because it may hold data that
-// somebody needs.
-func (p *planner) mend(m member, pod *corev1.Pod) {
+// recover removes the pod of a failed sub-agent, so that it is recreated, a limited number of times. A failed main VM is kept,
+// because it may hold data that somebody needs.
+func (p *planner) recover(m member, pod *corev1.Pod) {
 	why, failed := controller.Failed(pod)
 	if !failed || m.role != v1.RoleSubAgent {
 		return
@@ -313,7 +313,7 @@ func (p *planner) mend(m member, pod *corev1.Pod) {
 	p.events = append(p.events, note{corev1.EventTypeWarning, ReasonRebuilding, "sub-agent " + pod.Name + " failed and is recreated: " + why})
 }
 
-// rebuildIn returns how long a failed sub-agent must still wait.
+// rebuildIn returns the remaining delay before a failed sub-agent is recreated.
 func (p *planner) rebuildIn(slot int32) time.Duration {
 	a := p.rebuilds[slot]
 	if a.Rebuilds == 0 || a.LastRebuild == nil {
@@ -330,7 +330,7 @@ func sooner(a, b time.Duration) time.Duration {
 	return min(a, b)
 }
 
-// vmNames returns the names of the VMs of pods that the set has or wants, for the cleanup.
+// vmNames returns, for the cleanup, the VM names of all pods that the set has or wants.
 func vmNames(set *v1.CocoonSet, pods []*corev1.Pod) []string {
 	var names []string
 	for _, m := range members(set) {
@@ -347,8 +347,8 @@ func vmNames(set *v1.CocoonSet, pods []*corev1.Pod) []string {
 	return slices.Compact(names)
 }
 
-// own returns those of the given and the recorded names that VMs of the set may have. Users can write to both pods and set,
-// and the registry holds the VMs of all users.
+// own returns the given and the recorded names, without names that VMs of the set cannot have. Users can write names to pods
+// and to the set, and the registry holds the VMs of all users.
 func own(set *v1.CocoonSet, names []string) []string {
 	var all []string
 	for _, name := range append(strings.Split(set.Annotations[contract.KeyDeleteVMNames], ","), names...) {

@@ -38,7 +38,7 @@ func aSet(change func(*v1.CocoonSet)) *v1.CocoonSet {
 
 type podOption func(*corev1.Pod)
 
-// has is the pod of one member of set, running on node n1 unless an option says otherwise.
+// has returns the pod of one member of set. The pod runs on node n1 unless an option says otherwise.
 func has(set *v1.CocoonSet, name string, options ...podOption) *corev1.Pod {
 	for _, m := range members(set) {
 		if m.name() != name {
@@ -52,7 +52,7 @@ func has(set *v1.CocoonSet, name string, options ...podOption) *corev1.Pod {
 		}
 		return pod
 	}
-	panic("the set wants no " + name)
+	panic("the set has no member " + name)
 }
 
 func ready(pod *corev1.Pod) {
@@ -93,8 +93,8 @@ var (
 	elsewhere = podOption(func(pod *corev1.Pod) { pod.Spec.NodeName = "n2" })
 )
 
-// told describes in one line the actions of a plan and the status of the set.
-func told(a actions) string {
+// describe returns, in one line, the actions of a plan and the status of the set.
+func describe(a actions) string {
 	var do []string
 	for _, pod := range a.create {
 		text := "create " + pod.Name
@@ -159,47 +159,47 @@ func TestPlan(t *testing.T) {
 		durable []string
 		want    string
 	}{
-		{"nothing yet", plain, nil, nil, "create team-0 | Pending 0/2 0/0"},
-		{"main is coming", plain, []*corev1.Pod{has(plain, "team-0")}, nil, " | Pending 0/2 0/0"},
+		{"no pods", plain, nil, nil, "create team-0 | Pending 0/2 0/0"},
+		{"main is not ready", plain, []*corev1.Pod{has(plain, "team-0")}, nil, " | Pending 0/2 0/0"},
 		{"main is ready", plain, []*corev1.Pod{has(plain, "team-0", ready)}, nil, "create team-1 on n1 | Scaling 1/2 0/0"},
-		{"forks may go elsewhere", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1"))}, nil, "create team-1 of vm-1 near n1 | Scaling 1/2 0/0"},
-		{"one waits elsewhere for main's state", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", elsewhere, forked)}, nil, "offer team-0 | Scaling 1/2 0/0"},
-		{"it is offered", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1"), offering), has(freely, "team-1", elsewhere, forked)}, nil, " | Scaling 1/2 0/0"},
-		{"one waits beside main", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", forked)}, nil, " | Scaling 1/2 0/0"},
-		{"one runs elsewhere", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", ready, elsewhere, forked, id("vm-2"))}, nil, " | Running 2/2 0/0"},
-		{"main is another VM", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", elsewhere, forked)}, nil, "remove team-1 | Scaling 1/2 0/0"},
-		{"main is another VM, and one was forked", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", ready, elsewhere, forked, id("vm-2"))}, nil, " | Running 2/2 0/0"},
+		{"forks may go to other nodes", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1"))}, nil, "create team-1 of vm-1 near n1 | Scaling 1/2 0/0"},
+		{"a fork waits on another node for main's state", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", elsewhere, forked)}, nil, "offer team-0 | Scaling 1/2 0/0"},
+		{"main's state is offered", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1"), offering), has(freely, "team-1", elsewhere, forked)}, nil, " | Scaling 1/2 0/0"},
+		{"a fork waits on main's node", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", forked)}, nil, " | Scaling 1/2 0/0"},
+		{"a fork runs on another node", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-1")), has(freely, "team-1", ready, elsewhere, forked, id("vm-2"))}, nil, " | Running 2/2 0/0"},
+		{"main was recreated", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", elsewhere, forked)}, nil, "remove team-1 | Scaling 1/2 0/0"},
+		{"main was recreated after the fork", freely, []*corev1.Pod{has(freely, "team-0", ready, id("vm-3")), has(freely, "team-1", ready, elsewhere, forked, id("vm-2"))}, nil, " | Running 2/2 0/0"},
 		{"all ready", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready)}, nil, " | Running 2/2 0/0"},
-		{"one is going", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready, going)}, nil, " | Scaling 1/2 0/0"},
-		{"too many", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 0 }), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready)}, nil, "remove team-1 | Scaling 1/1 0/0"},
+		{"a pod is being deleted", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready, going)}, nil, " | Scaling 1/2 0/0"},
+		{"too many pods", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 0 }), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", ready)}, nil, "remove team-1 | Scaling 1/1 0/0"},
 		{"another image", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Image, s.Spec.Agent.Replicas = "new", 0 }), []*corev1.Pod{has(plain, "team-0", ready)}, nil, "remove team-0 | Scaling 1/1 0/0"},
 		{"main failed", plain, []*corev1.Pod{has(plain, "team-0", failed)}, nil, "MainAgentFailed | Failed 0/2 0/0"},
-		{"main failed and the spec was mended", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Image = "new" }), []*corev1.Pod{has(plain, "team-0", failed)}, nil, "remove team-0 | Pending 0/2 0/0"},
+		{"main failed and the spec was corrected", aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Image = "new" }), []*corev1.Pod{has(plain, "team-0", failed)}, nil, "remove team-0 | Pending 0/2 0/0"},
 		{"static toolbox", static, []*corev1.Pod{has(static, "team-0", ready)}, nil, "create team-win | Scaling 1/1 0/1"},
 
 		{"a fork failed", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", failed)}, nil, "remove team-1, SubAgentRebuilding | Scaling 1/2 0/0"},
-		{"it is made anew after a pause", again(2, 0), []*corev1.Pod{has(plain, "team-0", ready)}, nil, "again 1s | Scaling 1/2 0/0"},
-		{"and then", again(2, time.Second), []*corev1.Pod{has(plain, "team-0", ready)}, nil, "create team-1 on n1 | Scaling 1/2 0/0"},
-		{"counted once though the cache is late", again(1, 0), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", failed)}, nil, "remove team-1 | Scaling 1/2 0/0"},
-		{"given up", again(4, 2*time.Hour), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", failed)}, nil, "SubAgentDeadLetter | Scaling 1/2 0/0"},
+		{"the fork is recreated after a delay", again(2, 0), []*corev1.Pod{has(plain, "team-0", ready)}, nil, "again 1s | Scaling 1/2 0/0"},
+		{"the delay has passed", again(2, time.Second), []*corev1.Pod{has(plain, "team-0", ready)}, nil, "create team-1 on n1 | Scaling 1/2 0/0"},
+		{"a failure counts once although the cache is stale", again(1, 0), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", failed)}, nil, "remove team-1 | Scaling 1/2 0/0"},
+		{"no attempts are left", again(4, 2*time.Hour), []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", failed)}, nil, "SubAgentDeadLetter | Scaling 1/2 0/0"},
 
 		{"to be suspended", suspended, []*corev1.Pod{has(suspended, "team-0", ready), has(suspended, "team-1", ready)}, nil, "hibernate team-0 3, hibernate team-1 3 | Suspending 2/2 0/0"},
-		{"one sleeps", suspended, []*corev1.Pod{has(suspended, "team-0", asleep), has(suspended, "team-1", marked)}, []string{"vk-ns-team-0"}, " | Suspending 0/2 0/0"},
-		{"asleep, not in the registry", suspended, []*corev1.Pod{has(suspended, "team-0", asleep), has(suspended, "team-1", asleep)}, []string{"vk-ns-team-0"}, "again 2s | Suspending 0/2 0/0"},
-		{"asleep and durable", suspended, []*corev1.Pod{has(suspended, "team-0", asleep), has(suspended, "team-1", asleep)}, []string{"vk-ns-team-0", "vk-ns-team-1"}, " | Suspended 0/2 0/0"},
-		{"a static machine does not sleep", aSet(func(s *v1.CocoonSet) { s.Spec = *static.Spec.DeepCopy(); s.Spec.Suspend = true }), []*corev1.Pod{has(static, "team-0", asleep), has(static, "team-win", ready)}, []string{"vk-ns-team-0"}, " | Suspended 0/1 1/1"},
-		{"too many while suspended", released, []*corev1.Pod{has(released, "team-0", asleep), has(plain, "team-1", ready)}, []string{"vk-ns-team-0"}, "remove team-1 | Suspending 0/1 0/0"},
-		{"seats are given up when all is durable", released, []*corev1.Pod{has(released, "team-0", asleep)}, []string{"vk-ns-team-0"}, "release team-0 | Suspended 0/1 0/0"},
-		{"not before", released, []*corev1.Pod{has(released, "team-0", asleep)}, nil, "again 2s | Suspending 0/1 0/0"},
+		{"one VM is hibernated", suspended, []*corev1.Pod{has(suspended, "team-0", asleep), has(suspended, "team-1", marked)}, []string{"vk-ns-team-0"}, " | Suspending 0/2 0/0"},
+		{"hibernated, not in the registry", suspended, []*corev1.Pod{has(suspended, "team-0", asleep), has(suspended, "team-1", asleep)}, []string{"vk-ns-team-0"}, "again 2s | Suspending 0/2 0/0"},
+		{"hibernated and durable", suspended, []*corev1.Pod{has(suspended, "team-0", asleep), has(suspended, "team-1", asleep)}, []string{"vk-ns-team-0", "vk-ns-team-1"}, " | Suspended 0/2 0/0"},
+		{"a static machine does not hibernate", aSet(func(s *v1.CocoonSet) { s.Spec = *static.Spec.DeepCopy(); s.Spec.Suspend = true }), []*corev1.Pod{has(static, "team-0", asleep), has(static, "team-win", ready)}, []string{"vk-ns-team-0"}, " | Suspended 0/1 1/1"},
+		{"too many pods while suspended", released, []*corev1.Pod{has(released, "team-0", asleep), has(plain, "team-1", ready)}, []string{"vk-ns-team-0"}, "remove team-1 | Suspending 0/1 0/0"},
+		{"pods are released when all states are durable", released, []*corev1.Pod{has(released, "team-0", asleep)}, []string{"vk-ns-team-0"}, "release team-0 | Suspended 0/1 0/0"},
+		{"pods are not released before that", released, []*corev1.Pod{has(released, "team-0", asleep)}, nil, "again 2s | Suspending 0/1 0/0"},
 		{"released", released, nil, []string{"vk-ns-team-0"}, " | Suspended 0/1 0/0"},
-		{"main failed and cannot sleep", suspended, []*corev1.Pod{has(suspended, "team-0", marked, failed), has(suspended, "team-1", asleep)}, []string{"vk-ns-team-1"}, "MainAgentFailed | Failed 0/2 0/0"},
-		{"to be woken", plain, []*corev1.Pod{has(plain, "team-0", asleep), has(plain, "team-1", asleep)}, nil, "wake team-0 3, wake team-1 3 | Pending 0/2 0/0"},
+		{"main failed and cannot hibernate", suspended, []*corev1.Pod{has(suspended, "team-0", marked, failed), has(suspended, "team-1", asleep)}, []string{"vk-ns-team-1"}, "MainAgentFailed | Failed 0/2 0/0"},
+		{"VMs wake", plain, []*corev1.Pod{has(plain, "team-0", asleep), has(plain, "team-1", asleep)}, nil, "wake team-0 3, wake team-1 3 | Pending 0/2 0/0"},
 		{"woken after a release", woken, nil, []string{"vk-ns-team-0"}, "create team-0 restored near n1 | Waking 0/1 0/0"},
-		{"hibernated by somebody else", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", func(p *corev1.Pod) { asleep(p); p.ManagedFields = nil })}, nil, " | Scaling 1/2 0/0"},
+		{"hibernated by another owner", plain, []*corev1.Pod{has(plain, "team-0", ready), has(plain, "team-1", func(p *corev1.Pod) { asleep(p); p.ManagedFields = nil })}, nil, " | Scaling 1/2 0/0"},
 
-		{"to be moved", moved, []*corev1.Pod{has(moved, "team-0", ready), has(moved, "team-1", ready)}, nil, "hibernate team-0 3, hibernate team-1 3 | Migrating 2/2 0/0"},
-		{"leaves when it is durable", moving, []*corev1.Pod{has(moving, "team-0", asleep), has(moving, "team-1", asleep)}, []string{"vk-ns-team-0", "vk-ns-team-1"}, "release team-0, release team-1 | Migrating 0/2 0/0"},
-		{"arrives", moving, nil, []string{"vk-ns-team-0", "vk-ns-team-1"}, "create team-0 restored on n2, create team-1 restored on n2 | Migrating 0/2 0/0"},
+		{"VMs hibernate to move", moved, []*corev1.Pod{has(moved, "team-0", ready), has(moved, "team-1", ready)}, nil, "hibernate team-0 3, hibernate team-1 3 | Migrating 2/2 0/0"},
+		{"pods are released to move when all states are durable", moving, []*corev1.Pod{has(moving, "team-0", asleep), has(moving, "team-1", asleep)}, []string{"vk-ns-team-0", "vk-ns-team-1"}, "release team-0, release team-1 | Migrating 0/2 0/0"},
+		{"pods are created on the new node", moving, nil, []string{"vk-ns-team-0", "vk-ns-team-1"}, "create team-0 restored on n2, create team-1 restored on n2 | Migrating 0/2 0/0"},
 		{"moved", moving, []*corev1.Pod{has(moving, "team-0", ready, elsewhere), has(moving, "team-1", ready, elsewhere)}, nil, " | Running 2/2 0/0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -207,12 +207,12 @@ func TestPlan(t *testing.T) {
 			for _, name := range c.durable {
 				v.durable[name] = true
 			}
-			if got := told(plan(v)); got != c.want {
+			if got := describe(plan(v)); got != c.want {
 				t.Errorf("the plan is\n%s\nwant\n%s", got, c.want)
 			}
 			for _, name := range c.durable {
 				if !slices.Contains(asks(v), name) {
-					t.Errorf("the registry is not asked for %s", name)
+					t.Errorf("asks does not return %s", name)
 				}
 			}
 		})
@@ -220,16 +220,16 @@ func TestPlan(t *testing.T) {
 }
 
 // An unavailable registry does not block a set that needs no data from it.
-func TestARunningSetAsksNothing(t *testing.T) {
+func TestRunningSetNeedsNoRegistry(t *testing.T) {
 	set := aSet(nil)
 	pods := []*corev1.Pod{has(set, "team-0", ready), has(set, "team-1", func(p *corev1.Pod) { asleep(p); p.ManagedFields = nil })}
 	if names := asks(view{set: set, pods: pods, now: now}); len(names) != 0 {
-		t.Errorf("the registry is asked for %v", names)
+		t.Errorf("asks returns %v, want no VM", names)
 	}
 }
 
-// A suspended set names its VMs without state, so that nobody assumes that they are saved.
-func TestSuspendedNamesWhatHasNoState(t *testing.T) {
+// The condition of a suspended set names the VMs without state, so that nobody assumes that they are saved.
+func TestSuspendedNamesVMsWithoutState(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) { s.Spec.Suspend = true })
 	a := plan(view{set: set, pods: []*corev1.Pod{has(set, "team-0", asleep)}, durable: map[string]bool{"vk-ns-team-0": true}, now: now})
 	c := meta.FindStatusCondition(a.status.Conditions, v1.ConditionReady)
@@ -238,14 +238,14 @@ func TestSuspendedNamesWhatHasNoState(t *testing.T) {
 	}
 }
 
-// A set that cannot finish suspending reports what it waits for.
+// The condition of a suspending set says for which VMs it waits, and why.
 func TestSuspendingSaysWhy(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) { s.Spec.Suspend = true })
 	for want, v := range map[string]view{
-		"vk-ns-team-1 failed: no such snapshot":                   {pods: []*corev1.Pod{has(set, "team-0", asleep), has(set, "team-1", marked, failed)}},
-		"vk-ns-team-0: the registry is full":                      {pods: []*corev1.Pod{has(set, "team-0", marked, annotated(contract.KeyLifecycleMessage, "the registry is full"))}},
-		"vk-ns-team-0 is hibernated, but its state is not in":     {pods: []*corev1.Pod{has(set, "team-0", asleep)}},
-		"vk-ns-team-0 is hibernated on its node, but no registry": {pods: []*corev1.Pod{has(set, "team-0", asleep)}, nowhere: true},
+		"vk-ns-team-1 failed: no such snapshot":                                   {pods: []*corev1.Pod{has(set, "team-0", asleep), has(set, "team-1", marked, failed)}},
+		"vk-ns-team-0: the registry is full":                                      {pods: []*corev1.Pod{has(set, "team-0", marked, annotated(contract.KeyLifecycleMessage, "the registry is full"))}},
+		"vk-ns-team-0 is hibernated, but its state is not in":                     {pods: []*corev1.Pod{has(set, "team-0", asleep)}},
+		"vk-ns-team-0 is hibernated on its node, but the manager has no registry": {pods: []*corev1.Pod{has(set, "team-0", asleep)}, noRegistry: true},
 	} {
 		v.set, v.now = set, now
 		a := plan(v)
@@ -255,8 +255,8 @@ func TestSuspendingSaysWhy(t *testing.T) {
 	}
 }
 
-// After the pods of a plan are created, the next plan is empty: the API server's defaults cause no drift.
-func TestNothingDriftsByItself(t *testing.T) {
+// After the pods of a plan are created, the next plan is empty, because the API server's defaults are no drift.
+func TestDefaultsAreNoDrift(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		storage := resource.MustParse("20Gi")
 		s.Spec.Agent.Storage = &storage
@@ -271,29 +271,30 @@ func TestNothingDriftsByItself(t *testing.T) {
 	pod.Spec.Containers[0].Resources.Limits[corev1.ResourceCPU] = resource.MustParse("1") // from a LimitRange
 	pod.Spec.NodeSelector["team"] = "blue"                                                // from the namespace
 	if drifted(members(set)[0].pod, pod) {
-		t.Error("defaults count as drift")
+		t.Error("defaults of the cluster count as drift")
 	}
 	for name, change := range map[string]func(*v1.CocoonSet){
 		"image": func(s *v1.CocoonSet) { s.Spec.Agent.Image = "other" },
 		"memory": func(s *v1.CocoonSet) {
 			s.Spec.Agent.Resources.Limits[corev1.ResourceMemory] = resource.MustParse("2Gi")
 		},
-		"pool":              func(s *v1.CocoonSet) { s.Spec.NodePool = "other" },
-		"account":           func(s *v1.CocoonSet) { s.Spec.Agent.ServiceAccountName = "other" },
-		"nothing of memory": func(s *v1.CocoonSet) { s.Spec.Agent.Resources.Limits = nil },
-		"env":               func(s *v1.CocoonSet) { s.Spec.Agent.EnvFrom = []corev1.EnvFromSource{{Prefix: "x"}} },
-		"probe":             func(s *v1.CocoonSet) { s.Spec.Agent.ProbePort = 80 },
-		"storage":           func(s *v1.CocoonSet) { q := resource.MustParse("30Gi"); s.Spec.Agent.Storage = &q },
+		"pool":            func(s *v1.CocoonSet) { s.Spec.NodePool = "other" },
+		"account":         func(s *v1.CocoonSet) { s.Spec.Agent.ServiceAccountName = "other" },
+		"no memory limit": func(s *v1.CocoonSet) { s.Spec.Agent.Resources.Limits = nil },
+		"env":             func(s *v1.CocoonSet) { s.Spec.Agent.EnvFrom = []corev1.EnvFromSource{{Prefix: "x"}} },
+		"probe":           func(s *v1.CocoonSet) { s.Spec.Agent.ProbePort = 80 },
+		"storage":         func(s *v1.CocoonSet) { q := resource.MustParse("30Gi"); s.Spec.Agent.Storage = &q },
 	} {
 		other := set.DeepCopy()
 		change(other)
 		if !drifted(members(other)[0].pod, pod) {
-			t.Errorf("another %s is no drift", name)
+			t.Errorf("a change of %s does not count as drift", name)
 		}
 	}
 }
 
-// Pods of earlier managers do not record the requested resources: drift is judged by their container.
+// Pods of earlier managers do not record the requested resources. The resources of their container decide whether they
+// drifted.
 func TestPodsOfEarlierManagers(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		s.Spec.Agent.Resources = corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")}}
@@ -301,22 +302,22 @@ func TestPodsOfEarlierManagers(t *testing.T) {
 	pod := has(set, "team-0")
 	delete(pod.Annotations, contract.KeyResources)
 	if drifted(members(set)[0].pod, pod) {
-		t.Error("a pod that has what is wanted counts as drifted")
+		t.Error("a pod with the wanted resources counts as drifted")
 	}
 	pod.Spec.Containers[0].Resources.Limits[corev1.ResourceMemory] = resource.MustParse("2Gi")
 	if !drifted(members(set)[0].pod, pod) {
-		t.Error("another size is no drift")
+		t.Error("a change of size does not count as drift")
 	}
 }
 
-// The toolbox, not a node, defines the address of an existing machine.
-func TestAStaticMachineMoves(t *testing.T) {
+// The toolbox, not a node, defines the address of a static VM. A pod with another address or id is replaced.
+func TestStaticVMGetsAnotherAddress(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		s.Spec.Agent.Replicas = 0
 		s.Spec.Toolboxes = []v1.ToolboxSpec{{Name: "win", Mode: contract.ModeStatic, StaticIP: "10.0.0.9", StaticVMID: "w", VNCPort: 5900}}
 	})
 	pods := []*corev1.Pod{has(set, "team-0", ready), has(set, "team-win", ready)}
-	if got := told(plan(view{set: set, pods: pods, now: now})); got != " | Running 1/1 1/1" {
+	if got := describe(plan(view{set: set, pods: pods, now: now})); got != " | Running 1/1 1/1" {
 		t.Error(got)
 	}
 	for name, change := range map[string]func(*v1.ToolboxSpec){
@@ -326,14 +327,14 @@ func TestAStaticMachineMoves(t *testing.T) {
 	} {
 		other := set.DeepCopy()
 		change(&other.Spec.Toolboxes[0])
-		if got := told(plan(view{set: other, pods: pods, now: now})); !strings.HasPrefix(got, "remove team-win |") {
+		if got := describe(plan(view{set: other, pods: pods, now: now})); !strings.HasPrefix(got, "remove team-win |") {
 			t.Errorf("another %s: %s", name, got)
 		}
 	}
 }
 
-// Names of sets and namespaces may contain dashes: the cleanup covers only names of the set's own pods.
-func TestNamesToClearAway(t *testing.T) {
+// Names of sets and namespaces may contain dashes. The cleanup covers only the names of the set's own pods.
+func TestNamesToCleanUp(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		s.Spec.Toolboxes = []v1.ToolboxSpec{{Name: "db", Image: "i", Mode: contract.ModeRun}, {Name: "win", Mode: contract.ModeStatic}}
 	})
@@ -343,9 +344,9 @@ func TestNamesToClearAway(t *testing.T) {
 	}
 }
 
-// Write access to a set or its pods is not enough to delete registry data of other VMs. VMs that the set no longer wants are
-// recorded while their state is in the registry.
-func TestOnlyItsOwnIsClearedAway(t *testing.T) {
+// A user who can write to a set and its pods cannot make it delete registry data of other VMs. VMs that the set no longer
+// wants are recorded while their state is in the registry.
+func TestCleanUpIsLimitedToOwnVMs(t *testing.T) {
 	set := aSet(func(s *v1.CocoonSet) {
 		s.Annotations = map[string]string{contract.KeyDeleteVMNames: "vk-prod-db-0,vk-ns-team-7,vk-ns-team,,vk-ns-teams-0"}
 	})
@@ -355,12 +356,12 @@ func TestOnlyItsOwnIsClearedAway(t *testing.T) {
 	}
 	more := aSet(func(s *v1.CocoonSet) { s.Spec.Agent.Replicas = 3 })
 	a := plan(view{set: set, pods: []*corev1.Pod{has(more, "team-0", ready), has(more, "team-2", ready), has(more, "team-3", asleep)}, now: now})
-	if !slices.Equal(a.sleepers, []string{"vk-ns-team-3"}) {
-		t.Errorf("remembered are %v", a.sleepers)
+	if !slices.Equal(a.hibernated, []string{"vk-ns-team-3"}) {
+		t.Errorf("recorded names: %v", a.hibernated)
 	}
 }
 
-// writes records what is written to pods.
+// writes records the writes to pods.
 type writes struct {
 	client.Client
 	to []string
@@ -389,9 +390,9 @@ func (w *writes) Apply(_ context.Context, _ runtime.ApplyConfiguration, _ ...cli
 	return nil
 }
 
-// A pod is removed only while its VM is still as it was read: a VM that wakes meanwhile would not be saved. A VM that does
-// wake is saved again when its pod is deleted.
-func TestASeatIsGivenUpAsItWasSeen(t *testing.T) {
+// The pod of a hibernated VM is removed without a new snapshot only if the pod is unchanged since it was read, because a VM
+// that wakes meanwhile must be saved again.
+func TestReleasedPodIsUnchanged(t *testing.T) {
 	set := aSet(nil)
 	pod := has(set, "team-0", asleep)
 	pod.ResourceVersion = "7"
@@ -414,7 +415,7 @@ func TestASeatIsGivenUpAsItWasSeen(t *testing.T) {
 		"delete team-0 any",
 	}
 	if !slices.Equal(w.to, want) {
-		t.Errorf("written was\n%s\nwant\n%s", strings.Join(w.to, "\n"), strings.Join(want, "\n"))
+		t.Errorf("writes are\n%s\nwant\n%s", strings.Join(w.to, "\n"), strings.Join(want, "\n"))
 	}
 }
 
@@ -427,7 +428,7 @@ func TestStickySet(t *testing.T) {
 	if len(a.create) != 1 || a.create[0].Annotations[contract.KeyPlacedOn] != "n7" || a.create[0].Annotations[contract.KeySticky] != "wait" || a.create[0].Spec.Affinity == nil {
 		t.Errorf("created %+v", a.create)
 	}
-	// If the user names a node, the VM goes there: its state is in the registry, and the old claim ends.
+	// If the user names a node, the VM goes to that node, because its state is in the registry. The old claim ends.
 	set.Spec.NodeName = "n2"
 	set.Status.Phase = v1.SetMigrating
 	a = plan(view{set: set, claims: claims, durable: map[string]bool{vmName: true}, now: now})

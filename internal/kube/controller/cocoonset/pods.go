@@ -18,22 +18,22 @@ import (
 
 const (
 	containerName = "agent"
-	// placeholder is the image in the pod of a machine that is not created by one of our nodes.
+	// placeholder is the image in the pod of a static VM, which no node creates.
 	placeholder = "cocoon/static"
 )
 
 // member is one VM that the set wants.
 type member struct {
 	role    v1.Role
-	slot    int32 // of an agent
+	slot    int32 // the agent's number; not used for toolboxes
 	toolbox *v1.ToolboxSpec
-	pod     *corev1.Pod // as it will be created, without placement
+	pod     *corev1.Pod // the pod to create, without placement
 }
 
 func (m member) name() string   { return m.pod.Name }
 func (m member) vmName() string { return m.pod.Annotations[contract.KeyName] }
 
-// managed reports whether a node creates the VM, and so can hibernate it.
+// managed reports whether a node creates the VM. Only such a VM can hibernate.
 func (m member) managed() bool { return m.pod.Annotations[contract.KeyManaged] == "true" }
 
 // members returns the VMs that set wants, the main one first.
@@ -91,7 +91,7 @@ func ask(set *v1.CocoonSet, o v1.VMOptions, vmName string) contract.VMSpec {
 	return s
 }
 
-// newPod returns the pod of one VM. Precondition: set.Name+"-"+slot is a valid pod name; otherwise the API server refuses it.
+// newPod returns the pod of one VM. If set.Name+"-"+slot is not a valid pod name, the API server refuses the pod.
 func newPod(set *v1.CocoonSet, role v1.Role, slot string, ask contract.VMSpec, resources corev1.ResourceRequirements) *corev1.Pod {
 	image := cmp.Or(ask.Image, placeholder)
 	resources = withStorage(resources, ask.Storage)
@@ -117,7 +117,7 @@ func newPod(set *v1.CocoonSet, role v1.Role, slot string, ask contract.VMSpec, r
 			NodeSelector:                  selector,
 			Tolerations: []corev1.Toleration{
 				{Key: contract.TaintKey, Operator: corev1.TolerationOpExists},
-				// A node that is not ready or unreachable for a while still has the VM: the pod must not be deleted for that.
+				// A node that is not ready or unreachable for a while still has the VM, so the pod must not be evicted.
 				{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 				{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 			},
@@ -141,8 +141,8 @@ func withStorage(r corev1.ResourceRequirements, storage resource.Quantity) corev
 	return r
 }
 
-// drifted reports whether pod differs from what is wanted in a way that a running VM cannot adopt. Additions of the cluster
-// when the pod was created do not count, such as sizes of a LimitRange or the selector of a namespace.
+// drifted reports whether pod differs from want in a field that a running VM cannot adopt. Fields that the cluster added when
+// the pod was created do not count, such as sizes of a LimitRange or the node selector of a namespace.
 func drifted(want, pod *corev1.Pod) bool {
 	is, err := contract.ParseVMSpec(pod.Annotations)
 	should, _ := contract.ParseVMSpec(want.Annotations)
@@ -171,8 +171,8 @@ func drifted(want, pod *corev1.Pod) bool {
 		!apiequality.Semantic.DeepEqual(want.Spec.Containers[0].EnvFrom, pod.Spec.Containers[0].EnvFrom)
 }
 
-// asked returns the resources with which the pod was created. A pod of an earlier manager does not record them: then they are
-// those of its container.
+// asked returns the resources with which the pod was created. For a pod of an earlier manager, which does not record them, it
+// returns the resources of its container.
 func asked(pod *corev1.Pod) corev1.ResourceRequirements {
 	var r corev1.ResourceRequirements
 	if text := pod.Annotations[contract.KeyResources]; text == "" || json.Unmarshal([]byte(text), &r) != nil {
@@ -202,7 +202,7 @@ func account(pod *corev1.Pod) string {
 	return pod.Spec.ServiceAccountName
 }
 
-// pinned requires that pod runs on the node of that name.
+// pinned requires the node of that name for pod.
 func pinned(pod *corev1.Pod, node string) {
 	term := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}
 	affinity(pod).RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}

@@ -16,7 +16,7 @@ import (
 // phaseDeadLetter is the phase of a sub-agent that is no longer recreated.
 const phaseDeadLetter = "DeadLetter"
 
-// observe writes the observed state to the status.
+// observe sets the status from the observed state.
 func (p *planner) observe() {
 	s := &p.status
 	s.Agents, s.Toolboxes = nil, nil
@@ -37,7 +37,7 @@ func (p *planner) observe() {
 		}
 	}
 	if p.set.Spec.Suspend || p.moving {
-		if why, failed := p.mainFailed(); failed { // it cannot hibernate
+		if why, failed := p.mainFailed(); failed { // a failed VM cannot hibernate
 			p.fail(why)
 		}
 		p.condition(v1.ConditionReady, false, string(s.Phase), "the VMs of the set hibernate or are hibernated"+p.awaited()+p.stateless())
@@ -47,7 +47,7 @@ func (p *planner) observe() {
 	p.sum()
 }
 
-// awaited names VMs that are not durably hibernated, with the known reason.
+// awaited names the VMs whose hibernated state is not durable, each with the known reason.
 func (p *planner) awaited() string {
 	var all []string
 	for _, m := range p.members {
@@ -58,8 +58,8 @@ func (p *planner) awaited() string {
 		switch why, failed := controller.Failed(pod); {
 		case failed:
 			all = append(all, m.vmName()+" failed: "+why)
-		case controller.Hibernated(pod) && p.nowhere:
-			all = append(all, m.vmName()+" is hibernated on its node, but no registry is configured that could confirm it")
+		case controller.Hibernated(pod) && p.noRegistry:
+			all = append(all, m.vmName()+" is hibernated on its node, but the manager has no registry to confirm that the state is saved; set EPOCH_URL of the manager")
 		case controller.Hibernated(pod):
 			all = append(all, m.vmName()+" is hibernated, but its state is not in the registry yet")
 		case controller.Life(pod).Message != "":
@@ -93,7 +93,7 @@ func (p *planner) fail(why string) {
 	}
 }
 
-// stateless names the VMs without state: they have neither a pod nor a state in the registry, and will start from their image.
+// stateless names the VMs that have neither a pod nor a state in the registry. They will start from their image.
 func (p *planner) stateless() string {
 	var names []string
 	for _, m := range p.members {
@@ -107,7 +107,7 @@ func (p *planner) stateless() string {
 	return "; these VMs have no state and will start from their image: " + strings.Join(names, ", ")
 }
 
-// sum determines the phase of a set that is to run.
+// sum sets the phase and the condition of a set that is not suspended.
 func (p *planner) sum() {
 	s := &p.status
 	main := p.live(p.members[0])
@@ -197,7 +197,8 @@ func phase(pod *corev1.Pod) string {
 	return string(pod.Status.Phase)
 }
 
-// connType returns how users connect to the guest: the requested type, else VNC if it has a VNC port, else by its OS.
+// connType returns how users connect to the guest: the requested type, else VNC if the guest has a VNC port, else the default
+// of its OS.
 func connType(ask contract.VMSpec, vncPort int32) contract.ConnType {
 	switch {
 	case ask.ConnType != "":

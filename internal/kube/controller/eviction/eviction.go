@@ -1,4 +1,4 @@
-// Package eviction makes VMs hibernate before their pods are evicted, and wakes them if the eviction was cancelled.
+// Package eviction hibernates VMs before their pods are evicted, and wakes them if the eviction was cancelled.
 //
 // kubectl drain empties a node by requesting evictions. Decide answers such requests. The reconciler wakes the VMs of a node
 // that accepts pods again. The package itself evicts nothing.
@@ -22,7 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// fieldOwner owns the request that a VM hibernates because its pod is to be evicted.
+// fieldOwner is the field owner of the annotation that makes a VM hibernate for an eviction.
 const fieldOwner = "cocoon-eviction"
 
 // Answer is the decision on a request to evict a pod.
@@ -30,16 +30,16 @@ type Answer int
 
 // The answers.
 const (
-	Allow  Answer = iota // no state is lost that anybody needs
-	Wait                 // not yet: the client must retry
-	Refuse               // the pod may not be evicted like this
+	Allow  Answer = iota // the eviction loses no state that is to be kept
+	Wait                 // the client must retry later
+	Refuse               // a retry does not help until the pod, its annotations or the manager changes
 )
 
 // Verdict is an answer with its details.
 type Verdict struct {
 	Answer    Answer
-	Hibernate bool   // the VM must be marked to hibernate
-	Why       string // a sentence for the client; "" with Allow
+	Hibernate bool   // the caller must mark the VM to hibernate
+	Why       string // the reason, for the client; "" with Allow
 }
 
 // Durable reports whether the registry has the hibernated state of the pod's VM.
@@ -48,7 +48,7 @@ type Durable func() (bool, error)
 // Decide answers a request to evict pod. emptied says whether its node is being emptied. durable is nil if there is no
 // registry.
 func Decide(pod *corev1.Pod, emptied bool, durable Durable) Verdict {
-	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning { // the VM has no state yet, or no longer
+	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning { // the VM has no state yet, or has lost it
 		return Verdict{}
 	}
 	const otherwise = "to evict it and lose its data, set the annotation " + contract.KeyEvictionPolicy + " to delete"
@@ -74,7 +74,7 @@ func Decide(pod *corev1.Pod, emptied bool, durable Durable) Verdict {
 	if controller.Hibernated(pod) {
 		switch there, err := durable(); {
 		case err != nil:
-			return Verdict{Answer: Wait, Why: fmt.Sprintf("VM %s is hibernated, but the registry does not report whether it has the state: %v", name, err)}
+			return Verdict{Answer: Wait, Why: fmt.Sprintf("VM %s is hibernated, but its state cannot be looked up in the registry: %v", name, err)}
 		case there:
 			return Verdict{}
 		}
@@ -139,7 +139,7 @@ func (r *Reconciler) Setup(m ctrl.Manager) error {
 func (r *Reconciler) podsOf(ctx context.Context, node client.Object) []reconcile.Request {
 	var list corev1.PodList
 	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil // the cache is not ready; when it is, the pods trigger their own reconciliation
+		return nil // the cache is not synced yet; each pod triggers its own reconciliation when it is
 	}
 	var found []reconcile.Request
 	for i := range list.Items {

@@ -14,7 +14,7 @@ import (
 func TestDecide(t *testing.T) {
 	there := func() (bool, error) { return true, nil }
 	absent := func() (bool, error) { return false, nil }
-	broken := func() (bool, error) { return false, errors.New("registry away") }
+	broken := func() (bool, error) { return false, errors.New("registry unavailable") }
 	managed := map[string]string{contract.KeyManaged: "true", contract.KeyName: "v"}
 	and := func(more ...string) map[string]string {
 		m := map[string]string{}
@@ -36,28 +36,28 @@ func TestDecide(t *testing.T) {
 		hibernate   bool
 		says        string
 	}{
-		"a pod as others":              {nil, nil, true, there, Allow, false, ""},
-		"a VM without a policy":        {map[string]string{contract.KeyName: "v"}, nil, true, nil, Allow, false, ""},
-		"never to be saved":            {and(contract.KeySnapshotPolicy, "never"), nil, true, there, Allow, false, ""},
-		"to be deleted":                {and(contract.KeyEvictionPolicy, "delete"), nil, true, there, Allow, false, ""},
-		"on its way out":               {managed, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, true, there, Allow, false, ""},
-		"not up yet":                   {managed, func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }, true, there, Allow, false, ""},
-		"over":                         {managed, func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, true, there, Allow, false, ""},
-		"never to be evicted":          {and(contract.KeyEvictionPolicy, "refuse"), nil, true, there, Refuse, false, "delete the pod"},
-		"a policy nobody knows":        {and(contract.KeyEvictionPolicy, "perhaps"), nil, true, there, Refuse, false, "hibernate, delete, refuse"},
-		"drained":                      {managed, nil, true, absent, Wait, true, "is told to hibernate"},
-		"drained by its own wish":      {map[string]string{contract.KeyName: "v", contract.KeyEvictionPolicy: "hibernate"}, nil, true, absent, Wait, true, "is told to hibernate"},
-		"nobody would wake it":         {map[string]string{contract.KeyEvictionPolicy: "hibernate"}, func(p *corev1.Pod) { p.GenerateName = "x-" }, true, absent, Refuse, false, contract.KeyName},
-		"on a node that takes pods":    {managed, nil, false, absent, Wait, false, "cordon node n"},
-		"there, by somebody's wish":    {and(contract.KeyHibernate, "true"), nil, false, absent, Wait, false, "can be evicted when"},
-		"on its way":                   {and(contract.KeyHibernate, "true", contract.KeyLifecycleState, "hibernating", contract.KeyLifecycleMessage, "no room"), nil, true, absent, Wait, true, "no room"},
-		"asleep, not in the registry":  {asleep, nil, true, absent, Wait, false, "not in the registry yet"},
-		"asleep, nobody knows":         {asleep, nil, true, broken, Wait, false, "registry away"},
-		"asleep and durable":           {asleep, nil, true, there, Allow, false, ""},
-		"asleep, durable, not drained": {asleep, nil, false, there, Allow, false, ""},
-		"failed":                       {and(contract.KeyLifecycleState, "failed", contract.KeyLifecycleMessage, "panic"), nil, true, absent, Refuse, false, "panic"},
-		"no registry":                  {managed, nil, true, nil, Refuse, false, "no registry"},
-		"asleep for an older wish":     {and(contract.KeyHibernate, "true", contract.KeyLifecycleState, "hibernated", contract.KeyGeneration, "3", contract.KeyLifecycleObserved, "2"), nil, true, there, Wait, true, "is told"},
+		"no VM annotations":                         {nil, nil, true, there, Allow, false, ""},
+		"VM without a policy":                       {map[string]string{contract.KeyName: "v"}, nil, true, nil, Allow, false, ""},
+		"snapshot policy never":                     {and(contract.KeySnapshotPolicy, "never"), nil, true, there, Allow, false, ""},
+		"eviction policy delete":                    {and(contract.KeyEvictionPolicy, "delete"), nil, true, there, Allow, false, ""},
+		"pod is being deleted":                      {managed, func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, true, there, Allow, false, ""},
+		"pod is Pending":                            {managed, func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }, true, there, Allow, false, ""},
+		"pod is Failed":                             {managed, func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, true, there, Allow, false, ""},
+		"eviction policy refuse":                    {and(contract.KeyEvictionPolicy, "refuse"), nil, true, there, Refuse, false, "delete the pod"},
+		"invalid eviction policy":                   {and(contract.KeyEvictionPolicy, "perhaps"), nil, true, there, Refuse, false, "hibernate, delete, refuse"},
+		"node is drained":                           {managed, nil, true, absent, Wait, true, "is told to hibernate"},
+		"eviction policy hibernate":                 {map[string]string{contract.KeyName: "v", contract.KeyEvictionPolicy: "hibernate"}, nil, true, absent, Wait, true, "is told to hibernate"},
+		"next pod gets another name":                {map[string]string{contract.KeyEvictionPolicy: "hibernate"}, func(p *corev1.Pod) { p.GenerateName = "x-" }, true, absent, Refuse, false, contract.KeyName},
+		"node accepts pods":                         {managed, nil, false, absent, Wait, false, "cordon node n"},
+		"node accepts pods, told to hibernate":      {and(contract.KeyHibernate, "true"), nil, false, absent, Wait, false, "can be evicted when"},
+		"hibernating":                               {and(contract.KeyHibernate, "true", contract.KeyLifecycleState, "hibernating", contract.KeyLifecycleMessage, "no room"), nil, true, absent, Wait, true, "no room"},
+		"hibernated, not in the registry":           {asleep, nil, true, absent, Wait, false, "not in the registry yet"},
+		"hibernated, registry fails":                {asleep, nil, true, broken, Wait, false, "registry unavailable"},
+		"hibernated and durable":                    {asleep, nil, true, there, Allow, false, ""},
+		"hibernated and durable, node accepts pods": {asleep, nil, false, there, Allow, false, ""},
+		"failed":                             {and(contract.KeyLifecycleState, "failed", contract.KeyLifecycleMessage, "panic"), nil, true, absent, Refuse, false, "panic"},
+		"no registry":                        {managed, nil, true, nil, Refuse, false, "no registry"},
+		"hibernated for an older generation": {and(contract.KeyHibernate, "true", contract.KeyLifecycleState, "hibernated", contract.KeyGeneration, "3", contract.KeyLifecycleObserved, "2"), nil, true, there, Wait, true, "is told"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "ns", Annotations: c.annotations}, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}

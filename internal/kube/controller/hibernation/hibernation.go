@@ -1,7 +1,8 @@
 // Package hibernation hibernates and wakes the VM of a CocoonHibernation's pod.
 //
-// The request is an annotation on the pod. The node does the work and reports it, and the registry confirms it. Several
-// owners may request that a VM hibernates, for example a suspended CocoonSet. It wakes when none requests it any more.
+// The request is an annotation on the pod. The node hibernates the VM and reports that, and the registry confirms that it has
+// the state. Several owners may request that a VM hibernates, for example a suspended CocoonSet. The VM wakes when no owner
+// requests it any more.
 package hibernation
 
 import (
@@ -29,11 +30,11 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// fieldOwner owns the marks on pods.
+// fieldOwner is the field owner of this controller's annotations on pods.
 const fieldOwner = "cocoonhibernation"
 
-// Time limit of a transition before its phase is Failed: a base, plus a share for each GiB of memory and disk at the rate of
-// a slow network. The node keeps retrying after that, and the transition may still succeed.
+// The time limit of a transition is a base plus a share for each GiB of memory and disk, at the rate of a slow network. After
+// that the phase is Failed, but the node keeps retrying, and the transition may still succeed.
 const (
 	hibernateBase = 3 * time.Minute
 	wakeBase      = 5 * time.Minute
@@ -42,7 +43,8 @@ const (
 	confirmPause  = 2 * time.Second
 )
 
-// Reconciler reconciles CocoonHibernations. All fields are required except Registry: without one nothing becomes Hibernated.
+// Reconciler reconciles CocoonHibernations. All fields are required except Registry. Without a registry, no object becomes
+// Hibernated.
 type Reconciler struct {
 	Client   client.Client
 	Live     client.Reader // bypasses the cache
@@ -53,8 +55,8 @@ type Reconciler struct {
 	Observe func(desire v1.Desire, took time.Duration)
 }
 
-// Setup adds the reconciler to m, with that many concurrent workers. A status write triggers a reconciliation too: an earlier
-// one that did not see the write yet may have skipped its work.
+// Setup adds the reconciler to m, with that many concurrent workers. A status write triggers a reconciliation too, because an
+// earlier reconciliation that did not see the write yet may have skipped its work.
 func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 	byPod := handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}} // a CocoonHibernation has the name of its pod
@@ -97,7 +99,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if pod != nil {
 			_, failed = controller.Failed(pod)
 		}
-		r.tell(h, status, failed)
+		r.emitEvent(h, status, failed)
 		h.Status = status
 		if err := r.Client.Status().Update(ctx, h); err != nil {
 			return ctrl.Result{}, controller.IgnoreStale(fmt.Errorf("write status: %w", err))
@@ -109,7 +111,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 // step brings the pod closer to the desired state and returns the progress.
 func (r *Reconciler) step(ctx context.Context, h *v1.CocoonHibernation, pod *corev1.Pod) (v1.CocoonHibernationStatus, time.Duration, error) {
 	s := *h.Status.DeepCopy()
-	if s.ObservedGeneration != h.Generation { // a new request has its own time limit
+	if s.ObservedGeneration != h.Generation { // a new request starts its own time limit
 		s.Since = nil
 	}
 	s.ObservedGeneration = h.Generation
@@ -138,7 +140,7 @@ func (r *Reconciler) sleeping(ctx context.Context, h *v1.CocoonHibernation, s v1
 	text := controller.Life(pod).Message
 	if contract.Hibernate(pod.Annotations) && controller.Hibernated(pod) {
 		if r.Registry == nil {
-			r.phase(&s, h, v1.HibernationHibernating, "the VM is hibernated on its node, but no registry is configured that could confirm it")
+			r.phase(&s, h, v1.HibernationHibernating, "the VM is hibernated on its node, but the manager has no registry to confirm that the state is saved; set EPOCH_URL of the manager")
 			return s, 0, nil
 		}
 		pause := confirmPause
@@ -149,7 +151,7 @@ func (r *Reconciler) sleeping(ctx context.Context, h *v1.CocoonHibernation, s v1
 		}
 		text = "the hibernated state is not in the registry yet"
 		if err != nil {
-			text, pause = "the registry does not report whether it has the hibernated state: "+err.Error(), registryPause
+			text, pause = "the hibernated state cannot be looked up in the registry: "+err.Error(), registryPause
 		}
 		r.phase(&s, h, r.inTime(&s, pod, v1.HibernationHibernating, hibernateBase), text)
 		return s, pause, nil
@@ -191,12 +193,12 @@ func (r *Reconciler) phase(s *v1.CocoonHibernationStatus, h *v1.CocoonHibernatio
 		c.Status, c.Reason = metav1.ConditionTrue, "Done"
 	case v1.HibernationFailed:
 		c.Reason = "Failed"
-	default: // in transition
+	default: // hibernating or waking
 	}
 	meta.SetStatusCondition(&s.Conditions, c)
 }
 
-// inTime returns the phase of a transition, or Failed when it exceeds its time limit.
+// inTime returns transition, or Failed when the transition has exceeded its time limit.
 func (r *Reconciler) inTime(s *v1.CocoonHibernationStatus, pod *corev1.Pod, transition v1.HibernationPhase, base time.Duration) v1.HibernationPhase {
 	began := s.Since != nil && (s.Phase == transition || s.Phase == v1.HibernationFailed)
 	if began && r.Now().Sub(s.Since.Time) > budget(pod, base) {
@@ -205,7 +207,7 @@ func (r *Reconciler) inTime(s *v1.CocoonHibernationStatus, pod *corev1.Pod, tran
 	return transition
 }
 
-// left is the delay until the next check of a running transition if nothing changes before.
+// left returns the delay until the next check of a running transition, if nothing changes before.
 func (r *Reconciler) left(s *v1.CocoonHibernationStatus, pod *corev1.Pod, base time.Duration) time.Duration {
 	if s.Since == nil || s.Phase == v1.HibernationFailed {
 		return 0
@@ -213,7 +215,7 @@ func (r *Reconciler) left(s *v1.CocoonHibernationStatus, pod *corev1.Pod, base t
 	return max(time.Second, s.Since.Add(budget(pod, base)).Sub(r.Now())+time.Second)
 }
 
-// budget grows with the amount of data to transfer.
+// budget returns the time limit of a transition. It grows with the amount of data to transfer.
 func budget(pod *corev1.Pod, base time.Duration) time.Duration {
 	var bytes int64
 	for _, c := range pod.Spec.Containers {
@@ -225,8 +227,8 @@ func budget(pod *corev1.Pod, base time.Duration) time.Duration {
 	return base + time.Duration(bytes>>30)*perGiB
 }
 
-// tell emits an Event when a phase was reached. failed says that the VM has failed permanently.
-func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus, failed bool) {
+// emitEvent emits an Event when a phase is reached. failed says that the VM has failed permanently.
+func (r *Reconciler) emitEvent(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus, failed bool) {
 	if h.Status.Phase == s.Phase {
 		return
 	}
@@ -268,8 +270,8 @@ func (r *Reconciler) tell(h *v1.CocoonHibernation, s v1.CocoonHibernationStatus,
 	}
 }
 
-// finish withdraws the request. The VM wakes unless another owner requests that it hibernates. The node that wakes it removes
-// its state from the registry.
+// finish withdraws the request. The VM wakes unless another owner requests that it hibernates. The node that wakes the VM
+// removes its state from the registry.
 func (r *Reconciler) finish(ctx context.Context, h *v1.CocoonHibernation, pod *corev1.Pod) error {
 	if !controllerutil.ContainsFinalizer(h, v1.FinalizerHibernation) {
 		return nil

@@ -24,7 +24,7 @@ func aVM(annotations map[string]string) *corev1.Pod {
 }
 
 // A request that exceeds its time limit is Failed, and the next request has its own time limit.
-func TestEachWishHasItsTime(t *testing.T) {
+func TestEachRequestHasItsTimeLimit(t *testing.T) {
 	r := &Reconciler{Now: func() time.Time { return now }}
 	h := &v1.CocoonHibernation{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "ns", Generation: 2}}
 	h.Spec.PodRef.Name, h.Spec.Desire = "a", v1.DesireWake
@@ -35,23 +35,23 @@ func TestEachWishHasItsTime(t *testing.T) {
 		began    time.Duration // ago
 		want     v1.HibernationPhase
 	}{
-		{"another wish failed", 1, time.Hour, v1.HibernationWaking},
-		{"this one did", 2, time.Hour, v1.HibernationFailed},
-		{"this one has time", 2, time.Minute, v1.HibernationWaking},
+		{"an earlier request failed", 1, time.Hour, v1.HibernationWaking},
+		{"this request exceeds its time limit", 2, time.Hour, v1.HibernationFailed},
+		{"this request has time left", 2, time.Minute, v1.HibernationWaking},
 	} {
 		h.Status = v1.CocoonHibernationStatus{Phase: v1.HibernationFailed, ObservedGeneration: c.observed, Since: &metav1.Time{Time: now.Add(-c.began)}}
 		s, _, err := r.step(t.Context(), h, asleep)
 		if err != nil || s.Phase != c.want {
-			t.Errorf("%s: it is %s, %v", c.name, s.Phase, err)
+			t.Errorf("%s: phase %s, error %v", c.name, s.Phase, err)
 		}
 		if c.observed != h.Generation && !s.Since.Time.Equal(now) {
-			t.Errorf("%s: it began %s", c.name, s.Since)
+			t.Errorf("%s: the transition began at %s", c.name, s.Since)
 		}
 	}
 }
 
-// A VM that failed is not reported as late.
-func TestWhatFailedIsNotLate(t *testing.T) {
+// A VM that failed is not reported as timed out.
+func TestFailedIsNotTimedOut(t *testing.T) {
 	for _, c := range []struct {
 		failed bool
 		want   string
@@ -59,7 +59,7 @@ func TestWhatFailedIsNotLate(t *testing.T) {
 		recorder := events.NewFakeRecorder(1)
 		r := &Reconciler{Now: func() time.Time { return now }, Events: recorder}
 		h := &v1.CocoonHibernation{Spec: v1.CocoonHibernationSpec{Desire: v1.DesireHibernate}}
-		r.tell(h, v1.CocoonHibernationStatus{Phase: v1.HibernationFailed, VMName: "vk-ns-a"}, c.failed)
+		r.emitEvent(h, v1.CocoonHibernationStatus{Phase: v1.HibernationFailed, VMName: "vk-ns-a"}, c.failed)
 		if got := <-recorder.Events; !strings.Contains(got, c.want) || c.failed == strings.Contains(got, "its node retries") {
 			t.Errorf("the Event is %s", got)
 		}
@@ -91,8 +91,8 @@ func (w *writes) Patch(context.Context, client.Object, client.Patch, ...client.P
 	return nil
 }
 
-// The request is withdrawn even if the cache does not show the mark yet: there is no later check.
-func TestDeletedBeforeTheMarkIsKnown(t *testing.T) {
+// finish withdraws the request even if the cache does not show the annotation yet, because there is no later check.
+func TestDeletedBeforeTheCacheHasTheMark(t *testing.T) {
 	marked := aVM(map[string]string{contract.KeyHibernate: "true"})
 	marked.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldOwner, Operation: metav1.ManagedFieldsOperationApply, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:` + contract.KeyHibernate + `":{}}}}`)}}
 	for _, c := range []struct {
@@ -100,7 +100,7 @@ func TestDeletedBeforeTheMarkIsKnown(t *testing.T) {
 		cached, pod *corev1.Pod
 		want        int
 	}{
-		{"the cache is late", aVM(nil), marked, 1},
+		{"the cache is stale", aVM(nil), marked, 1},
 		{"the cache does not know the pod", nil, marked, 1},
 		{"nothing is marked", aVM(nil), aVM(nil), 0},
 		{"the pod is gone", nil, nil, 0},

@@ -64,24 +64,24 @@ func TestPlan(t *testing.T) {
 		again   time.Duration
 		stale   int
 	}{
-		"nothing":                         {view{}, "", "", 0, 0},
-		"well":                            {view{claim: claim(), node: node(corev1.ConditionTrue)}, "", "", 0, 0},
-		"removed, waits without end":      {view{claim: claim()}, v1.ReasonNodeRemoved, "", 0, 0},
-		"replaced":                        {view{claim: claim(), node: replaced}, v1.ReasonNodeReplaced, "", 0, 0},
-		"not ready":                       {view{claim: claim(), node: node(corev1.ConditionUnknown)}, v1.ReasonNodeNotReady, "", 0, 0},
-		"removed, in the registry":        {view{claim: claim(), durable: true}, v1.ReasonNodeRemoved, "registry", 0, 0},
-		"not ready, in the registry":      {view{claim: claim(), node: node(corev1.ConditionFalse), durable: true}, v1.ReasonNodeNotReady, "", 0, 0},
-		"removed, in the registry, never": {view{claim: claim(never), durable: true}, v1.ReasonNodeRemoved, "", 0, 0},
-		"removed just now, wait a minute": {view{claim: claim(limit(60))}, v1.ReasonNodeRemoved, "", time.Minute, 0},
-		"removed, half of the wait":       {view{claim: claim(limit(60), away(30*time.Second))}, v1.ReasonNodeRemoved, "", 30 * time.Second, 0},
-		"removed, waited enough":          {view{claim: claim(limit(60), away(time.Minute))}, v1.ReasonNodeRemoved, "1m0s", 0, 0},
-		"not ready, waited enough":        {view{claim: claim(limit(60), away(time.Minute)), node: node(corev1.ConditionFalse)}, v1.ReasonNodeNotReady, "1m0s", 0, 0},
-		"not ready, waited, but runs":     {view{claim: claim(limit(60), away(time.Hour)), node: node(corev1.ConditionFalse), pods: []*corev1.Pod{pod("a", "")}}, v1.ReasonNodeNotReady, "", 0, 0},
-		"the wait is nothing":             {view{claim: claim(limit(0))}, v1.ReasonNodeRemoved, "0s", 0, 0},
-		"bound for nothing":               {view{pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 1},
-		"bound and placed":                {view{pods: []*corev1.Pod{pod("a", "a")}}, "", "", 0, 0},
-		"bound as claimed":                {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 0},
-		"bound elsewhere than claimed":    {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "b")}}, "", "", 0, 1},
+		"no claim and no pod":                           {view{}, "", "", 0, 0},
+		"node is ready":                                 {view{claim: claim(), node: node(corev1.ConditionTrue)}, "", "", 0, 0},
+		"removed, no time limit":                        {view{claim: claim()}, v1.ReasonNodeRemoved, "", 0, 0},
+		"replaced":                                      {view{claim: claim(), node: replaced}, v1.ReasonNodeReplaced, "", 0, 0},
+		"not ready":                                     {view{claim: claim(), node: node(corev1.ConditionUnknown)}, v1.ReasonNodeNotReady, "", 0, 0},
+		"removed, state in the registry":                {view{claim: claim(), durable: true}, v1.ReasonNodeRemoved, "registry", 0, 0},
+		"not ready, state in the registry":              {view{claim: claim(), node: node(corev1.ConditionFalse), durable: true}, v1.ReasonNodeNotReady, "", 0, 0},
+		"removed, state in the registry, release Never": {view{claim: claim(never), durable: true}, v1.ReasonNodeRemoved, "", 0, 0},
+		"removed now, limit one minute":                 {view{claim: claim(limit(60))}, v1.ReasonNodeRemoved, "", time.Minute, 0},
+		"removed, half of the limit is over":            {view{claim: claim(limit(60), away(30*time.Second))}, v1.ReasonNodeRemoved, "", 30 * time.Second, 0},
+		"removed, limit is over":                        {view{claim: claim(limit(60), away(time.Minute))}, v1.ReasonNodeRemoved, "1m0s", 0, 0},
+		"not ready, limit is over":                      {view{claim: claim(limit(60), away(time.Minute)), node: node(corev1.ConditionFalse)}, v1.ReasonNodeNotReady, "1m0s", 0, 0},
+		"not ready, limit is over, pod on the node":     {view{claim: claim(limit(60), away(time.Hour)), node: node(corev1.ConditionFalse), pods: []*corev1.Pod{pod("a", "")}}, v1.ReasonNodeNotReady, "", 0, 0},
+		"limit is zero":                                 {view{claim: claim(limit(0))}, v1.ReasonNodeRemoved, "0s", 0, 0},
+		"bound without a claim":                         {view{pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 1},
+		"bound and scheduled":                           {view{pods: []*corev1.Pod{pod("a", "a")}}, "", "", 0, 0},
+		"bound to the claimed node":                     {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "a")}}, "", "", 0, 0},
+		"bound to another node than claimed":            {view{claim: claim(), node: node(corev1.ConditionTrue), pods: []*corev1.Pod{pod("", "b")}}, "", "", 0, 1},
 	} {
 		c.view.now = now
 		a := plan(c.view)
@@ -98,7 +98,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// A node that was registered again on its machine still holds the state; the claim follows.
+// A node that was registered again on the same machine still holds the state. The claim takes the new UID.
 func TestPlanFollowsTheMachine(t *testing.T) {
 	n := node(corev1.ConditionTrue)
 	n.UID, n.Status.NodeInfo.MachineID = "new", "m"
@@ -108,7 +108,7 @@ func TestPlanFollowsTheMachine(t *testing.T) {
 	}
 }
 
-// tags are the tags of a registry, VM:TAG; nil: it is unavailable.
+// tags are the tags of a registry, as VM:TAG. nil: the registry is unavailable.
 type tags map[string]bool
 
 func (t tags) Has(_ context.Context, of controller.VM, tag string) (bool, error) {
@@ -121,27 +121,27 @@ func (t tags) Has(_ context.Context, of controller.VM, tag string) (bool, error)
 func (t tags) HadOld(context.Context, controller.VM, string) (bool, error) { return false, nil }
 
 func (t tags) Delete(context.Context, controller.VM, string) error {
-	return errors.New("nobody deletes here")
+	return errors.New("unexpected call of Delete")
 }
 
-// Only the tag of a hibernated VM releases its claim: a snapshot under another tag is older than the state.
-func TestWhatTheRegistryReleases(t *testing.T) {
+// Only the hibernate tag of a VM releases its claim, because a snapshot under another tag may be older than the VM's state.
+func TestHibernateTagReleasesClaim(t *testing.T) {
 	for name, c := range map[string]struct {
 		has     tags
 		view    view
 		release bool
 		again   time.Duration
 	}{
-		"nothing is there":         {has: tags{}, view: view{claim: claim()}},
-		"it hibernates":            {has: tags{"vm:hibernate": true}, view: view{claim: claim()}, release: true},
-		"saved before a deletion":  {has: tags{"vm:latest": true}, view: view{claim: claim()}},
-		"another tag of the VM":    {has: tags{"vm:v1": true, "vm:": true}, view: view{claim: claim()}},
-		"another VM hibernates":    {has: tags{"vm-1:hibernate": true}, view: view{claim: claim()}},
-		"it never goes elsewhere":  {has: tags{"vm:hibernate": true}, view: view{claim: claim(never)}},
-		"its node is there":        {has: tags{"vm:hibernate": true}, view: view{claim: claim(), node: node(corev1.ConditionFalse)}},
-		"the registry is away":     {view: view{claim: claim()}, again: registryPause},
-		"away, and waited enough":  {view: view{claim: claim(limit(60), away(time.Hour))}, release: true},
-		"there is nothing claimed": {has: tags{"vm:hibernate": true}},
+		"no tags":                             {has: tags{}, view: view{claim: claim()}},
+		"hibernated":                          {has: tags{"vm:hibernate": true}, view: view{claim: claim()}, release: true},
+		"saved before a deletion":             {has: tags{"vm:latest": true}, view: view{claim: claim()}},
+		"another tag of the VM":               {has: tags{"vm:v1": true, "vm:": true}, view: view{claim: claim()}},
+		"another VM is hibernated":            {has: tags{"vm-1:hibernate": true}, view: view{claim: claim()}},
+		"release Never":                       {has: tags{"vm:hibernate": true}, view: view{claim: claim(never)}},
+		"node is not ready but exists":        {has: tags{"vm:hibernate": true}, view: view{claim: claim(), node: node(corev1.ConditionFalse)}},
+		"registry unavailable":                {view: view{claim: claim()}, again: registryPause},
+		"registry unavailable, limit is over": {view: view{claim: claim(limit(60), away(time.Hour))}, release: true},
+		"no claim":                            {has: tags{"vm:hibernate": true}},
 	} {
 		c.view.now = now
 		r := &Reconciler{Registry: c.has}

@@ -1,8 +1,8 @@
-// Package vmplacement watches the nodes that VMs have claimed. It reports the state of the node in the claim's condition and
-// to waiting pods. It ends claims according to their policies. It recreates pods that are bound to a node without a valid
-// claim.
+// Package vmplacement watches the nodes that have claimed VMs. It reports the state of the node in the claim's condition and
+// in Events of waiting pods. It releases claims according to their policies. It recreates pods that are bound to a node
+// without a valid claim.
 //
-// It creates no claims: nodes do that before they create the VM.
+// It creates no claims. A node creates the claim before it creates the VM.
 package vmplacement
 
 import (
@@ -33,28 +33,28 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
-// Reasons of Events in addition to those of the condition.
+// Reasons of Events, in addition to the reasons of the condition.
 const (
 	ReasonReleased = "PlacementReleased"
 	ReasonStale    = "PlacementStale"
 )
 
-// byVM is the index field by which the cache finds the pods of a VM.
+// byVM is the index by which the cache finds the pods of a VM.
 const byVM = "vm"
 
 // registryPause is the delay before a failed registry request is retried.
 const registryPause = 5 * time.Second
 
-// Reconciler reconciles claims. All fields are required except Registry and Count: without a registry no VM has its state
-// elsewhere.
+// Reconciler reconciles claims. All fields are required except Registry and Count. Without a registry, only the time limit and
+// users release claims.
 type Reconciler struct {
 	Client   client.Client
 	Registry controller.Registry
 	Events   events.EventRecorder
 	Now      func() time.Time
-	Count    func(reason string) // is called for each claim that ends; may be nil
+	Count    func(reason string) // called for each released claim; may be nil
 
-	told sync.Map // by pod UID: the reason for waiting last reported; only prevents duplicate Events
+	reported sync.Map // by pod UID: the reason for waiting last reported; only prevents duplicate Events
 }
 
 // Setup adds the reconciler to m, with that many concurrent workers.
@@ -80,7 +80,7 @@ func asks(pod *corev1.Pod) bool {
 	return err == nil && ask.Asked
 }
 
-// vmOf returns the name of pod's VM in the form of this release.
+// vmOf returns the name that this release gives to pod's VM.
 func vmOf(pod *corev1.Pod) string {
 	return contract.CanonicalVMName(pod.Namespace, placement.NameOf(pod))
 }
@@ -93,11 +93,12 @@ func ofPod(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.Namespace, Name: vmOf(pod)}}}
 }
 
-// ofNode scans all claims: a custom resource cannot be indexed before the API server knows it, and nodes seldom change.
+// ofNode scans all claims. It uses no index, because a custom resource cannot be indexed before the API server knows it, and
+// nodes seldom change.
 func (r *Reconciler) ofNode(ctx context.Context, o client.Object) (requests []reconcile.Request) {
 	var claims v1.VMPlacementList
 	if err := r.Client.List(ctx, &claims); err != nil {
-		return nil // no claims are known yet, or the cache has stopped
+		return nil // the cache is not synced yet, or has stopped
 	}
 	for i := range claims.Items {
 		if claims.Items[i].Status.NodeName == o.GetName() {
@@ -107,7 +108,7 @@ func (r *Reconciler) ofNode(ctx context.Context, o client.Object) (requests []re
 	return requests
 }
 
-// nodeChanged passes changes on which placement.Unavailable depends, and drops heartbeats.
+// nodeChanged passes the changes that placement.Unavailable depends on, and drops heartbeats.
 func nodeChanged() predicate.Predicate {
 	ready := func(n *corev1.Node) corev1.ConditionStatus {
 		for _, c := range n.Status.Conditions {
@@ -134,8 +135,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{RequeueAfter: a.again}, r.carryOut(ctx, v, a)
 }
 
-// decide makes the plan. If the node is gone and the claim may end for that, it asks the registry: a VM hibernated there can
-// resume on any node. An older snapshot of the VM in the registry is not its state.
+// decide makes the plan. If the node is gone and the claim may be released for that, it asks the registry: a VM whose
+// hibernated state is in the registry can resume on any node. An older snapshot of the VM does not count.
 func (r *Reconciler) decide(ctx context.Context, of controller.VM, v view) actions {
 	a := plan(v)
 	gone := a.reason == v1.ReasonNodeRemoved || a.reason == v1.ReasonNodeReplaced
@@ -144,7 +145,7 @@ func (r *Reconciler) decide(ctx context.Context, of controller.VM, v view) actio
 	}
 	var err error
 	if v.durable, err = r.Registry.Has(ctx, of, contract.HibernateSnapshotTag); err != nil {
-		a.again = registryPause // until then the known status is reported
+		a.again = registryPause // until then the status stays as known
 		return a
 	}
 	return plan(v)
@@ -199,9 +200,9 @@ func (r *Reconciler) carryOut(ctx context.Context, v view, a actions) error {
 	for _, pod := range v.pods {
 		switch {
 		case a.waiting == "" || !unplaced(pod):
-			r.told.Delete(pod.UID)
+			r.reported.Delete(pod.UID)
 		default:
-			if before, _ := r.told.Swap(pod.UID, a.waiting); before != a.waiting {
+			if before, _ := r.reported.Swap(pod.UID, a.waiting); before != a.waiting {
 				r.event(pod, corev1.EventTypeWarning, a.reason, a.waiting)
 			}
 		}
@@ -214,7 +215,8 @@ func (r *Reconciler) carryOut(ctx context.Context, v view, a actions) error {
 	return nil
 }
 
-// release ends the claim if it has not changed since it was read. The next reconciliation handles the pods that wait for it.
+// release deletes the claim if it has not changed since it was read. The next reconciliation handles the pods that wait for
+// the claimed node.
 func (r *Reconciler) release(ctx context.Context, v view, why string) error {
 	err := r.Client.Delete(ctx, v.claim, client.Preconditions{UID: &v.claim.UID, ResourceVersion: &v.claim.ResourceVersion})
 	if err != nil {
@@ -232,12 +234,12 @@ func (r *Reconciler) release(ctx context.Context, v view, why string) error {
 	return nil
 }
 
-// renew deletes a pod that was bound to a node which no longer holds its state, so that its controller recreates it. A pod's
-// affinity cannot be changed.
+// renew deletes a pod that was bound to a node which no longer holds the VM's state, so that its controller recreates it. The
+// node affinity of a pod cannot be changed.
 func (r *Reconciler) renew(ctx context.Context, pod *corev1.Pod) error {
 	on := pod.Annotations[contract.KeyPlacedOn]
 	if metav1.GetControllerOf(pod) == nil {
-		if before, _ := r.told.Swap(pod.UID, on); before != on {
+		if before, _ := r.reported.Swap(pod.UID, on); before != on {
 			r.event(pod, corev1.EventTypeWarning, ReasonStale, "the pod was bound to node "+on+", which no longer holds the VM's state; delete the pod and create it again")
 		}
 		return nil
