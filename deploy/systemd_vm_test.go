@@ -211,7 +211,7 @@ func (m machine) cocoond() {
 func (m machine) vm() {
 	m.must("cocoon image import cocoon/demo:latest /tmp/demo.tar")
 	m.must("cocoon vm run --name web --cpu 1 --memory 128M cocoon/demo:latest")
-	ip := m.must("cocoon vm inspect web | jq -r .network_configs[0].network.ip")
+	ip := m.must("cocoon vm inspect web | jq -r .network_configs[0].address.ip")
 	eventually(m.t, "the VM serves", func() bool {
 		_, err := m.run("curl -sf -o /dev/null -m 5 http://" + ip + ":8080/healthz")
 		return err == nil

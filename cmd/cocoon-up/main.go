@@ -1,5 +1,5 @@
 // Command cocoon-up is a Kubernetes control plane for one machine, kubectl,
-// metrics-server and cocoon-scheduler in one binary. The "cocoon up" verb writes its configuration and starts it.
+// metrics-server, kube-proxy, CoreDNS and cocoon-scheduler in one binary. The "cocoon up" verb writes its configuration and starts it.
 package main
 
 import (
@@ -8,7 +8,9 @@ import (
 
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/applet"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/controlplane"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/coredns"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/kubectl"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/kubeproxy"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/metricsserver"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/scheduler"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/version"
@@ -18,6 +20,8 @@ const usage = `usage: cocoon-up control-plane --config FILE
        cocoon-up kubectl ARGS...
        cocoon-up metrics-server FLAGS...
        cocoon-up cocoon-scheduler FLAGS...
+       cocoon-up kube-proxy FLAGS...
+       cocoon-up coredns --conf FILE
        cocoon-up version
 `
 
@@ -30,6 +34,10 @@ func main() {
 		kubectl.Main(args)
 	case applet.MetricsServer:
 		os.Exit(metricsserver.Main(args))
+	case applet.KubeProxy:
+		os.Exit(kubeproxy.Main(args))
+	case applet.CoreDNS:
+		os.Exit(coredns.Main(args, os.Stderr))
 	case applet.Scheduler:
 		os.Exit(scheduler.Main(args))
 	case applet.Version:

@@ -247,7 +247,10 @@ func (r *room) get(name string) *corev1.Pod {
 // placed waits until the pod is bound and returns its node.
 func (r *room) placed(name string) string {
 	r.t.Helper()
-	r.until("pod "+name+" is placed", func() bool { return r.get(name).Spec.NodeName != "" })
+	r.until("pod "+name+" is placed", func() bool { // a controller may not have created it yet
+		pod, err := r.client.CoreV1().Pods(r.name).Get(r.t.Context(), name, metav1.GetOptions{})
+		return err == nil && pod.Spec.NodeName != "" || err != nil && !apierrors.IsNotFound(err)
+	})
 	return strings.TrimPrefix(r.get(name).Spec.NodeName, r.name+"-")
 }
 

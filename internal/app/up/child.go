@@ -7,7 +7,10 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -76,7 +79,7 @@ func (s *spawner) run(c child) (*process, error) {
 	}
 	defer out.Close()
 	cmd := exec.Command(c.path, c.args...)
-	cmd.Env = append(os.Environ(), c.env...)
+	cmd.Env = append(inherited(os.Environ()), c.env...)
 	cmd.Stdout, cmd.Stderr = out, out
 	// A separate process group: Ctrl-C on the terminal reaches the supervisor, which stops children in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
@@ -90,6 +93,19 @@ func (s *spawner) run(c child) (*process, error) {
 	}()
 	return p, nil
 }
+
+// inherited returns the variables of the user's shell that children get. They describe the machine. A variable that is a setting
+// of one of our programs, such as EPOCH_TOKEN, is meant for the user's own commands: the settings of an instance come from its
+// options and files. CLONE_DIRS has no option: it only tells the manager's admission which folders the nodes allow, and each node
+// checks its own list.
+func inherited(env []string) []string {
+	return slices.DeleteFunc(env, func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return !ofMachine.MatchString(name)
+	})
+}
+
+var ofMachine = regexp.MustCompile(`^(PATH|HOME|USER|LOGNAME|LANG|LC_.*|TZ|TMPDIR|CLONE_DIRS|SSL_CERT_(FILE|DIR)|(?i:(http|https|no|all)_proxy)|GO[A-Z]*)$`)
 
 // halt asks p to end, and kills it after the child's grace.
 func (p *process) halt(c child, log *slog.Logger) {

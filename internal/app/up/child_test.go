@@ -49,6 +49,22 @@ func script(t *testing.T, text string) child {
 	return child{name: "child", path: "/bin/sh", args: []string{"-c", text}, log: filepath.Join(t.TempDir(), "child.log"), stop: 20 * time.Second}
 }
 
+// TestChildrenIgnoreTheShell exports settings of our programs, as the README does, before an instance starts.
+func TestChildrenIgnoreTheShell(t *testing.T) {
+	for _, name := range []string{"EPOCH_TOKEN", "VK_NODE_CPU", "COCOOND_STATE_DIR", "KUBECONFIG", "NOTIFY_SOCKET", "METRICS_ADDR"} {
+		t.Setenv(name, "of-the-shell")
+	}
+	t.Setenv("https_proxy", "http://proxy.test:3128")
+	c := script(t, "env")
+	c.env = []string{"OWN=1"}
+	_, stop := kept(t, c)
+	eventually(t, "the child has ended", func() bool { return strings.Contains(logged(c.log), "OWN=1") })
+	stop()
+	if got := logged(c.log); strings.Contains(got, "of-the-shell") || !strings.Contains(got, "https_proxy=http://proxy.test:3128\n") || !strings.Contains(got, "PATH=") {
+		t.Errorf("environment of the child:\n%s", got)
+	}
+}
+
 func TestAChildThatEndsIsStartedAgain(t *testing.T) {
 	c := script(t, "echo run; exit 3")
 	ended, stop := kept(t, c)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/logging"
@@ -42,6 +43,7 @@ func upCommand(dir func() string) *cobra.Command {
 	var o Options
 	var detach, supervise bool
 	var nodes int
+	var services bool
 	cmd := &cobra.Command{
 		Use:   "up [--dir DIR] [--detach]",
 		Short: "Run a whole cluster on this machine: control plane and a virtual node whose pods are VMs",
@@ -51,6 +53,9 @@ and, for the kubelet API, on the bridge of the node's VMs, where no guest can re
 The folder keeps the cluster: after a stop, a kill or a reboot the same command starts it again with its objects, VM
 disks and certificates. DIR/kubeconfig is written when the node is Ready. The node is called cocoon-node-0 unless
 --node-name or VK_NODE_NAME sets another name. A pod runs there if it tolerates virtual-kubelet.io/provider.
+
+Pods reach each other, Services and the API server, and resolve names of the cluster. If this machine is the node of another cluster,
+or another instance runs on it, the cluster goes without Services and says so.
 
 The image cocoon/demo:latest is there from the start and needs no network. The folder stores --nodes, --with, names and ports
 for the next start. The registry's token is in DIR/etc/epoch-tokens.`,
@@ -68,20 +73,31 @@ for the next start. The registry's token is in DIR/etc/epoch-tokens.`,
 			if cmd.Flags().Changed("nodes") {
 				o.Nodes = &nodes
 			}
+			if cmd.Flags().Changed("services") {
+				o.Services = &services
+			}
 			o.NodeName = cmp.Or(o.NodeName, os.Getenv("VK_NODE_NAME"))
+			var err error
 			switch {
 			case supervise:
 				return superviseDetached(cmd.Context(), o)
 			case detach:
-				return runDetached(cmd.Context(), o, cmd.OutOrStdout())
+				err = runDetached(cmd.Context(), o, cmd.OutOrStdout())
+			default:
+				err = runForeground(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 			}
-			return runForeground(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			if errdefs.IsAlreadyExists(err) {
+				printAlready(cmd.OutOrStdout(), err, o.Dir, cmd.Flags())
+				return nil
+			}
+			return err
 		},
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&detach, "detach", "d", false, "return when the node is Ready and keep running in the background")
 	f.IntVar(&nodes, "nodes", 1, "number of virtual nodes; 0 runs the control plane alone")
 	f.StringSliceVar(&o.With, "with", nil, "further parts to run, separated by commas: "+strings.Join(parts, ", "))
+	f.BoolVar(&services, "services", true, "serve Services and the cluster's DNS to pods; the default is to do so unless another program of this machine does;\nthe folder stores it for the next start")
 	f.StringVar(&o.NodeName, "node-name", "", "name of the (first) virtual node (default "+defaultNodeName+", or VK_NODE_NAME)")
 	f.IntVar(&o.APIPort, "api-port", 0, fmt.Sprintf("port of the API server on loopback (default %d, or the next free one)", defaultAPIPort))
 	f.IntVar(&o.NodePort, "node-port", 0, fmt.Sprintf("port of the virtual node's kubelet API on its bridge (default %d, or the next free one)", defaultNodePort))
@@ -91,6 +107,7 @@ for the next start. The registry's token is in DIR/etc/epoch-tokens.`,
 	f.IntVar(&o.WebhookPort, "webhook-port", 0, fmt.Sprintf("port of the manager's admission webhooks on loopback (default %d, or the next free one)", defaultWebhookPort))
 	f.StringArrayVar(&o.ExtraConfig, "extra-config", nil, "a flag of the control plane, as COMPONENT.FLAG=VALUE, e.g. controllerManager.node-monitor-grace-period=20s;\nmay be given several times; the folder stores it for the next start")
 	f.StringSliceVar(&o.AllowImages, "allow-images", nil, "networks, addresses and HOST[:PORT] that images of pods may come from in addition to public addresses, e.g. 192.168.7.0/24,localhost:5000;\nthe folder stores them for the next start, \"\" for none")
+	f.IntVar(&o.CPUOvercommit, "cpu-overcommit", 0, fmt.Sprintf("virtual CPUs that pods may request for each CPU of this machine (default %d);\nthe folder stores it for the next start", defaultOvercommit))
 	f.BoolVar(&supervise, "supervise", false, "")
 	_ = f.MarkHidden("supervise")
 	return cmd
@@ -116,6 +133,21 @@ func printStep(w io.Writer) Report {
 
 func printReady(w io.Writer, dir string) {
 	fmt.Fprintf(w, "\nThe cluster is up. Use it with\n\n  export KUBECONFIG=%s\n  kubectl get nodes\n", kubeconfigOf(dir))
+}
+
+// printAlready says that the instance runs, and which flags had no effect for that reason.
+func printAlready(w io.Writer, already error, dir string, flags *pflag.FlagSet) {
+	fmt.Fprintln(w, already)
+	var idle []string
+	flags.Visit(func(f *pflag.Flag) {
+		if f.Name != "dir" && f.Name != "detach" {
+			idle = append(idle, "--"+f.Name)
+		}
+	})
+	if len(idle) > 0 {
+		fmt.Fprintf(w, "It does not read %s while it runs: stop it with `cocoon down --dir %s`, then start it again with them.\n", strings.Join(idle, ", "), dir)
+	}
+	printReady(w, dir)
 }
 
 func runForeground(ctx context.Context, o Options, out, errOut io.Writer) error {
@@ -157,11 +189,17 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 			args = append(args, flag, fmt.Sprint(v))
 		}
 	}
+	if o.CPUOvercommit != 0 {
+		args = append(args, "--cpu-overcommit", fmt.Sprint(o.CPUOvercommit))
+	}
 	if o.NodeName != "" {
 		args = append(args, "--node-name", o.NodeName)
 	}
 	if o.Nodes != nil {
 		args = append(args, "--nodes", fmt.Sprint(*o.Nodes))
+	}
+	if o.Services != nil {
+		args = append(args, fmt.Sprintf("--services=%t", *o.Services))
 	}
 	if o.With != nil {
 		args = append(args, "--with="+strings.Join(o.With, ","))

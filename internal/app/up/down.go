@@ -46,7 +46,17 @@ func Down(ctx context.Context, dir string, a Assets) error {
 			return fmt.Errorf("stop instance %s: %w", dir, err)
 		}
 	}
-	return stopVMsOf(ctx, l, a)
+	return errors.Join(downServices(l), stopVMsOf(ctx, l, a))
+}
+
+// downServices removes the rules for Services that a killed supervisor has left, unless another instance serves them now.
+func downServices(l layout) error {
+	var p ports
+	defer p.Close()
+	if why := p.claimServices(); why != "" {
+		return nil
+	}
+	return dropServices(l)
 }
 
 // endProcess sends SIGTERM to pid if mine still confirms that the process is ours, and waits for its end through a

@@ -1,6 +1,7 @@
 package up
 
 import (
+	"cmp"
 	"encoding/base64"
 	"fmt"
 	"hash/fnv"
@@ -89,14 +90,22 @@ func instanceID(n nodeLayout) string {
 
 func bridgeName(n nodeLayout) string { return "cocoon" + instanceID(n) }
 
-// cocoondConfig is the file of a node's cocoond; its keys are documented in `cocoond --help`.
-func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
+// cocoondConfig is the file of a node's cocoond; its keys are documented in `cocoond --help`. services says that the instance
+// serves Services.
+func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets, services bool) object {
 	instance := instanceID(n)
 	var ports NodeSettings
-	for _, node := range s.Nodes {
+	network := object{"instance": instance, "bridge": bridgeName(n)}
+	var peers []string
+	for i, node := range s.Nodes {
 		if node.Name == n.name {
 			ports = node
+		} else {
+			peers = append(peers, bridgeName(n.node(s, i)))
 		}
+	}
+	if len(peers) > 0 {
+		network["peers"] = peers
 	}
 	virtualNode := object{
 		"kubeconfig":     n.kubeconfig(),
@@ -104,6 +113,7 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 		"nodeIP":         "bridge", // the API server forwards nothing to loopback
 		"noRole":         true,     // see labelNode
 		"reservePercent": 20,
+		"cpuOvercommit":  cmp.Or(s.CPUOvercommit, defaultOvercommit),
 		"bindAddress":    "bridge",
 		"kubeletPort":    ports.Port,
 		"metricsAddr":    fmt.Sprintf("%s:%d", nodeIP, ports.MetricsPort),
@@ -112,6 +122,10 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 		"clientCA":       p.crt("ca"),
 		// The instance is ours alone: if a pod was deleted while the instance was down, nobody else can remove its VM.
 		"orphans": "destroy",
+	}
+	if services {
+		network["services"] = []string{serviceIP + ":443", dnsIP + ":53"}
+		virtualNode["clusterDNS"] = dnsIP
 	}
 	images := object{"mappings": n.mappings()}
 	if len(s.AllowImages) > 0 {
@@ -127,7 +141,7 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets) object {
 		"runDir":      n.folder("run"),
 		"socket":      n.socket(),
 		"guest":       object{"kernel": a.Kernel, "initramfs": a.Initramfs},
-		"network":     object{"instance": instance, "bridge": bridgeName(n)},
+		"network":     network,
 		"qemu":        object{"cgroup": "cocoon-" + instance},
 		"images":      images,
 		"virtualNode": virtualNode,

@@ -85,7 +85,7 @@ func TestInstancesOfOneMachineAreToldApart(t *testing.T) {
 		for _, name := range names {
 			s.Nodes = append(s.Nodes, NodeSettings{Name: name})
 		}
-		return cocoondConfig(layout{dir}.node(s, i), pki{}, s, Assets{})["network"].(object)
+		return cocoondConfig(layout{dir}.node(s, i), pki{}, s, Assets{}, false)["network"].(object)
 	}
 	a, b, again := network("/a", 0, "n"), network("/b", 0, "n"), network("/a", 0, "other")
 	if first, second := network("/a", 0, "n-0", "n-1"), network("/a", 1, "n-0", "n-1"); first["instance"] == second["instance"] || first["bridge"] == second["bridge"] {

@@ -26,7 +26,7 @@ func lockInstance(path string) (*os.File, error) {
 	f.Close()
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAGAIN) {
 		pid, _ := lockHolder(path)
-		return nil, errdefs.Existsf("this instance is already up (pid %d); `cocoon down` stops it", pid)
+		return nil, errdefs.Existsf("the instance is already up (pid %d); `cocoon down` stops it", pid)
 	}
 	return nil, fmt.Errorf("lock %s: %w", path, err)
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/netns"
 )
 
 // lockHelper is the environment variable that turns the test binary into the holder of a lock: locks work between
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 		_, _ = os.Stdin.Read(make([]byte, 1)) // until the test closes it
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(netns.Main(m))
 }
 
 // holder starts a process that locks path, and returns it once it has reported the result.

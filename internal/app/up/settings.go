@@ -14,6 +14,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/reach"
 )
 
@@ -27,10 +28,17 @@ const (
 	defaultManagerPort = 8081
 	defaultSchedPort   = 10259
 	defaultWebhookPort = 8443
+	defaultProxyHealth = 10256
+	defaultProxyPort   = 10249 // of kube-proxy's metrics
+	defaultDNSPort     = 10053
+	defaultDNSReady    = 8181
+	defaultDNSMetrics  = 9153
 	serviceCIDR        = "10.96.0.0/16"
-	serviceIP          = "10.96.0.1" // first address of serviceCIDR: the "kubernetes" Service
+	serviceIP          = "10.96.0.1"  // first address of serviceCIDR: the "kubernetes" Service
+	dnsIP              = "10.96.0.10" // the Service "kube-dns", at its usual address
 	nodeIP             = "127.0.0.1"
 	mostNodes          = 16
+	defaultOvercommit  = 16 // the VMs of a demo, a test or a laptop are idle most of the time
 )
 
 // Settings are the choices of an instance that must survive a restart. They are stored in DIR/up.json.
@@ -47,10 +55,20 @@ type Settings struct {
 	ExtraConfig []string `json:"extraConfig,omitempty"`
 	// AllowImages is where pods' images may come from, in addition to public addresses.
 	AllowImages []string `json:"allowImages,omitempty"`
+	// CPUOvercommit is how many virtual CPUs pods may request for each CPU of this machine; 0 means defaultOvercommit.
+	CPUOvercommit int `json:"cpuOvercommit,omitempty"`
 	// SchedulerPort is the port of cocoon-scheduler's health checks.
 	SchedulerPort int `json:"schedulerPort,omitempty"`
 	// WebhookPort is the port of the manager's admission webhooks.
 	WebhookPort int `json:"webhookPort,omitempty"`
+	// Services is whether the instance serves Services and the cluster's DNS; nil: if nothing else on the machine does.
+	Services *bool `json:"services,omitempty"`
+	// Ports of kube-proxy and the cluster's DNS. All except DNSPort are on loopback; DNSPort is on the first node's bridge.
+	ProxyHealthPort  int `json:"proxyHealthPort,omitempty"`
+	ProxyMetricsPort int `json:"proxyMetricsPort,omitempty"`
+	DNSPort          int `json:"dnsPort,omitempty"`
+	DNSReadyPort     int `json:"dnsReadyPort,omitempty"`
+	DNSMetricsPort   int `json:"dnsMetricsPort,omitempty"`
 
 	// NodeName is from the format of instances with a single node.
 	NodeName string `json:"nodeName,omitempty"`
@@ -126,6 +144,9 @@ func (o Options) check() error {
 	if o.Nodes != nil && (*o.Nodes < 0 || *o.Nodes > mostNodes) {
 		return errdefs.Invalidf("invalid number of nodes, %d; use 0 to %d", *o.Nodes, mostNodes)
 	}
+	if o.CPUOvercommit < 0 || o.CPUOvercommit > node.MaxVirtual {
+		return errdefs.Invalidf("invalid --cpu-overcommit %d; use 1 to %d", o.CPUOvercommit, node.MaxVirtual)
+	}
 	for _, part := range o.With {
 		if !slices.Contains(parts, part) {
 			return errdefs.Invalidf("invalid part %q; choose from %s", part, strings.Join(parts, ", "))
@@ -171,7 +192,7 @@ func nodeName(first string, i int) string {
 
 // check rejects settings that no instance can have stored.
 func (s Settings) check() error {
-	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, AllowImages: s.AllowImages}).check(); err != nil {
+	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, AllowImages: s.AllowImages, CPUOvercommit: s.CPUOvercommit}).check(); err != nil {
 		return err
 	}
 	for _, n := range s.Nodes {
@@ -183,6 +204,9 @@ func (s Settings) check() error {
 }
 
 func (s Settings) with(part string) bool { return slices.Contains(s.With, part) }
+
+// wantServices reports whether the instance serves Services where it can.
+func (s Settings) wantServices() bool { return s.Services == nil || *s.Services }
 
 func (s Settings) epochURL() string { return fmt.Sprintf("http://%s:%d", nodeIP, s.EpochPort) }
 
@@ -216,6 +240,10 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	if o.AllowImages != nil {
 		s.AllowImages = o.AllowImages
 	}
+	if o.Services != nil {
+		s.Services = o.Services
+	}
+	s.CPUOvercommit = cmp.Or(o.CPUOvercommit, s.CPUOvercommit)
 	if o.Nodes != nil {
 		s.Nodes = slices.Grow(s.Nodes, *o.Nodes)[:min(len(s.Nodes), *o.Nodes)]
 		for len(s.Nodes) < *o.Nodes {
@@ -253,6 +281,14 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	if s.with(partManager) {
 		choose(&s.ManagerPort, "manager", "--manager-port", o.ManagerPort, defaultManagerPort)
 		choose(&s.WebhookPort, "manager's webhooks", "--webhook-port", o.WebhookPort, defaultWebhookPort)
+	}
+	if s.wantServices() && len(s.Nodes) > 0 {
+		const off = "--services=false"
+		choose(&s.ProxyHealthPort, "health checks of kube-proxy", off, 0, defaultProxyHealth)
+		choose(&s.ProxyMetricsPort, "metrics of kube-proxy", off, 0, defaultProxyPort)
+		choose(&s.DNSPort, "cluster's DNS", off, 0, defaultDNSPort)
+		choose(&s.DNSReadyPort, "health checks of the cluster's DNS", off, 0, defaultDNSReady)
+		choose(&s.DNSMetricsPort, "metrics of the cluster's DNS", off, 0, defaultDNSMetrics)
 	}
 	if s.with(partScheduler) {
 		choose(&s.SchedulerPort, partScheduler, "--with=", 0, defaultSchedPort)

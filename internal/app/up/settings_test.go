@@ -49,8 +49,9 @@ func TestSettle(t *testing.T) {
 		}
 		return s
 	}
-	s := settled(Options{APIPort: api, NodePort: node, MetricsPort: metrics})
-	if d := diff.Of(Settings{APIPort: api, Nodes: []NodeSettings{{Name: defaultNodeName, Port: node, MetricsPort: metrics}}}, s); d != "" {
+	off, on := false, true
+	s := settled(Options{APIPort: api, NodePort: node, MetricsPort: metrics, Services: &off})
+	if d := diff.Of(Settings{Services: &off, APIPort: api, Nodes: []NodeSettings{{Name: defaultNodeName, Port: node, MetricsPort: metrics}}}, s); d != "" {
 		t.Error(d)
 	}
 	// A choice stays until another one is requested.
@@ -76,11 +77,17 @@ func TestSettle(t *testing.T) {
 	if s = settled(Options{}); !slices.Equal(s.AllowImages, []string{"192.168.7.0/24", "localhost:5000"}) {
 		t.Errorf("images may come from %v", s.AllowImages)
 	}
-	if images := cocoondConfig(layout{"/a"}.node(s, 0), pki{}, s, Assets{})["images"].(object); !reflect.DeepEqual(images["allow"], s.AllowImages) {
+	if images := cocoondConfig(layout{"/a"}.node(s, 0), pki{}, s, Assets{}, false)["images"].(object); !reflect.DeepEqual(images["allow"], s.AllowImages) {
 		t.Errorf("cocoond is told %v", images)
 	}
 	if s = settled(Options{AllowImages: []string{}}); len(s.AllowImages) > 0 {
 		t.Errorf("images may still come from %v", s.AllowImages)
+	}
+	if s = settled(Options{Services: &on}); !s.wantServices() || s.DNSPort == 0 || s.ProxyHealthPort == s.ProxyMetricsPort {
+		t.Errorf("got %+v", s)
+	}
+	if again := settled(Options{}); !*again.Services || again.DNSPort != s.DNSPort {
+		t.Errorf("got %+v", again)
 	}
 	none := 0
 	if s := settled(Options{Nodes: &none, With: []string{}}); len(s.Nodes) != 0 || len(s.With) != 0 || len(settled(Options{}).Nodes) != 0 {

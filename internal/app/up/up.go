@@ -31,8 +31,11 @@ type Options struct {
 	ManagerPort int
 	WebhookPort int
 	ExtraConfig []string // flags of the control plane's components: COMPONENT.FLAG=VALUE
+	Services    *bool    // serve Services and the cluster's DNS; nil: if nothing else on this machine does
 	AllowImages []string // sources of pods' images besides public addresses; nil: keep the earlier choice
 	Assets      Assets
+
+	CPUOvercommit int // virtual CPUs that pods may request for each CPU of this machine
 }
 
 // Report is called after each step, with the time that it took.
@@ -58,6 +61,7 @@ type instance struct {
 	report   Report
 	log      *slog.Logger
 	spawner  *spawner
+	services bool // this start serves Services
 }
 
 // Run starts the instance, calls ready, supervises it until ctx ends and then stops it in order.
@@ -95,6 +99,9 @@ func (in *instance) prepare() (err error) {
 	if in.settings, err = settle(in.layout, in.opts, &in.ports); err != nil {
 		return err
 	}
+	if err := in.claimServices(); err != nil {
+		return err
+	}
 	in.pki = pki{dir: in.join("pki"), now: time.Now()}
 	if err := in.pki.ensure(in.settings); err != nil {
 		return err
@@ -115,7 +122,7 @@ func (in *instance) prepare() (err error) {
 		if err := writeKubeconfig(n.kubeconfig(), in.pki, in.settings, n.suffixed("node")); err != nil {
 			return err
 		}
-		if err := writeYAML(n.daemonConfig(), cocoondConfig(n, in.pki, in.settings, in.opts.Assets)); err != nil {
+		if err := writeYAML(n.daemonConfig(), cocoondConfig(n, in.pki, in.settings, in.opts.Assets, in.services)); err != nil {
 			return err
 		}
 	}
@@ -159,6 +166,11 @@ func (in *instance) supervise(ctx context.Context, ready func()) error {
 		in.log.Info("stopping")
 	}
 	stopped.stop()
+	if in.services {
+		if dropErr := dropServices(in.layout); err == nil {
+			err = dropErr
+		}
+	}
 	if downErr := stopVMsOf(context.WithoutCancel(ctx), in.layout, in.opts.Assets); err == nil {
 		err = downErr
 	}
@@ -225,6 +237,9 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 		if r.err = in.startNode(ctx, i, launch); r.err != nil {
 			return r
 		}
+	}
+	if r.err = in.runServices(ctx, launch, func(stop func()) { stops = append(stops, stop) }); r.err != nil {
+		return r
 	}
 	if r.err = in.runMetricsServer(ctx, launch); r.err != nil {
 		return r

@@ -25,14 +25,16 @@ import (
 
 // Config is the configuration of one virtual node. Empty fields take the defaults of the seed, where it has one.
 type Config struct {
-	Kubeconfig string `json:"kubeconfig,omitempty"`       // path; "": the credentials of the pod this runs in
-	NodeName   string `json:"nodeName,omitempty"`         // default cocoon-pool
-	NodeIP     string `json:"nodeIP,omitempty"`           // default: the first IPv4 address of this host that is not loopback
-	Pool       string `json:"pool,omitempty"`             // default "default"
-	CPUClass   string `json:"snapshotCPUClass,omitempty"` // label: nodes of one class can resume each other's memory snapshots; "": none
-	ProviderID string `json:"providerID,omitempty"`
-	NoRole     bool   `json:"noRole,omitempty"` // do not set the role label: a node's own credentials may not set it
-	Version    string `json:"-"`                // default: of this build
+	Kubeconfig    string `json:"kubeconfig,omitempty"`       // path; "": the credentials of the pod this runs in
+	NodeName      string `json:"nodeName,omitempty"`         // default cocoon-pool
+	NodeIP        string `json:"nodeIP,omitempty"`           // default: the first IPv4 address of this host that is not loopback
+	Pool          string `json:"pool,omitempty"`             // default "default"
+	ClusterDomain string `json:"clusterDomain,omitempty"`    // DNS domain of the cluster; default cluster.local
+	ClusterDNS    string `json:"clusterDNS,omitempty"`       // addresses of the cluster's name servers, separated by commas; "": those of the VMs' networks
+	CPUClass      string `json:"snapshotCPUClass,omitempty"` // label: nodes of one class can resume each other's memory snapshots; "": none
+	ProviderID    string `json:"providerID,omitempty"`
+	NoRole        bool   `json:"noRole,omitempty"` // do not set the role label: a node's own credentials may not set it
+	Version       string `json:"-"`                // default: of this build
 
 	BootstrapKubeconfig string `json:"bootstrapKubeconfig,omitempty"` // path; with it Kubeconfig is made, for the node's own identity
 	CertDir             string `json:"certDir,omitempty"`             // folder of the certificates that the cluster signs; default /var/lib/vk-cocoon/pki
@@ -61,6 +63,7 @@ type Config struct {
 	TrustOldSnapshots  bool   `json:"trustOldSnapshots,omitempty"`  // without a recorded owner: take the owner from the name
 
 	ReservePercent int    `json:"reservePercent,omitempty"` // 0–100, of the host, reserved for the host
+	CPUOvercommit  int    `json:"cpuOvercommit,omitempty"`  // virtual CPUs that pods may request for each CPU of the host; default 1
 	CPU            string `json:"cpu,omitempty"`
 	Memory         string `json:"memory,omitempty"`
 	Storage        string `json:"storage,omitempty"`
@@ -70,6 +73,7 @@ type Config struct {
 	BackoffBase time.Duration `json:"-"` // of crashing guests; default 10 s
 	BackoffMax  time.Duration `json:"-"` // default 5 min
 
+	dns       []string
 	sizes     node.Sizes
 	snapshots podsnapshots.Registry
 	static    []netip.Prefix
@@ -122,10 +126,19 @@ func (c Config) complete() (Config, error) {
 	if c.snapshots, err = c.registry(); err != nil {
 		return c, err
 	}
-	if c.static, err = network.Prefixes("static forward networks", strings.FieldsFunc(c.StaticForwardNetworks, func(r rune) bool { return r == ',' || r == ' ' })); err != nil {
+	if c.static, err = network.Prefixes("static forward networks", words(c.StaticForwardNetworks)); err != nil {
 		return c, err
 	}
-	c.sizes.Pods = int64(c.Pods)
+	for _, server := range words(c.ClusterDNS) {
+		if _, err := netip.ParseAddr(server); err != nil {
+			return c, errdefs.Invalidf("name server %q of the cluster must be an IP address, such as 10.96.0.10", server)
+		}
+		c.dns = append(c.dns, server)
+	}
+	if c.CPUOvercommit = cmp.Or(c.CPUOvercommit, 1); c.CPUOvercommit < 1 || c.CPUOvercommit > node.MaxVirtual {
+		return c, errdefs.Invalidf("invalid CPU overcommit of %d; use 1 to %d", c.CPUOvercommit, node.MaxVirtual)
+	}
+	c.sizes.Pods, c.sizes.Virtual = int64(c.Pods), c.CPUOvercommit
 	for _, q := range []struct {
 		what, text string
 		to         *resource.Quantity
@@ -181,4 +194,9 @@ func (c Config) asKubelet() kubeletconfig.KubeletConfiguration {
 		Authorization: kubeletconfig.KubeletAuthorization{Mode: kubeletconfig.KubeletAuthorizationModeWebhook},
 		MaxPods:       int32(c.Pods), ProviderID: c.ProviderID, RegisterWithTaints: []corev1.Taint{node.Taint()},
 	}
+}
+
+// words are the parts of a list that commas or spaces separate.
+func words(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }

@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/app/restconfig"
 	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/logging"
 	"cocoonstack.io/cocoon/internal/nodecli"
 	"cocoonstack.io/cocoon/internal/settings"
@@ -89,6 +90,8 @@ func (o *options) settings() []settings.Setting {
 		{Env: "VK_NODE_NAME", Flag: "node-name", Key: "nodeName", Default: defaultNodeName, Value: settings.Text(&o.NodeName), Usage: "name of the virtual node"},
 		{Env: "VK_NODE_IP", Flag: "node-ip", Key: "nodeIP", Value: settings.Text(&o.NodeIP), Usage: "InternalIP of the node (default: the first IPv4 address that is not loopback)"},
 		{Env: "VK_NODE_POOL", Flag: "node-pool", Key: "pool", Default: "default", Value: settings.Text(&o.Pool), Usage: "pool label of the node"},
+		{Env: "VK_CLUSTER_DOMAIN", Flag: "cluster-domain", Key: "clusterDomain", Default: convert.DefaultClusterDomain, Value: settings.Text(&o.ClusterDomain), Usage: "DNS domain of the cluster, for the full host names of pods with a subdomain, and for their search list with --cluster-dns"},
+		{Env: "VK_CLUSTER_DNS", Flag: "cluster-dns", Key: "clusterDNS", Value: settings.Text(&o.ClusterDNS), Usage: "ADDRESS,... of the cluster's name servers, for pods with dnsPolicy ClusterFirst (default: none, and they use those of the VM's network)"},
 		{Env: "VK_SNAPSHOT_CPU_CLASS", Flag: "snapshot-cpu-class", Key: "snapshotCPUClass", Value: settings.Text(&o.CPUClass), Usage: "CPU class label of the node; a snapshot with memory resumes only on nodes of the class it was taken on (default: none)"},
 		{Env: "VK_PROVIDER_ID", Flag: "provider-id", Key: "providerID", Value: settings.Text(&o.ProviderID), Usage: "ProviderID of the node, e.g. gce://PROJECT/ZONE/INSTANCE"},
 		{Env: "VK_NO_ROLE", Flag: "no-role", Key: "noRole", Value: settings.Bool(&o.NoRole), Usage: "do not set the role label; the node's own credentials may not set it"},
@@ -110,6 +113,7 @@ func (o *options) settings() []settings.Setting {
 		{Env: "VK_STATIC_FORWARD_NETWORKS", Flag: "static-forward-networks", Key: "staticForwardNetworks", Value: settings.Text(&o.StaticForwardNetworks), Usage: "CIDR,... that kubectl port-forward of static pods may connect to (default: none); the node's own, loopback and link-local addresses are never allowed"},
 		{Env: "COCOON_ROOT_DIR", Flag: "root-dir", Key: "rootDir", Default: defaultRoot, Value: settings.Text(&o.RootDir), Usage: "folder of the VMs' disks; its file system is the storage of the node"},
 		{Env: "VK_RESERVE_PERCENT", Flag: "reserve-percent", Key: "reservePercent", Default: "20", Value: settings.Number(&o.ReservePercent), Usage: "per cent of the host that pods cannot use"},
+		{Env: "VK_CPU_OVERCOMMIT", Flag: "cpu-overcommit", Key: "cpuOvercommit", Default: "1", Value: settings.Number(&o.CPUOvercommit), Usage: "virtual CPUs that pods may request for each CPU of the host; raise it if pods stay Pending with Insufficient cpu while the host is idle"},
 		{Env: "VK_NODE_CPU", Flag: "node-cpu", Key: "cpu", Value: settings.Text(&o.CPU), Usage: "CPU capacity (default: measured)"},
 		{Env: "VK_NODE_MEM", Flag: "node-mem", Key: "memory", Value: settings.Text(&o.Memory), Usage: "memory capacity (default: measured)"},
 		{Env: "VK_NODE_STORAGE", Flag: "node-storage", Key: "storage", Value: settings.Text(&o.Storage), Usage: "storage capacity (default: measured)"},

@@ -37,6 +37,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/kube/stats"
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
 )
@@ -212,7 +213,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	p.events = record.NewBroadcaster(record.WithContext(ctx))
 	snapshots, _ := n.runtime.(podsnapshots.Snapshots)
 	p.provider, err = podprovider.New(podprovider.Config{
-		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
+		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP, ClusterDomain: n.cfg.ClusterDomain, ClusterDNS: n.cfg.dns, Searches: host.Searches()}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
 		LeasesPath: n.cfg.LeasesPath, Registry: n.cfg.snapshots, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,
 		StaticForward: n.cfg.static,
 	}, podprovider.Deps{

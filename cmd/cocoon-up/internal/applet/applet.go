@@ -7,6 +7,8 @@ import "path/filepath"
 // The programs in the binary.
 const (
 	ControlPlane  = "control-plane"
+	CoreDNS       = "coredns"
+	KubeProxy     = "kube-proxy"
 	Kubectl       = "kubectl"
 	MetricsServer = "metrics-server"
 	Scheduler     = "cocoon-scheduler"

@@ -56,8 +56,8 @@ func (c *Config) APIServerArgs() []string {
 		"requestheader-extra-headers-prefix": "X-Remote-Extra-",
 		"proxy-client-cert-file":             c.PKI.FrontProxy.Client.Cert,
 		"proxy-client-key-file":              c.PKI.FrontProxy.Client.Key,
-		// No kube-proxy runs on this host, so webhooks and aggregated APIs are
-		// reached at their endpoints, not at cluster IPs.
+		// Webhooks and aggregated APIs are reached at their endpoints, not at
+		// cluster IPs: this host may be without a kube-proxy.
 		"enable-aggregator-routing": "true",
 
 		// Ask watchers to disconnect on shutdown. Otherwise the server waits up
