@@ -61,7 +61,7 @@ var layers = []layer{
 	{"L1 cloud-init", 1, []string{"internal/cloudinit/"}, []string{"go.yaml.in/yaml/v3"}},
 	{"L1 manifests", 1, []string{"deploy/"}, nil},
 	{"L1 api", 1, []string{"api/"}, []string{"google.golang.org/", "k8s.io/apimachinery", "k8s.io/api"}},
-	{"L0 ground", 0, []string{"internal/errdefs/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/batch/", "internal/filelock/", "internal/sparse/", "internal/version/", "internal/reach/", "internal/ociname/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
+	{"L0 ground", 0, []string{"internal/errdefs/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/batch/", "internal/filelock/", "internal/keylock/", "internal/sparse/", "internal/version/", "internal/reach/", "internal/ociname/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L0 grpc errors", 0, []string{"internal/grpcerr/"}, []string{"google.golang.org/"}},
 
 	{"tests", 9, []string{"internal/testkit/", "test/", "examples/", "hack/", "guest/"}, []string{"*"}},
@@ -98,7 +98,9 @@ type pkg struct {
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Doc,Standard,Imports,TestImports,XTestImports,GoFiles", "./...").Output()
+	list := exec.Command("go", "list", "-json=ImportPath,Dir,Doc,Standard,Imports,TestImports,XTestImports,GoFiles", "./...")
+	list.Env = append(list.Environ(), "GOWORK=") // as in a new clone, where only our own go.work would count
+	out, err := list.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		t.Fatalf("go list: %v\n%s", err, exit.Stderr)
 	} else if err != nil {

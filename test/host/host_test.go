@@ -94,7 +94,7 @@ func guestsRun(t *testing.T, m *machine) {
 	}
 	m.want(of(memoryOf, "a"), "memory of a")
 	m.want("cocoon vm exec a -- nproc", "1")
-	m.must("curl -sf -m 60 http://$(cocoon vm inspect a | jq -r .network_configs[0].network.ip):8080/ >/dev/null")
+	m.must("curl -sf -m 60 http://$(cocoon vm inspect a | jq -r .network_configs[0].address.ip):8080/ >/dev/null")
 }
 
 // limitsBite: processes in a VM's cgroup cannot exceed the VM's limits, and share the CPU by weight. The test ends the clone.
@@ -182,7 +182,7 @@ func upgraded(t *testing.T, m *machine) {
 func rebooted(_ *testing.T, m *machine) {
 	m.must(of(runGuest, "ran"))
 	m.must("cocoon vm hibernate a")
-	ip := m.must("cocoon vm inspect ran | jq -r .network_configs[0].network.ip")
+	ip := m.must("cocoon vm inspect ran | jq -r .network_configs[0].address.ip")
 	_, _ = m.run("systemctl reboot")
 	m.leave()
 	m.connect()
@@ -192,7 +192,7 @@ func rebooted(_ *testing.T, m *machine) {
 	m.must("cocoon vm start ran")
 	m.eventually("cocoon vm exec ran -- true")
 	m.want("cocoon vm exec ran -- cat /kept", "disk of ran")
-	m.want("cocoon vm inspect ran | jq -r .network_configs[0].network.ip", ip)
+	m.want("cocoon vm inspect ran | jq -r .network_configs[0].address.ip", ip)
 	m.must("cocoon vm rm --force ran")
 }
 

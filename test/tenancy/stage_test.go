@@ -1,6 +1,7 @@
 package tenancy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -370,7 +372,7 @@ func (s *stage) sees(p *corev1.Pod) (x seen) {
 		all = nil
 	}
 	for _, rec := range all { // the VM in the pod's status, or the one made for it
-		if rec.Spec.Labels[contract.VMLabelPodUID] == string(p.UID) || len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].ContainerID == contract.ContainerIDScheme+string(rec.ID) {
+		if rec.Spec.Labels[contract.VMLabelPodUID] == string(p.UID) || len(p.Status.ContainerStatuses) > 0 && podstatus.VMOf(p.Status.ContainerStatuses[0].ContainerID) == rec.ID {
 			x.vm = rec.ID
 			x.secret, _ = s.world.remembers(rec)
 		}
@@ -384,11 +386,11 @@ func (s *stage) sees(p *corev1.Pod) (x seen) {
 	})
 	switch {
 	case p.Status.Phase == corev1.PodFailed:
-		x.state, x.reason, x.says = Fails, p.Status.Reason, p.Status.Message
+		x.state, x.reason, x.says = "failed", p.Status.Reason, p.Status.Message
 	case p.Annotations[contract.KeyLifecycleState] == string(contract.LifecycleHibernated):
 		x.state = Sleeps
 	case c.Waiting != nil:
-		x.state, x.reason, x.says = Waits, c.Waiting.Reason, c.Waiting.Message
+		x.state, x.reason, x.says = Waits, cmp.Or(p.Status.Reason, c.Waiting.Reason), c.Waiting.Message
 	case convert.Static(p) && c.Running != nil: // it is ready if its address answers, and some addresses are never probed
 		x.state = Stands
 	case !ready:
@@ -415,10 +417,10 @@ func (o Outcome) not(x seen) string {
 		of = o.Of.Secret()
 	}
 	why := unlike(x, o.State, of)
-	if why == "" && (o.State == Waits || o.State == Fails) && (x.reason != o.Reason || !strings.Contains(x.says, o.Says)) {
+	if why == "" && o.State == Waits && (x.reason != o.Reason || !strings.Contains(x.says, o.Says)) {
 		why = x.String()
 	}
-	if why == "" && x.vm != "" && (o.State == Waits || o.State == Fails || o.State == Stands) {
+	if why == "" && x.vm != "" && (o.State == Waits || o.State == Stands) {
 		why = "a VM was made"
 	}
 	return why

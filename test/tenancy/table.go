@@ -18,7 +18,7 @@ const (
 
 	another     = "is the name of a VM of another namespace"
 	noSnapshot  = "has no snapshot"
-	notItsOwn   = "no snapshot of this name belongs to namespace dev"
+	notItsOwn   = "none of this name belongs to namespace dev"
 	notOfIt     = ":latest in the registry does not belong to dev"
 	doesNotSay  = "does not name its owner"
 	notListed   = "the operator lists"
@@ -34,13 +34,11 @@ func waits(reason, says string) Cell {
 	return Cell{Node: Outcome{State: Waits, Reason: reason, Says: says}}
 }
 
-func fails(says string) Cell {
-	return Cell{Node: Outcome{State: Fails, Reason: notSupported, Says: says}}
-}
+func refuses(says string) Cell { return waits(notSupported, says) }
 
 // refused is a pod that admission refuses with the same message as a node.
 func refused(says string) Cell {
-	c := fails(says)
+	c := refuses(says)
 	c.Refused = says
 	return c
 }
@@ -190,19 +188,19 @@ var rows = append([]Row{
 		Cells: [4]Cell{waits(createError, noSnapshot), foreign(), waits(createError, noSnapshot), goesOn(Public)},
 	},
 	{
-		Name: "path with dots", Ask: clone("a/../../{ns}/app:1"), Cells: all(fails("is not a snapshot's name")),
+		Name: "path with dots", Ask: clone("a/../../{ns}/app:1"), Cells: all(refuses("is not a snapshot's name")),
 	},
 	{
-		Name: "path as a node keeps it", Ask: clone("{ns}___app:1"), Cells: all(fails("is not a snapshot's name")),
+		Name: "path as a node keeps it", Ask: clone("{ns}___app:1"), Cells: all(refuses("is not a snapshot's name")),
 	},
 	{
-		Name: "snapshot by digest", Ask: clone("{saved}@sha256:" + strings.Repeat("0", 64)), Cells: all(fails("names a digest")),
+		Name: "snapshot by digest", Ask: clone("{saved}@sha256:" + strings.Repeat("0", 64)), Cells: all(refuses("names a digest")),
 	},
 	{
-		Name: "snapshot of a host", Ask: clone("127.0.0.1:5000/{ns}/app:1"), Cells: all(fails("names a host")),
+		Name: "snapshot of a host", Ask: clone("127.0.0.1:5000/{ns}/app:1"), Cells: all(refuses("names a host")),
 	},
 	{
-		Name: "snapshot of another node", Ask: clone("cocoon://127.0.0.1:1/{saved}"), Cells: all(fails("is a URL")),
+		Name: "snapshot of another node", Ask: clone("cocoon://127.0.0.1:1/{saved}"), Cells: all(refuses("is a URL")),
 	},
 	{
 		Name: "snapshot by id", Ask: clone("{snapshot:fork}"), Cells: all(waits(createError, noSnapshot)),
@@ -229,7 +227,7 @@ var rows = append([]Row{
 		Cells: [4]Cell{goesOn(Own), foreign(), waits(createError, noSnapshot), goesOn(Public)},
 	},
 	{
-		Name: "fork by its namespace", Ask: ask(contract.KeyForkFrom, "{ns}/{db}"), Cells: all(fails(contract.KeyForkFrom)),
+		Name: "fork by its namespace", Ask: ask(contract.KeyForkFrom, "{ns}/{db}"), Cells: all(refuses(contract.KeyForkFrom)),
 	},
 	{
 		Name: "fork by id", Ask: ask(contract.KeyForkFrom, "{id:db}"), Cells: all(waits(createError, noSnapshot)),
@@ -378,7 +376,7 @@ func sources() (rows []Row) {
 				Cells: [4]Cell{boots(), missing, objects, objects}, Quick: "it needs the image of a disk",
 			}, Row{
 				Name: name + " elsewhere", Ask: run(key, kind+"/../{ns}/{ns}-keys"), Image: "cloud",
-				Cells: [4]Cell{fails(key), fails(key), objects, objects},
+				Cells: [4]Cell{refuses(key), refuses(key), objects, objects},
 			})
 		}
 	}

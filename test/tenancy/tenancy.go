@@ -64,22 +64,21 @@ const (
 	Sleeps State = "sleeps"  // its VM hibernates
 	Stands State = "stands"  // it runs, for a machine that does not belong to the node
 	Waits  State = "waits"   // its container waits
-	Fails  State = "fails"   // it has failed
 )
 
 // Outcome is what a node does with a pod.
 type Outcome struct {
 	State  State
 	Of     Whose  // GoesOn: whose memory it resumes with
-	Reason string // Waits, Fails
-	Says   string // Waits, Fails: part of the message
+	Reason string // Waits: of the pod if it has one, else of the container
+	Says   string // Waits: part of the message
 }
 
 func (o Outcome) String() string {
 	switch o.State {
 	case GoesOn:
 		return fmt.Sprintf("goes on with %q", o.Of.Secret())
-	case Waits, Fails:
+	case Waits:
 		return fmt.Sprintf("%s, %s, %q", o.State, o.Reason, o.Says)
 	case Boots, Sleeps, Stands:
 	}

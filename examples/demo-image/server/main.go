@@ -2,18 +2,25 @@
 //
 // GET / answers with the host name and the environment, GET /healthz with "ok". It listens on :8080, or on $PORT, and on
 // :80 as well where it may. It exits 0 on SIGTERM once the requests under way are answered.
+//
+// "server get URL" asks a server and prints its answer. If the pod has a service account, it shows that token, and trusts that
+// account's authority too, as programs do that ask the API server.
 package main
 
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
 	"sort"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -21,10 +28,49 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := run(ctx); err != nil {
+	work := run
+	if len(os.Args) == 3 && os.Args[1] == "get" {
+		work = func(ctx context.Context) error { return get(ctx, os.Args[2]) }
+	}
+	if err := work(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "server:", err)
 		os.Exit(1)
 	}
+}
+
+// account is where a pod has its service account.
+const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
+
+func get(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		roots = x509.NewCertPool()
+	}
+	if ca, err := os.ReadFile(account + "ca.crt"); err == nil {
+		roots.AppendCertsFromPEM(ca)
+	}
+	if token, err := os.ReadFile(account + "token"); err == nil && req.URL.Scheme == "https" {
+		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	}
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(os.Stdout, resp.Body); err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", url, resp.Status)
+	}
+	return nil
 }
 
 func run(ctx context.Context) error {
