@@ -29,7 +29,7 @@ type specFlags struct {
 	accel, firmware, driver                        string
 	cpus, nics                                     int
 	memory, storage                                sizeFlag
-	env, labels, offered                           []string
+	env, labels, offered, publish                  []string
 	entrypoint                                     string
 	tty, stdin, fc                                 bool
 	stopGrace                                      time.Duration
@@ -50,6 +50,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.network, "network", "", "network of the interfaces (default: the node's)")
 	fs.StringVar(&f.bridge, "bridge", "", "the network whose bridge is `LINK`, instead of --network")
 	cmd.MarkFlagsMutuallyExclusive("network", "bridge")
+	fs.StringArrayVarP(&f.publish, "publish", "p", nil, "port of the host that leads to the guest: [ADDRESS:]HOSTPORT:PORT[/PROTOCOL]; may be repeated")
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on; may be repeated")
 	fs.StringVar(&f.entrypoint, "entrypoint", "", "program to run instead of the image's entrypoint")
 	fs.StringVar(&f.hostname, "hostname", "", "host name of the guest (default: the VM's name)")
@@ -115,6 +116,15 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		return s, err
 	}
 	s.NICs, s.Offered = nicSpecs(f.nics, f.network), f.offered
+	ports, err := parsePorts(f.publish)
+	switch {
+	case err != nil:
+		return s, err
+	case len(ports) > 0 && f.nics == 0:
+		return s, errdefs.Invalidf("--publish needs a network interface; leave out --nics 0")
+	case len(ports) > 0:
+		s.NICs[0].Ports = ports
+	}
 	s.Labels, err = parseLabels(f.labels)
 	return s, err
 }

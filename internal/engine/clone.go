@@ -71,7 +71,8 @@ func (n *node) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error) 
 
 // pooled reports whether r, which is about to be cloned as spec says, may come from the pool.
 func (n *node) pooled(r vm.Record, spec vm.CloneSpec) bool {
-	return n.pool.Enabled() && spec.FromDir == "" && r.Cloned && r.ImageType == vm.ImageOCI && n.agents[r.ImageType] != nil
+	ports := slices.ContainsFunc(r.Spec.NICs, func(s vm.NICSpec) bool { return len(s.Ports) > 0 }) // each VM has its own
+	return n.pool.Enabled() && !ports && spec.FromDir == "" && r.Cloned && r.ImageType == vm.ImageOCI && n.agents[r.ImageType] != nil
 }
 
 // claim makes r a VM with a process from the pool. ok is false if there is none.

@@ -93,11 +93,11 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 		s.DNS = spec.DNS.Clone()
 		s.DNS.Offered = true // a guest that boots itself keeps its own
 	}
-	for i := range s.NICs { // a requested MAC belongs to the source alone
-		s.NICs[i].MAC = ""
+	for i := range s.NICs { // a requested MAC and ports of the host belong to the source alone
+		s.NICs[i].MAC, s.NICs[i].Ports = "", nil
 	}
 	if len(spec.NICs) > 0 {
-		s.NICs = slices.Clone(spec.NICs)
+		s.NICs = vm.Spec{NICs: spec.NICs}.Clone().NICs
 	}
 	return s.Default(), nil
 }

@@ -6,6 +6,7 @@ package nodewire
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -247,11 +248,27 @@ func DecodeEvent(m *nodev1.Event) vm.Event {
 }
 
 func encodeNICSpec(n vm.NICSpec) *nodev1.NICSpec {
-	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC}
+	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC, Ports: each(n.Ports, encodePort)}
+}
+
+func encodePort(p vm.PortMapping) *nodev1.PortMapping {
+	return &nodev1.PortMapping{Protocol: string(p.Protocol), HostIp: p.HostIP, HostPort: uint32(p.HostPort), GuestPort: uint32(p.GuestPort)}
+}
+
+// decodePort makes numbers that are no ports 0, which the validation of a spec refuses.
+func decodePort(m *nodev1.PortMapping) vm.PortMapping {
+	return vm.PortMapping{Protocol: vm.Protocol(m.GetProtocol()), HostIP: m.GetHostIp(), HostPort: port(m.GetHostPort()), GuestPort: port(m.GetGuestPort())}
+}
+
+func port(n uint32) uint16 {
+	if n > math.MaxUint16 {
+		return 0
+	}
+	return uint16(n)
 }
 
 func decodeNICSpec(m *nodev1.NICSpec) vm.NICSpec {
-	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac()}
+	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac(), Ports: each(m.GetPorts(), decodePort)}
 }
 
 func encodeNIC(n vm.NIC) *nodev1.NIC {

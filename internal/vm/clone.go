@@ -8,6 +8,9 @@ func (s Spec) Clone() Spec {
 	s.Offered = cloneSlice(s.Offered)
 	s.Process = s.Process.Clone()
 	s.NICs = cloneSlice(s.NICs)
+	for i := range s.NICs {
+		s.NICs[i].Ports = cloneSlice(s.NICs[i].Ports)
+	}
 	if s.CloudInit != nil {
 		c := *s.CloudInit
 		c.SSHKeys = cloneSlice(c.SSHKeys)

@@ -150,6 +150,8 @@ type EnvVar struct {
 type NICSpec struct {
 	Network string `json:"network,omitempty"` // "" is the node's default network
 	MAC     string `json:"mac,omitempty"`     // "" lets the network choose the MAC, which is stable for the VM's name
+
+	Ports []PortMapping `json:"ports,omitempty"` // of the host; they lead to the guest while it runs
 }
 
 // NIC is a network interface that exists: the network made it, the driver plugs it, the guest agent configures it.

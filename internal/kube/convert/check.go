@@ -3,6 +3,7 @@ package convert
 import (
 	"errors"
 	"maps"
+	"net/netip"
 	"path"
 	"slices"
 	"strconv"
@@ -88,7 +89,9 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	no := forbid(&errs)
 	for i, p := range c.Ports {
-		no(p.HostPort != 0, path.Child("ports").Index(i).Child("hostPort"), "a VM has its own IP address; connect to that address, or use a Service")
+		at, err := netip.ParseAddr(p.HostIP)
+		no(p.HostPort != 0 && p.HostIP != "" && (err != nil || !at.Is4() || at.IsLoopback() || at.IsMulticast()), path.Child("ports").Index(i).Child("hostIP"),
+			"a node can forward ports of its IPv4 addresses, except loopback; leave it out for all of them")
 	}
 	foreign(c.Resources.Limits, path.Child("resources", "limits"), no)
 	foreign(c.Resources.Requests, path.Child("resources", "requests"), no)

@@ -69,8 +69,8 @@ func TestCheckRefuses(t *testing.T) {
 		"host ipc":     {func(p *corev1.Pod) { p.Spec.HostIPC = true }, "spec.hostIPC"},
 		"no container": {func(p *corev1.Pod) { p.Spec.Containers = nil }, "at least one container"},
 		"one bad container of two": {func(p *corev1.Pod) {
-			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "b", Image: "b", Ports: []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80}}})
-		}, "spec.containers[1].ports[0].hostPort"},
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "b", Image: "b", Ports: []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80, HostIP: "127.0.0.1"}}})
+		}, "spec.containers[1].ports[0].hostIP"},
 		"windows init container": {func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i", SecurityContext: &corev1.SecurityContext{WindowsOptions: &corev1.WindowsSecurityContextOptions{}}}}
 		}, "spec.initContainers[0].securityContext.windowsOptions"},
@@ -89,7 +89,10 @@ func TestCheckRefuses(t *testing.T) {
 		"volume":    {func(p *corev1.Pod) { p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "data"}) }, `volume "data"`},
 		"mount":     {on(func(c *corev1.Container) { c.VolumeMounts[0].MountPath = "/proc" }), "belongs to the guest's kernel"},
 		"device":    {on(func(c *corev1.Container) { c.VolumeDevices = []corev1.VolumeDevice{{}} }), "volumeDevices"},
-		"host port": {on(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{HostPort: 80}} }), "hostPort"},
+		"host port over IPv6": {on(func(c *corev1.Container) {
+			c.Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80, HostIP: "fd00::1"}}
+		}), "hostIP"},
+		"host port without a port of the guest": {on(func(c *corev1.Container) { c.Ports = []corev1.ContainerPort{{HostPort: 80}} }), "between 1 and 65535"},
 		"stop signal": {on(func(c *corev1.Container) {
 			c.Lifecycle = &corev1.Lifecycle{StopSignal: new(corev1.Signal("no signal"))}
 		}), "invalid stop signal"},

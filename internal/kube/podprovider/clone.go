@@ -94,13 +94,16 @@ func (c *creation) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (
 	})
 }
 
-// interfaces returns as many NICs as the snapshot has, on the network that pod names. nil means the NICs of the snapshot.
+// interfaces returns as many NICs as the snapshot has, on the network that pod names and with its ports of the host. nil means the
+// NICs of the snapshot.
 func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
-	network := pod.Annotations[contract.KeyNetwork]
-	if network == "" || n <= 0 {
+	network, ports := pod.Annotations[contract.KeyNetwork], convert.HostPorts(pod)
+	if network == "" && ports == nil || n <= 0 {
 		return nil
 	}
-	return slices.Repeat([]vm.NICSpec{{Network: network}}, n)
+	nics := slices.Repeat([]vm.NICSpec{{Network: network}}, n)
+	nics[0].Ports = ports
+	return nics
 }
 
 // assertBackend rejects a snapshot of another hypervisor than the one that the pod names, because a hypervisor can only resume

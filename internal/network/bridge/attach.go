@@ -23,7 +23,7 @@ func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, 
 		if lv == nil {
 			return n.notUp()
 		}
-		nic, err = n.attach(ctx, lv, ipam.Request{ID: id, Name: name, Index: index, MAC: spec.MAC})
+		nic, err = n.attach(ctx, lv, ipam.Request{ID: id, Name: name, Index: index, MAC: spec.MAC}, spec.Ports)
 		return err
 	})
 	if err != nil {
@@ -33,7 +33,10 @@ func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, 
 	return nic, nil
 }
 
-func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request) (nic vm.NIC, err error) {
+func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request, open []vm.PortMapping) (nic vm.NIC, err error) {
+	if len(open) > 0 && n.cfg.Adopt {
+		return vm.NIC{}, errdefs.Preconditionf("ports of the host cannot lead to guests of bridge %s, whose owner routes for it; connect to the guest's own address", n.cfg.Bridge)
+	}
 	var back undo.Stack
 	defer func() {
 		if err != nil {
@@ -49,6 +52,11 @@ func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request) (nic vm.
 	}
 	if err := n.ensureTap(lv, &l, &back); err != nil {
 		return vm.NIC{}, err
+	}
+	if len(open) > 0 {
+		if err := n.ports.forward(l.IP, open); err != nil {
+			return vm.NIC{}, err
+		}
 	}
 	lv.pool.Attach(l.ID, l.Index, l.Tap)
 	back.Release()
@@ -147,10 +155,14 @@ func (n *Network) detach(lv *live, l ipam.Lease) error {
 		return nil
 	}
 	lv.pool.Detach(l.MAC, l.Tap)
-	if lv.gate != nil && l.IP.IsValid() {
-		return lv.gate.dismiss(l)
+	if !l.IP.IsValid() {
+		return nil
 	}
-	return nil
+	err = n.ports.close(l.IP)
+	if lv.gate != nil {
+		err = errors.Join(err, lv.gate.dismiss(l))
+	}
+	return err
 }
 
 // Detach implements network.Network. It also works on a network that is not set up: it removes what exists.

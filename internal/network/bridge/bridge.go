@@ -45,6 +45,7 @@ type Network struct {
 	mu    host.TapLock // different taps change in parallel, except their links (see turns)
 	live  *live        // nil until Setup has succeeded; under mu
 	turns turns
+	ports *ports // of the host that lead to guests
 }
 
 // live is what Setup decided and found. It is never changed, only replaced.
@@ -76,6 +77,7 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 		mac:   bridgeMAC(cfg.owner()),
 		file:  ipam.NewFile(cfg.LeasePath),
 		dirty: make(chan struct{}, 1),
+		ports: &ports{table: cfg.table() + "_ports"},
 	}, nil
 }
 

@@ -27,9 +27,9 @@ type guest struct {
 	nic vm.NIC
 }
 
-func newGuest(t *testing.T, n *Network, name string) guest {
+func newGuest(t *testing.T, n *Network, name string, ports ...vm.PortMapping) guest {
 	t.Helper()
-	nic, err := n.Attach(t.Context(), vm.NewID(), name, 0, vm.NICSpec{})
+	nic, err := n.Attach(t.Context(), vm.NewID(), name, 0, vm.NICSpec{Ports: ports})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -96,16 +96,25 @@ func (r rules) apply(guests []ipam.Lease) (spoof bool, err error) {
 
 // remove removes both tables. Without nftables in the kernel there are none.
 func (r rules) remove() error {
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyBridge} {
-		err := r.commit(func(c *nftables.Conn) error {
-			c.DelTable(&nftables.Table{Name: r.table, Family: family})
-			return nil
-		})
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EPROTONOSUPPORT) {
-			return fmt.Errorf("remove nftables table %s: %w", r.table, err)
-		}
+	return errors.Join(removeTable(r.table, nftables.TableFamilyINet), removeTable(r.table, nftables.TableFamilyBridge))
+}
+
+// removeTable removes a table. It is no error if there is none, or if the kernel has no such tables.
+func removeTable(name string, family nftables.TableFamily) error {
+	c, err := nftables.New()
+	if err == nil {
+		c.DelTable(&nftables.Table{Name: name, Family: family})
+		err = c.Flush()
+	}
+	if err != nil && !absent(err) {
+		return fmt.Errorf("remove nftables table %s: %w", name, err)
 	}
 	return nil
+}
+
+// absent reports whether err says that a table does not exist, or cannot exist in this kernel.
+func absent(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
 // commit runs fill and sends its requests as one batch, in the calling thread's namespace.

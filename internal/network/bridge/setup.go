@@ -273,6 +273,11 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 			return err
 		}
 	}
+	if err := n.ports.load(func(a netip.Addr) bool {
+		return slices.ContainsFunc(leases, func(l ipam.Lease) bool { return l.IP == a })
+	}); err != nil {
+		return err
+	}
 	if err := n.file.Sync(lv.pool); err != nil {
 		return err
 	}
@@ -350,8 +355,9 @@ func (n *Network) unplug(taps []tap) (removed []string, err error) {
 	for i, t := range taps {
 		if errs[i] == nil && n.live != nil {
 			n.live.pool.Detach(t.lease.MAC, t.lease.Tap)
+			errs[i] = n.ports.close(t.lease.IP)
 			if n.live.gate != nil {
-				errs[i] = n.live.gate.dismiss(t.lease)
+				errs[i] = errors.Join(errs[i], n.live.gate.dismiss(t.lease))
 			}
 		}
 		if errs[i] == nil {
@@ -382,7 +388,7 @@ func (n *Network) teardown() error {
 	if n.live != nil {
 		errs = append(errs, n.live.gate.close())
 	}
-	errs = append(errs, n.removeBridge(), rules{table: n.cfg.table()}.remove(), n.restoreForward())
+	errs = append(errs, n.removeBridge(), rules{table: n.cfg.table()}.remove(), n.ports.remove(), n.restoreForward())
 	n.live = nil
 	return errors.Join(errs...)
 }

@@ -22,7 +22,7 @@ func (n *Network) Remember(context.Context, []network.Held) error { return nil }
 // Attach implements network.Network. The plugins choose the address. It stays with the VM until Release, and a new VM with an
 // old name gets another one.
 func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (nic vm.NIC, err error) {
-	r := record{ID: id, VM: name, Index: index}
+	r := record{ID: id, VM: name, Index: index, Ports: spec.Ports}
 	err = n.single(ctx, n.tap(r), func(up bool) (err error) {
 		if !up {
 			return n.notUp()
@@ -86,6 +86,9 @@ func (n *Network) add(ctx context.Context, r record) (_ vm.NIC, err error) {
 	list, err := n.conflist()
 	if err != nil {
 		return vm.NIC{}, err
+	}
+	if len(r.Ports) > 0 && !mapsPorts(list) {
+		return vm.NIC{}, errdefs.Preconditionf("no plugin of the conflist can forward ports of the host; add one with the capability portMappings, such as portmap, or request no ports")
 	}
 	if err := n.save(r); err != nil {
 		return vm.NIC{}, err

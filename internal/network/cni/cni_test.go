@@ -3,6 +3,7 @@ package cni
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -213,5 +214,29 @@ func TestRefusals(t *testing.T) {
 	}
 	if _, err := Names(dir); !errdefs.IsInvalid(err) {
 		t.Errorf("noise: %v", err)
+	}
+}
+
+// Ports of the host are given to a plugin that can forward them. Without one the VM is refused, and nothing of it is left.
+func TestPorts(t *testing.T) {
+	plugins(t)
+	dir := t.TempDir()
+	write(t, dir, "10.124.4.0/24", true)
+	n := build(t, at(dir))
+	if err := n.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	spec := vm.NICSpec{Ports: []vm.PortMapping{{Protocol: vm.TCP, HostIP: "192.0.2.7", HostPort: 8080, GuestPort: 80}}}
+	if _, err := n.Attach(t.Context(), vm.NewID(), "web", 0, spec); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("without a plugin that forwards ports: %v", err)
+	}
+	assertClean(t, dir)
+	got, err := json.Marshal(n.runtime(record{ID: vm.NewID(), Ports: spec.Ports}).CapabilityArgs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"192.0.2.7"}]}`
+	if string(got) != want {
+		t.Errorf("plugins are given %s, want %s", got, want)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/libcni"
@@ -23,11 +24,37 @@ func (n *Network) runtime(r record) *libcni.RuntimeConf {
 		ContainerID: string(r.ID), NetNS: n.space(r).Path, IfName: r.link(),
 		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", r.VM}},
 	}
+	rt.CapabilityArgs = map[string]any{} // each is passed only to plugins with that capability
 	if r.MAC != "" {
 		rt.Args = append(rt.Args, [2]string{"MAC", r.MAC})
-		rt.CapabilityArgs = map[string]any{"mac": r.MAC} // passed only to plugins with that capability
+		rt.CapabilityArgs["mac"] = r.MAC
+	}
+	if len(r.Ports) > 0 {
+		rt.CapabilityArgs[portMappings] = portsOf(r)
 	}
 	return rt
+}
+
+// portMappings is the capability of plugins that forward ports of the host, and portMapping its argument (CNI conventions).
+const portMappings = "portMappings"
+
+type portMapping struct {
+	HostPort      uint16 `json:"hostPort"`
+	ContainerPort uint16 `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP,omitempty"`
+}
+
+func portsOf(r record) (out []portMapping) {
+	for _, p := range r.Ports {
+		out = append(out, portMapping{p.HostPort, p.GuestPort, string(p.Protocol), p.HostIP})
+	}
+	return out
+}
+
+// mapsPorts reports whether a plugin of the conflist forwards ports of the host.
+func mapsPorts(list *libcni.NetworkConfigList) bool {
+	return slices.ContainsFunc(list.Plugins, func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[portMappings] })
 }
 
 // plug runs ADD and stores its result in r.

@@ -22,14 +22,15 @@ const recordVersion = 1
 
 // record is one attachment. It exists from before the first plugin runs until after the last one has undone its work.
 type record struct {
-	Version int    `json:"version"`
-	ID      vm.ID  `json:"vm_id"`
-	VM      string `json:"vm"`
-	Index   int    `json:"nic"`
-	MAC     string `json:"mac,omitempty"`     // the requested MAC
-	Added   bool   `json:"added"`             // ADD succeeded, and NIC holds its result
-	Bridge  string `json:"bridge,omitempty"`  // the bridge whose Addresses gave the address; "" if the plugins did
-	NIC     vm.NIC `json:"nic_info,omitzero"` // as Attach returned it
+	Version int              `json:"version"`
+	ID      vm.ID            `json:"vm_id"`
+	VM      string           `json:"vm"`
+	Index   int              `json:"nic"`
+	MAC     string           `json:"mac,omitempty"`     // the requested MAC
+	Ports   []vm.PortMapping `json:"ports,omitempty"`   // of the host
+	Added   bool             `json:"added"`             // ADD succeeded, and NIC holds its result
+	Bridge  string           `json:"bridge,omitempty"`  // the bridge whose Addresses gave the address; "" if the plugins did
+	NIC     vm.NIC           `json:"nic_info,omitzero"` // as Attach returned it
 }
 
 // tapName returns the tap name of an interface, for all networks: 15 characters, the maximum for a link name.
