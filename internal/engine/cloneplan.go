@@ -99,6 +99,9 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	if len(spec.NICs) > 0 {
 		s.NICs = vm.Spec{NICs: spec.NICs}.Clone().NICs
 	}
+	for i := range s.NICs {
+		s.NICs[i].Policed = spec.Policed
+	}
 	return s.Default(), nil
 }
 

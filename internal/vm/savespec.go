@@ -17,6 +17,7 @@ type CloneSpec struct {
 	Memory      int64             // bytes; must equal the snapshot's, unless Cold
 	Storage     int64             // bytes; a larger value than the snapshot's grows the disk
 	NICs        []NICSpec         // as many as the snapshot has, unless Cold
+	Policed     bool              // of all its interfaces, whatever those of the snapshot are
 	Hostname    string            // "": the name
 	SSHHostKeys bool              // the clone generates new host keys
 	Cold        bool              // boot from the snapshot's disks instead of resuming from its memory

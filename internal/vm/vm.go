@@ -152,6 +152,10 @@ type NICSpec struct {
 	MAC     string `json:"mac,omitempty"`     // "" lets the network choose the MAC, which is stable for the VM's name
 
 	Ports []PortMapping `json:"ports,omitempty"` // of the host; they lead to the guest while it runs
+
+	// Policed guests exchange packets only with their host until somebody sets their policies, where the network can enforce
+	// policies.
+	Policed bool `json:"policed,omitempty"`
 }
 
 // NIC is a network interface that exists: the network made it, the driver plugs it, the guest agent configures it.

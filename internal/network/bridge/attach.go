@@ -23,7 +23,7 @@ func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, 
 		if lv == nil {
 			return n.notUp()
 		}
-		nic, err = n.attach(ctx, lv, ipam.Request{ID: id, Name: name, Index: index, MAC: spec.MAC}, spec.Ports)
+		nic, err = n.attach(ctx, lv, ipam.Request{ID: id, Name: name, Index: index, MAC: spec.MAC, Policed: spec.Policed}, spec.Ports)
 		return err
 	})
 	if err != nil {

@@ -16,18 +16,18 @@ import (
 func BenchmarkTap(b *testing.B) {
 	netns.Require(b)
 	need.Tun(b)
-	for name, cfg := range map[string]Config{"guarded": {NAT: true}, "bare": {Unguarded: true}} {
+	for name, cfg := range map[string]Config{"guarded": {NAT: true}, "policed": {NAT: true}, "bare": {Unguarded: true}} {
 		for _, atOnce := range []int{1, 16} {
 			b.Run(fmt.Sprintf("%s/%d", name, atOnce), func(b *testing.B) {
 				cfg := cfg
 				cfg.StateDir, cfg.Subnet = b.TempDir(), "10.77.0.0/16"
-				benchTaps(b, cfg, atOnce)
+				benchTaps(b, cfg, vm.NICSpec{Policed: name == "policed"}, atOnce)
 			})
 		}
 	}
 }
 
-func benchTaps(b *testing.B, cfg Config, atOnce int) {
+func benchTaps(b *testing.B, cfg Config, spec vm.NICSpec, atOnce int) {
 	b.Helper()
 	n := build(b, cfg)
 	if err := n.Setup(b.Context()); err != nil {
@@ -39,7 +39,7 @@ func benchTaps(b *testing.B, cfg Config, atOnce int) {
 		}
 	}()
 	attach := func(i int) vm.NIC {
-		nic, err := n.Attach(b.Context(), vm.ID(fmt.Sprint(i)), fmt.Sprint("vm", i), 0, vm.NICSpec{})
+		nic, err := n.Attach(b.Context(), vm.ID(fmt.Sprint(i)), fmt.Sprint("vm", i), 0, spec)
 		if err != nil {
 			b.Error(err)
 		}

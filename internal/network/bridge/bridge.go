@@ -38,6 +38,8 @@ type Network struct {
 	file  *ipam.File
 	dirty chan struct{} // capacity 1: set if the lease file is out of date
 
+	police *policing
+
 	answers, answers6 tally // counts of DHCPv4 and DHCPv6 messages
 
 	damaged atomic.Uint64 // number of lease files set aside
@@ -70,14 +72,16 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 	if err != nil {
 		return nil, err
 	}
+	space := host.Space{Path: nsPath(cfg.NetNS)}
 	return &Network{
-		cfg:   cfg,
-		log:   log,
-		space: host.Space{Path: nsPath(cfg.NetNS)},
-		mac:   bridgeMAC(cfg.owner()),
-		file:  ipam.NewFile(cfg.LeasePath),
-		dirty: make(chan struct{}, 1),
-		ports: &ports{table: cfg.table() + "_ports"},
+		cfg:    cfg,
+		log:    log,
+		space:  space,
+		mac:    bridgeMAC(cfg.owner()),
+		file:   ipam.NewFile(cfg.LeasePath),
+		dirty:  make(chan struct{}, 1),
+		police: newPolicing(cfg.policyTable(), space),
+		ports:  &ports{table: cfg.table() + "_ports"},
 	}, nil
 }
 

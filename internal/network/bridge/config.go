@@ -229,6 +229,9 @@ func (c Config) owner() string { return c.Instance + "/" + c.Name }
 // table is the name of our nftables tables.
 func (c Config) table() string { return "cocoon-" + c.Instance + "-" + c.Name }
 
+// policyTable is the name of the table of policies. No name of a network ends like this.
+func (c Config) policyTable() string { return c.table() + "_policy" }
+
 // bridgeMAC is fixed, so that guests keep their ARP entries over a restart, and so that a bridge without alias is still
 // recognized as ours.
 func bridgeMAC(owner string) net.HardwareAddr {

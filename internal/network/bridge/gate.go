@@ -3,29 +3,27 @@ package bridge
 import (
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
-	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 )
 
-// gate adds guests to the sets of allowed senders in the bridge table and removes them: a few set elements for each guest,
-// independent of their number. It keeps its netlink socket open, because the kernel closes a socket only after it has finished
-// deletions, which takes a grace period of ten milliseconds or more.
+// gate adds guests to the sets of allowed senders in the bridge table and removes them, and does the same in the table of
+// policies: a few set elements for each guest, independent of their number.
 type gate struct {
-	rules rules
-	space host.Space
-
-	mu   sync.Mutex // a connection buffers one batch at a time
-	conn *nftables.Conn
+	rules  rules
+	police *policing
+	socket socket
 }
 
 // admit lets the guest of l send from its tap. It may be repeated.
 func (g *gate) admit(l ipam.Lease) error {
-	if err := g.change(l, (*nftables.Conn).SetAddElements); err != nil {
+	err := g.police.admit(l, g.rules.addresses(l), func(police func(*nftables.Conn) error) error {
+		return g.change(l, (*nftables.Conn).SetAddElements, police)
+	})
+	if err != nil {
 		return fmt.Errorf("admit %s at tap %s: %w", l.IP, l.Tap, err)
 	}
 	return nil
@@ -33,19 +31,26 @@ func (g *gate) admit(l ipam.Lease) error {
 
 // dismiss is the inverse of admit. It may be repeated.
 func (g *gate) dismiss(l ipam.Lease) error {
-	if err := g.change(l, (*nftables.Conn).SetDeleteElements); err != nil && !errors.Is(err, unix.ENOENT) {
+	err := g.police.dismiss(g.rules.addresses(l), func(police func(*nftables.Conn) error) error {
+		err := g.change(l, (*nftables.Conn).SetDeleteElements, police)
+		if errors.Is(err, unix.ENOENT) { // the sender is gone already, and the batch had no effect
+			err = g.socket.commit(police)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("dismiss %s from tap %s: %w", l.IP, l.Tap, err)
 	}
 	return nil
 }
 
-// change adds the elements of one guest to the sets, or deletes them, as op does.
-func (g *gate) change(l ipam.Lease, op func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error) error {
+// change adds the elements of one guest to the sets, or deletes them, as op does, in one batch with the requests of more.
+func (g *gate) change(l ipam.Lease, op func(*nftables.Conn, *nftables.Set, []nftables.SetElement) error, more func(*nftables.Conn) error) error {
 	guest := []ipam.Lease{l}
 	t := &nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyBridge}
 	senders, guests := g.rules.sets(t)
 	mine, address := elements(guest)
-	return g.commit(func(c *nftables.Conn) error {
+	return g.socket.commit(func(c *nftables.Conn) error {
 		err := errors.Join(op(c, senders, mine), op(c, guests, address))
 		if g.rules.adopt {
 			inet := &nftables.Table{Name: g.rules.table, Family: nftables.TableFamilyINet}
@@ -54,27 +59,8 @@ func (g *gate) change(l ipam.Lease, op func(*nftables.Conn, *nftables.Set, []nft
 		if g.rules.prefix6.IsValid() {
 			err = errors.Join(err, op(c, g.rules.guests6(t), g.rules.elements6(guest)))
 		}
-		return err
+		return errors.Join(err, more(c))
 	})
-}
-
-// commit sends the requests of fill as one batch. After an error the socket may still hold answers, so it is not used again.
-func (g *gate) commit(fill func(*nftables.Conn) error) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.conn == nil {
-		err := g.space.Do(func() (err error) {
-			g.conn, err = nftables.New(nftables.AsLasting())
-			return err
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if err := errors.Join(fill(g.conn), g.conn.Flush()); err != nil {
-		return errors.Join(err, g.closeLocked())
-	}
-	return nil
 }
 
 // close closes the socket. The gate may be used again.
@@ -82,16 +68,5 @@ func (g *gate) close() error {
 	if g == nil {
 		return nil
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.closeLocked()
-}
-
-func (g *gate) closeLocked() error {
-	if g.conn == nil {
-		return nil
-	}
-	err := g.conn.CloseLasting()
-	g.conn = nil
-	return err
+	return g.socket.close()
 }

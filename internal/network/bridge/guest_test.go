@@ -24,16 +24,22 @@ import (
 type guest struct {
 	t   *testing.T
 	ns  string
+	id  vm.ID
 	nic vm.NIC
 }
 
 func newGuest(t *testing.T, n *Network, name string, ports ...vm.PortMapping) guest {
 	t.Helper()
-	nic, err := n.Attach(t.Context(), vm.NewID(), name, 0, vm.NICSpec{Ports: ports})
+	return newGuestOf(t, n, vm.NewID(), name, vm.NICSpec{Ports: ports})
+}
+
+func newGuestOf(t *testing.T, n *Network, id vm.ID, name string, spec vm.NICSpec) guest {
+	t.Helper()
+	nic, err := n.Attach(t.Context(), id, name, 0, spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := guest{t, netns.New(t), nic}
+	g := guest{t, netns.New(t), id, nic}
 	host := openTap(t, nic.Tap)
 	var inner *os.File
 	g.do(func() error {

@@ -29,7 +29,11 @@ func bridgeAlias(owner string) string { return aliasMark + owner + " bridge" }
 
 // tapAlias is the mark of owner's tap. It names the interface, so that the kernel keeps the lease.
 func tapAlias(owner string, l ipam.Lease) string {
-	return fmt.Sprintf("%s%s tap vm=%s nic=%d mac=%s ip=%s name=%s", aliasMark, owner, l.ID, l.Index, l.MAC, l.IP, l.VM)
+	policed := ""
+	if l.Policed {
+		policed = " policed=1"
+	}
+	return fmt.Sprintf("%s%s tap vm=%s nic=%d mac=%s ip=%s%s name=%s", aliasMark, owner, l.ID, l.Index, l.MAC, l.IP, policed, l.VM)
 }
 
 // parseTapAlias is the inverse of tapAlias. It reports whether alias marks a tap of owner.
@@ -50,6 +54,8 @@ func parseTapAlias(owner, alias string) (ipam.Lease, bool) {
 			l.MAC = v
 		case "ip":
 			l.IP, _ = netip.ParseAddr(v)
+		case "policed":
+			l.Policed = v == "1"
 		case "name":
 			l.VM = v
 		}

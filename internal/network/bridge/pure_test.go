@@ -107,6 +107,7 @@ func TestTapNames(t *testing.T) {
 
 func FuzzTapAlias(f *testing.F) {
 	f.Add("cocoon:default/default tap vm=abc nic=1 mac=02:00:00:00:00:01 ip=10.88.0.2 name=web.one")
+	f.Add("cocoon:default/default tap vm=abc nic=0 mac=02:00:00:00:00:01 ip=10.88.0.2 policed=1 name=web")
 	f.Add("cocoon:default/default tap ")
 	f.Add("cocoon:default/default bridge")
 	f.Add("cocoon:default/default2 tap vm=abc")
@@ -128,7 +129,7 @@ func FuzzTapAlias(f *testing.F) {
 
 func TestTapAliasFits(t *testing.T) {
 	owner := strings.Repeat("i", 32) + "/" + strings.Repeat("n", 32)
-	l := ipam.Lease{ID: vm.NewID(), VM: strings.Repeat("v", vm.MaxNameLength), Index: 99, MAC: "02:00:00:00:00:01", IP: netip.MustParseAddr("255.255.255.255")}
+	l := ipam.Lease{ID: vm.NewID(), VM: strings.Repeat("v", vm.MaxNameLength), Index: 99, MAC: "02:00:00:00:00:01", IP: netip.MustParseAddr("255.255.255.255"), Policed: true}
 	if alias := tapAlias(owner, l); len(alias) > 255 {
 		t.Errorf("an alias of %d bytes is more than the kernel keeps", len(alias))
 	}

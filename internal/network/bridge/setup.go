@@ -244,7 +244,13 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 		return err
 	}
 	if checked {
-		lv.gate = &gate{rules: lv.rules, space: n.space}
+		lv.gate = &gate{rules: lv.rules, police: n.police, socket: socket{space: n.space}}
+	}
+	if before == nil {
+		back.Push(func(context.Context) error { return n.police.teardown() })
+	}
+	if err := n.police.setup(lv.rules, lv.pool.Attached(), lv.rules.polices(checked)); err != nil {
+		return err
 	}
 	if lv.rules.guard && !checked {
 		n.log.Warn("source addresses of guests are not checked, this kernel has no nftables for bridges", "network", n.cfg.Name)
@@ -388,7 +394,7 @@ func (n *Network) teardown() error {
 	if n.live != nil {
 		errs = append(errs, n.live.gate.close())
 	}
-	errs = append(errs, n.removeBridge(), rules{table: n.cfg.table()}.remove(), n.ports.remove(), n.restoreForward())
+	errs = append(errs, n.removeBridge(), n.police.teardown(), rules{table: n.cfg.table()}.remove(), n.ports.remove(), n.restoreForward())
 	n.live = nil
 	return errors.Join(errs...)
 }

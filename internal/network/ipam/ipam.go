@@ -39,6 +39,8 @@ type Lease struct {
 	ID    vm.ID  `json:"vm_id,omitempty"`
 	Index int    `json:"nic,omitempty"`
 	Tap   string `json:"tap,omitempty"`
+
+	Policed bool `json:"policed,omitempty"` // closed until its policies are set
 }
 
 // Owned reports whether l belongs to a VM of ours. Any other lease was written by another program and ends when it expires.
@@ -50,6 +52,8 @@ type Request struct {
 	Name  string // name of the VM
 	Index int
 	MAC   string // "" for the MAC that follows from the name
+
+	Policed bool
 }
 
 // Quarantine is how long an address is not leased after another machine was found with it, as long as others are free.
@@ -148,7 +152,39 @@ func (p *Pool) Adopt(l Lease) error {
 		p.version++
 	}
 	p.attached[held] = true
+	p.police(held, l.Policed)
 	return nil
+}
+
+// police marks a lease as policed, if on. It stays so until the VM is gone. Preconditions: mu is held.
+func (p *Pool) police(held *Lease, on bool) {
+	if on && !held.Policed {
+		held.Policed = true
+		p.version++
+	}
+}
+
+// Police marks the leases of the VMs as policed.
+func (p *Pool) Police(is func(vm.ID) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for at, held := range p.byKey {
+		if is(at.id) {
+			p.police(held, true)
+		}
+	}
+}
+
+// Attached returns the leases that are in use now.
+func (p *Pool) Attached() []Lease {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make([]Lease, 0, len(p.attached))
+	for l := range p.attached {
+		out = append(out, *l)
+	}
+	slices.SortFunc(out, func(a, b Lease) int { return a.IP.Compare(b.IP) })
+	return out
 }
 
 // Remember adds l, which comes from the record of a VM, unless its interface, MAC or address is already held or the address is
@@ -178,12 +214,14 @@ func (p *Pool) Reserve(r Request, now time.Time) (l Lease, fresh bool, err error
 			held.VM = r.Name
 			p.version++
 		}
+		p.police(held, r.Policed)
 		return *held, false, nil
 	}
 	if held := p.leftover(r); held != nil {
 		p.replace(held, r, now)
 		delete(p.byKey, key{held.ID, held.Index})
 		held.ID, held.VM, held.Index, held.Tap, held.Expiry = r.ID, r.Name, r.Index, "", p.expiry(now)
+		held.Policed = r.Policed
 		p.byKey[key{r.ID, r.Index}] = held
 		p.version++
 		return *held, false, nil
@@ -196,7 +234,7 @@ func (p *Pool) Reserve(r Request, now time.Time) (l Lease, fresh bool, err error
 	if err != nil {
 		return Lease{}, false, err
 	}
-	held := p.put(Lease{MAC: mac, IP: ip, Expiry: p.expiry(now), VM: r.Name, ID: r.ID, Index: r.Index})
+	held := p.put(Lease{MAC: mac, IP: ip, Expiry: p.expiry(now), VM: r.Name, ID: r.ID, Index: r.Index, Policed: r.Policed})
 	p.version++
 	return *held, true, nil
 }
