@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -167,6 +168,8 @@ func (machine) Strays(context.Context) ([]vm.Stray, error) {
 func (machine) AdoptStray(_ context.Context, ref, name string) (vm.Record, error) {
 	return vm.Record{ID: vm.ID(ref), Spec: vm.Spec{Name: cmp.Or(name, "db")}}, nil
 }
+
+func (machine) Police(context.Context, network.Policies) error { return nil }
 
 func (machine) RemoveStray(_ context.Context, ref string) error {
 	return errdefs.NotFoundf("no unknown VM is kept aside as %q", ref)

@@ -37,6 +37,10 @@ func (n *node) RemoveStray(ctx context.Context, req *nodev1.RemoveStrayRequest) 
 	return &nodev1.RemoveStrayResponse{}, n.host.RemoveStray(ctx, req.GetId())
 }
 
+func (n *node) Police(ctx context.Context, req *nodev1.PoliceRequest) (*nodev1.PoliceResponse, error) {
+	return &nodev1.PoliceResponse{}, n.host.Police(ctx, nodewire.DecodePolicies(req))
+}
+
 func (n *node) Reset(ctx context.Context, _ *nodev1.ResetRequest) (*nodev1.ResetResponse, error) {
 	return &nodev1.ResetResponse{}, n.engine.Reset(ctx)
 }

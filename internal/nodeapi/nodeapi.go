@@ -20,6 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -137,6 +138,7 @@ type Host interface {
 	Strays(ctx context.Context) ([]vm.Stray, error)
 	AdoptStray(ctx context.Context, ref, name string) (vm.Record, error)
 	RemoveStray(ctx context.Context, ref string) error
+	Police(ctx context.Context, p network.Policies) error
 }
 
 // Config says where to serve.

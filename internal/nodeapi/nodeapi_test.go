@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
@@ -123,6 +124,13 @@ func (host) AdoptStray(_ context.Context, ref, name string) (vm.Record, error) {
 
 func (host) RemoveStray(_ context.Context, ref string) error {
 	return errdefs.NotFoundf("no unknown VM is kept aside as %q", ref)
+}
+
+func (host) Police(_ context.Context, p network.Policies) error {
+	if len(p.Guests) != 1 || p.Guests[0].ID != "vm" {
+		return errdefs.Invalidf("policies %+v", p)
+	}
+	return nil
 }
 
 func (host) Doctor(context.Context) ([]nodewire.Check, error) {
@@ -354,6 +362,9 @@ func TestImagesAndNode(t *testing.T) {
 		t.Errorf("adopted %+v, %v", r, err)
 	}
 	if err := c.RemoveStray(ctx, "other"); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+	if err := c.Police(ctx, network.Policies{Node: "n", Guests: []network.Guest{{ID: "vm"}}}); err != nil {
 		t.Error(err)
 	}
 	if d, err := c.Doctor(ctx); err != nil || len(d) != 1 {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -36,6 +37,11 @@ func (c *Client) AdoptStray(ctx context.Context, id, name string) (vm.Record, er
 // RemoveStray ends the process of a stray, and removes its interfaces and folders.
 func (c *Client) RemoveStray(ctx context.Context, id string) error {
 	return do(ctx, c, c.node.RemoveStray, &nodev1.RemoveStrayRequest{Id: id})
+}
+
+// Police replaces the network policies of one virtual node. FailedPrecondition when no network of the node enforces policies.
+func (c *Client) Police(ctx context.Context, p network.Policies) error {
+	return do(ctx, c, c.node.Police, nodewire.EncodePolicies(p))
 }
 
 // Reset removes every VM and every link and rule of the node's networks. Images stay.

@@ -248,7 +248,7 @@ func DecodeEvent(m *nodev1.Event) vm.Event {
 }
 
 func encodeNICSpec(n vm.NICSpec) *nodev1.NICSpec {
-	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC, Ports: each(n.Ports, encodePort)}
+	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC, Ports: each(n.Ports, encodePort), Policed: n.Policed}
 }
 
 func encodePort(p vm.PortMapping) *nodev1.PortMapping {
@@ -268,7 +268,7 @@ func port(n uint32) uint16 {
 }
 
 func decodeNICSpec(m *nodev1.NICSpec) vm.NICSpec {
-	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac(), Ports: each(m.GetPorts(), decodePort)}
+	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac(), Ports: each(m.GetPorts(), decodePort), Policed: m.GetPoliced()}
 }
 
 func encodeNIC(n vm.NIC) *nodev1.NIC {

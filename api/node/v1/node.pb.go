@@ -2148,6 +2148,7 @@ type NICSpec struct {
 	Network       string                 `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"` // empty: the node's default network
 	Mac           string                 `protobuf:"bytes,2,opt,name=mac,proto3" json:"mac,omitempty"`         // empty: the one that is stable for the VM's name
 	Ports         []*PortMapping         `protobuf:"bytes,3,rep,name=ports,proto3" json:"ports,omitempty"`
+	Policed       bool                   `protobuf:"varint,4,opt,name=policed,proto3" json:"policed,omitempty"` // reaches only its host until its policies are set, where the network enforces policies
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2201,6 +2202,13 @@ func (x *NICSpec) GetPorts() []*PortMapping {
 		return x.Ports
 	}
 	return nil
+}
+
+func (x *NICSpec) GetPoliced() bool {
+	if x != nil {
+		return x.Policed
+	}
+	return false
 }
 
 // PortMapping forwards a port of the host to the guest.
@@ -5655,7 +5663,8 @@ type Network struct {
 	Gateway       string                 `protobuf:"bytes,8,opt,name=gateway,proto3" json:"gateway,omitempty"`
 	Leased        int64                  `protobuf:"varint,9,opt,name=leased,proto3" json:"leased,omitempty"` // addresses
 	Free          int64                  `protobuf:"varint,10,opt,name=free,proto3" json:"free,omitempty"`
-	Subnet6       string                 `protobuf:"bytes,11,opt,name=subnet6,proto3" json:"subnet6,omitempty"` // CIDR; "": no IPv6
+	Subnet6       string                 `protobuf:"bytes,11,opt,name=subnet6,proto3" json:"subnet6,omitempty"`     // CIDR; "": no IPv6
+	Unpoliced     string                 `protobuf:"bytes,12,opt,name=unpoliced,proto3" json:"unpoliced,omitempty"` // why it does not enforce policies; "": it does
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5763,6 +5772,13 @@ func (x *Network) GetFree() int64 {
 func (x *Network) GetSubnet6() string {
 	if x != nil {
 		return x.Subnet6
+	}
+	return ""
+}
+
+func (x *Network) GetUnpoliced() string {
+	if x != nil {
+		return x.Unpoliced
 	}
 	return ""
 }
@@ -6191,6 +6207,474 @@ func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
 	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
+type PoliceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // name of the virtual node
+	Guests        []*PolicedGuest        `protobuf:"bytes,2,rep,name=guests,proto3" json:"guests,omitempty"`
+	Ingress       []*Policy              `protobuf:"bytes,3,rep,name=ingress,proto3" json:"ingress,omitempty"`
+	Egress        []*Policy              `protobuf:"bytes,4,rep,name=egress,proto3" json:"egress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoliceRequest) Reset() {
+	*x = PoliceRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoliceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoliceRequest) ProtoMessage() {}
+
+func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoliceRequest.ProtoReflect.Descriptor instead.
+func (*PoliceRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *PoliceRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PoliceRequest) GetGuests() []*PolicedGuest {
+	if x != nil {
+		return x.Guests
+	}
+	return nil
+}
+
+func (x *PoliceRequest) GetIngress() []*Policy {
+	if x != nil {
+		return x.Ingress
+	}
+	return nil
+}
+
+func (x *PoliceRequest) GetEgress() []*Policy {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+type PoliceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoliceResponse) Reset() {
+	*x = PoliceResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoliceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoliceResponse) ProtoMessage() {}
+
+func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoliceResponse.ProtoReflect.Descriptor instead.
+func (*PoliceResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+}
+
+// PolicedGuest is a VM and the policies that select it. Without any in one direction, everything is allowed there.
+type PolicedGuest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Ingress       []int32                `protobuf:"varint,2,rep,packed,name=ingress,proto3" json:"ingress,omitempty"` // indexes into the policies of the request
+	Egress        []int32                `protobuf:"varint,3,rep,packed,name=egress,proto3" json:"egress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicedGuest) Reset() {
+	*x = PolicedGuest{}
+	mi := &file_node_v1_node_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicedGuest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicedGuest) ProtoMessage() {}
+
+func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicedGuest.ProtoReflect.Descriptor instead.
+func (*PolicedGuest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *PolicedGuest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PolicedGuest) GetIngress() []int32 {
+	if x != nil {
+		return x.Ingress
+	}
+	return nil
+}
+
+func (x *PolicedGuest) GetEgress() []int32 {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+// Policy is one direction of a network policy.
+type Policy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // for people who read the rules
+	Rules         []*PolicyRule          `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policy) Reset() {
+	*x = Policy{}
+	mi := &file_node_v1_node_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policy) ProtoMessage() {}
+
+func (x *Policy) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policy.ProtoReflect.Descriptor instead.
+func (*Policy) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *Policy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Policy) GetRules() []*PolicyRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+// PolicyRule allows packets of its peers to its ports.
+type PolicyRule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Anyone        bool                   `protobuf:"varint,1,opt,name=anyone,proto3" json:"anyone,omitempty"`
+	Peers         []*AddressRange        `protobuf:"bytes,2,rep,name=peers,proto3" json:"peers,omitempty"` // unless anyone
+	AllPorts      bool                   `protobuf:"varint,3,opt,name=all_ports,json=allPorts,proto3" json:"all_ports,omitempty"`
+	Ports         []*PortRange           `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"` // unless all_ports: one of these or of named
+	Named         []*NamedPort           `protobuf:"bytes,5,rep,name=named,proto3" json:"named,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyRule) Reset() {
+	*x = PolicyRule{}
+	mi := &file_node_v1_node_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyRule) ProtoMessage() {}
+
+func (x *PolicyRule) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
+func (*PolicyRule) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *PolicyRule) GetAnyone() bool {
+	if x != nil {
+		return x.Anyone
+	}
+	return false
+}
+
+func (x *PolicyRule) GetPeers() []*AddressRange {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *PolicyRule) GetAllPorts() bool {
+	if x != nil {
+		return x.AllPorts
+	}
+	return false
+}
+
+func (x *PolicyRule) GetPorts() []*PortRange {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *PolicyRule) GetNamed() []*NamedPort {
+	if x != nil {
+		return x.Named
+	}
+	return nil
+}
+
+// AddressRange has 4 or 16 bytes in each address, both included.
+type AddressRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	First         []byte                 `protobuf:"bytes,1,opt,name=first,proto3" json:"first,omitempty"`
+	Last          []byte                 `protobuf:"bytes,2,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddressRange) Reset() {
+	*x = AddressRange{}
+	mi := &file_node_v1_node_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddressRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddressRange) ProtoMessage() {}
+
+func (x *AddressRange) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddressRange.ProtoReflect.Descriptor instead.
+func (*AddressRange) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *AddressRange) GetFirst() []byte {
+	if x != nil {
+		return x.First
+	}
+	return nil
+}
+
+func (x *AddressRange) GetLast() []byte {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+type PortRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"` // number in the IP header
+	First         uint32                 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	Last          uint32                 `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortRange) Reset() {
+	*x = PortRange{}
+	mi := &file_node_v1_node_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortRange) ProtoMessage() {}
+
+func (x *PortRange) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
+func (*PortRange) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *PortRange) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *PortRange) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *PortRange) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+type NamedPort struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addr          []byte                 `protobuf:"bytes,1,opt,name=addr,proto3" json:"addr,omitempty"`
+	Protocol      uint32                 `protobuf:"varint,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Port          uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamedPort) Reset() {
+	*x = NamedPort{}
+	mi := &file_node_v1_node_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamedPort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamedPort) ProtoMessage() {}
+
+func (x *NamedPort) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamedPort.ProtoReflect.Descriptor instead.
+func (*NamedPort) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *NamedPort) GetAddr() []byte {
+	if x != nil {
+		return x.Addr
+	}
+	return nil
+}
+
+func (x *NamedPort) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *NamedPort) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
 type StraysRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -6199,7 +6683,7 @@ type StraysRequest struct {
 
 func (x *StraysRequest) Reset() {
 	*x = StraysRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6211,7 +6695,7 @@ func (x *StraysRequest) String() string {
 func (*StraysRequest) ProtoMessage() {}
 
 func (x *StraysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6224,7 +6708,7 @@ func (x *StraysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
 func (*StraysRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 type StraysResponse struct {
@@ -6236,7 +6720,7 @@ type StraysResponse struct {
 
 func (x *StraysResponse) Reset() {
 	*x = StraysResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6248,7 +6732,7 @@ func (x *StraysResponse) String() string {
 func (*StraysResponse) ProtoMessage() {}
 
 func (x *StraysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6261,7 +6745,7 @@ func (x *StraysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
 func (*StraysResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *StraysResponse) GetStrays() []*Stray {
@@ -6287,7 +6771,7 @@ type Stray struct {
 
 func (x *Stray) Reset() {
 	*x = Stray{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6299,7 +6783,7 @@ func (x *Stray) String() string {
 func (*Stray) ProtoMessage() {}
 
 func (x *Stray) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6312,7 +6796,7 @@ func (x *Stray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stray.ProtoReflect.Descriptor instead.
 func (*Stray) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Stray) GetId() string {
@@ -6374,7 +6858,7 @@ type AdoptStrayRequest struct {
 
 func (x *AdoptStrayRequest) Reset() {
 	*x = AdoptStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6386,7 +6870,7 @@ func (x *AdoptStrayRequest) String() string {
 func (*AdoptStrayRequest) ProtoMessage() {}
 
 func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6399,7 +6883,7 @@ func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
 func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *AdoptStrayRequest) GetId() string {
@@ -6425,7 +6909,7 @@ type RemoveStrayRequest struct {
 
 func (x *RemoveStrayRequest) Reset() {
 	*x = RemoveStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6437,7 +6921,7 @@ func (x *RemoveStrayRequest) String() string {
 func (*RemoveStrayRequest) ProtoMessage() {}
 
 func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6450,7 +6934,7 @@ func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RemoveStrayRequest) GetId() string {
@@ -6468,7 +6952,7 @@ type RemoveStrayResponse struct {
 
 func (x *RemoveStrayResponse) Reset() {
 	*x = RemoveStrayResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6480,7 +6964,7 @@ func (x *RemoveStrayResponse) String() string {
 func (*RemoveStrayResponse) ProtoMessage() {}
 
 func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6493,7 +6977,7 @@ func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 type CloneRequest struct {
@@ -6513,13 +6997,14 @@ type CloneRequest struct {
 	Cold          bool                   `protobuf:"varint,13,opt,name=cold,proto3" json:"cold,omitempty"`                                    // boot from the snapshot's disks instead of going on from its memory
 	StopGraceNs   int64                  `protobuf:"varint,14,opt,name=stop_grace_ns,json=stopGraceNs,proto3" json:"stop_grace_ns,omitempty"` // 0: the snapshot's
 	Dns           *DNS                   `protobuf:"bytes,15,opt,name=dns,proto3" json:"dns,omitempty"`                                       // absent: the snapshot's
+	Policed       bool                   `protobuf:"varint,16,opt,name=policed,proto3" json:"policed,omitempty"`                              // of all its interfaces, whatever the snapshot's are
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6531,7 +7016,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6544,7 +7029,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -6652,6 +7137,13 @@ func (x *CloneRequest) GetDns() *DNS {
 	return nil
 }
 
+func (x *CloneRequest) GetPoliced() bool {
+	if x != nil {
+		return x.Policed
+	}
+	return false
+}
+
 type RestoreRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
@@ -6662,7 +7154,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6674,7 +7166,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6687,7 +7179,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -6714,7 +7206,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6726,7 +7218,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6739,7 +7231,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -6765,7 +7257,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6777,7 +7269,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6790,7 +7282,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -6813,7 +7305,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6825,7 +7317,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6838,7 +7330,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -6914,7 +7406,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6926,7 +7418,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6939,7 +7431,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Snapshot) GetId() string {
@@ -7167,7 +7659,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7179,7 +7671,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7192,7 +7684,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Machine) GetDriver() string {
@@ -7252,7 +7744,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7264,7 +7756,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7277,7 +7769,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 type InspectSnapshotRequest struct {
@@ -7289,7 +7781,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7301,7 +7793,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7314,7 +7806,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -7333,7 +7825,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7345,7 +7837,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7358,7 +7850,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -7376,7 +7868,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7388,7 +7880,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7401,7 +7893,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
 }
 
 type PublishSnapshotRequest struct {
@@ -7414,7 +7906,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7426,7 +7918,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7439,7 +7931,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -7466,7 +7958,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7478,7 +7970,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7491,7 +7983,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -7521,7 +8013,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7533,7 +8025,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7546,7 +8038,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -7601,7 +8093,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7613,7 +8105,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7626,7 +8118,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -7664,7 +8156,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7676,7 +8168,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7689,7 +8181,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -7745,7 +8237,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7757,7 +8249,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7770,7 +8262,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -7814,7 +8306,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7826,7 +8318,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7839,7 +8331,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -7881,7 +8373,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7893,7 +8385,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7906,7 +8398,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -7941,7 +8433,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7953,7 +8445,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7966,7 +8458,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -8002,7 +8494,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8014,7 +8506,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8027,7 +8519,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -8067,7 +8559,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8079,7 +8571,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8092,7 +8584,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -8113,7 +8605,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8125,7 +8617,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8138,7 +8630,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -8339,11 +8831,12 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"h\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\x82\x01\n" +
 	"\aNICSpec\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x10\n" +
 	"\x03mac\x18\x02 \x01(\tR\x03mac\x121\n" +
-	"\x05ports\x18\x03 \x03(\v2\x1b.cocoon.node.v1.PortMappingR\x05ports\"~\n" +
+	"\x05ports\x18\x03 \x03(\v2\x1b.cocoon.node.v1.PortMappingR\x05ports\x12\x18\n" +
+	"\apoliced\x18\x04 \x01(\bR\apoliced\"~\n" +
 	"\vPortMapping\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\tR\bprotocol\x12\x17\n" +
 	"\ahost_ip\x18\x02 \x01(\tR\x06hostIp\x12\x1b\n" +
@@ -8616,7 +9109,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06strays\x18\r \x01(\x03R\x06strays\x1a6\n" +
 	"\bVmsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x81\x02\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x9f\x02\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -8629,7 +9122,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06leased\x18\t \x01(\x03R\x06leased\x12\x12\n" +
 	"\x04free\x18\n" +
 	" \x01(\x03R\x04free\x12\x18\n" +
-	"\asubnet6\x18\v \x01(\tR\asubnet6\"\xdc\x01\n" +
+	"\asubnet6\x18\v \x01(\tR\asubnet6\x12\x1c\n" +
+	"\tunpoliced\x18\f \x01(\tR\tunpoliced\"\xdc\x01\n" +
 	"\x06Driver\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\adefault\x18\x02 \x01(\bR\adefault\x12\x18\n" +
@@ -8654,7 +9148,38 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\fResetRequest\"\x0f\n" +
 	"\rResetResponse\"\x19\n" +
 	"\x17TeardownNetworksRequest\"\x1a\n" +
-	"\x18TeardownNetworksResponse\"\x0f\n" +
+	"\x18TeardownNetworksResponse\"\xbb\x01\n" +
+	"\rPoliceRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x124\n" +
+	"\x06guests\x18\x02 \x03(\v2\x1c.cocoon.node.v1.PolicedGuestR\x06guests\x120\n" +
+	"\aingress\x18\x03 \x03(\v2\x16.cocoon.node.v1.PolicyR\aingress\x12.\n" +
+	"\x06egress\x18\x04 \x03(\v2\x16.cocoon.node.v1.PolicyR\x06egress\"\x10\n" +
+	"\x0ePoliceResponse\"P\n" +
+	"\fPolicedGuest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aingress\x18\x02 \x03(\x05R\aingress\x12\x16\n" +
+	"\x06egress\x18\x03 \x03(\x05R\x06egress\"N\n" +
+	"\x06Policy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
+	"\x05rules\x18\x02 \x03(\v2\x1a.cocoon.node.v1.PolicyRuleR\x05rules\"\xd7\x01\n" +
+	"\n" +
+	"PolicyRule\x12\x16\n" +
+	"\x06anyone\x18\x01 \x01(\bR\x06anyone\x122\n" +
+	"\x05peers\x18\x02 \x03(\v2\x1c.cocoon.node.v1.AddressRangeR\x05peers\x12\x1b\n" +
+	"\tall_ports\x18\x03 \x01(\bR\ballPorts\x12/\n" +
+	"\x05ports\x18\x04 \x03(\v2\x19.cocoon.node.v1.PortRangeR\x05ports\x12/\n" +
+	"\x05named\x18\x05 \x03(\v2\x19.cocoon.node.v1.NamedPortR\x05named\"8\n" +
+	"\fAddressRange\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\fR\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\fR\x04last\"Q\n" +
+	"\tPortRange\x12\x1a\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\rR\x05first\x12\x12\n" +
+	"\x04last\x18\x03 \x01(\rR\x04last\"O\n" +
+	"\tNamedPort\x12\x12\n" +
+	"\x04addr\x18\x01 \x01(\fR\x04addr\x12\x1a\n" +
+	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\"\x0f\n" +
 	"\rStraysRequest\"?\n" +
 	"\x0eStraysResponse\x12-\n" +
 	"\x06strays\x18\x01 \x03(\v2\x15.cocoon.node.v1.StrayR\x06strays\"\x95\x01\n" +
@@ -8671,7 +9196,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"$\n" +
 	"\x12RemoveStrayRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13RemoveStrayResponse\"\xae\x04\n" +
+	"\x13RemoveStrayResponse\"\xc8\x04\n" +
 	"\fCloneRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x19\n" +
 	"\bfrom_dir\x18\x02 \x01(\tR\afromDir\x12\x12\n" +
@@ -8688,7 +9213,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04auth\x18\f \x03(\v2\x1c.cocoon.node.v1.RegistryAuthR\x04auth\x12\x12\n" +
 	"\x04cold\x18\r \x01(\bR\x04cold\x12\"\n" +
 	"\rstop_grace_ns\x18\x0e \x01(\x03R\vstopGraceNs\x12%\n" +
-	"\x03dns\x18\x0f \x01(\v2\x13.cocoon.node.v1.DNSR\x03dns\x1a9\n" +
+	"\x03dns\x18\x0f \x01(\v2\x13.cocoon.node.v1.DNSR\x03dns\x12\x18\n" +
+	"\apoliced\x18\x10 \x01(\bR\apoliced\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
@@ -8860,7 +9386,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\aCollect\x12\x1e.cocoon.node.v1.CollectRequest\x1a\x1f.cocoon.node.v1.CollectResponse\x12I\n" +
 	"\x06Export\x12\x1d.cocoon.node.v1.ExportRequest\x1a\x1e.cocoon.node.v1.ExportResponse0\x01\x12T\n" +
 	"\fSyncMappings\x12#.cocoon.node.v1.SyncMappingsRequest\x1a\x1f.cocoon.node.v1.MappingProblems\x12L\n" +
-	"\bProblems\x12\x1f.cocoon.node.v1.ProblemsRequest\x1a\x1f.cocoon.node.v1.MappingProblems2\xa5\x04\n" +
+	"\bProblems\x12\x1f.cocoon.node.v1.ProblemsRequest\x1a\x1f.cocoon.node.v1.MappingProblems2\xee\x04\n" +
 	"\x04Node\x12=\n" +
 	"\x04Info\x12\x1b.cocoon.node.v1.InfoRequest\x1a\x18.cocoon.node.v1.NodeInfo\x12G\n" +
 	"\x06Doctor\x12\x1d.cocoon.node.v1.DoctorRequest\x1a\x1e.cocoon.node.v1.DoctorResponse\x12D\n" +
@@ -8869,7 +9395,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06Strays\x12\x1d.cocoon.node.v1.StraysRequest\x1a\x1e.cocoon.node.v1.StraysResponse\x12G\n" +
 	"\n" +
 	"AdoptStray\x12!.cocoon.node.v1.AdoptStrayRequest\x1a\x16.cocoon.node.v1.Record\x12V\n" +
-	"\vRemoveStray\x12\".cocoon.node.v1.RemoveStrayRequest\x1a#.cocoon.node.v1.RemoveStrayResponseB*Z(cocoonstack.io/cocoon/api/node/v1;nodev1b\x06proto3"
+	"\vRemoveStray\x12\".cocoon.node.v1.RemoveStrayRequest\x1a#.cocoon.node.v1.RemoveStrayResponse\x12G\n" +
+	"\x06Police\x12\x1d.cocoon.node.v1.PoliceRequest\x1a\x1e.cocoon.node.v1.PoliceResponseB*Z(cocoonstack.io/cocoon/api/node/v1;nodev1b\x06proto3"
 
 var (
 	file_node_v1_node_proto_rawDescOnce sync.Once
@@ -8883,7 +9410,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 121)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),            // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),            // 1: cocoon.node.v1.LaunchRequest
@@ -8972,45 +9499,53 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*ResetResponse)(nil),            // 84: cocoon.node.v1.ResetResponse
 	(*TeardownNetworksRequest)(nil),  // 85: cocoon.node.v1.TeardownNetworksRequest
 	(*TeardownNetworksResponse)(nil), // 86: cocoon.node.v1.TeardownNetworksResponse
-	(*StraysRequest)(nil),            // 87: cocoon.node.v1.StraysRequest
-	(*StraysResponse)(nil),           // 88: cocoon.node.v1.StraysResponse
-	(*Stray)(nil),                    // 89: cocoon.node.v1.Stray
-	(*AdoptStrayRequest)(nil),        // 90: cocoon.node.v1.AdoptStrayRequest
-	(*RemoveStrayRequest)(nil),       // 91: cocoon.node.v1.RemoveStrayRequest
-	(*RemoveStrayResponse)(nil),      // 92: cocoon.node.v1.RemoveStrayResponse
-	(*CloneRequest)(nil),             // 93: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),           // 94: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),         // 95: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),              // 96: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),              // 97: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                 // 98: cocoon.node.v1.Snapshot
-	(*Machine)(nil),                  // 99: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),     // 100: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),   // 101: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),    // 102: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),   // 103: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),   // 104: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),    // 105: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),    // 106: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),      // 107: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),         // 108: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),         // 109: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),               // 110: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),      // 111: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),      // 112: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),               // 113: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),              // 114: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),         // 115: cocoon.node.v1.PushImageRequest
-	nil,                              // 116: cocoon.node.v1.Spec.LabelsEntry
-	nil,                              // 117: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                              // 118: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                              // 119: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                              // 120: cocoon.node.v1.Snapshot.LabelsEntry
+	(*PoliceRequest)(nil),            // 87: cocoon.node.v1.PoliceRequest
+	(*PoliceResponse)(nil),           // 88: cocoon.node.v1.PoliceResponse
+	(*PolicedGuest)(nil),             // 89: cocoon.node.v1.PolicedGuest
+	(*Policy)(nil),                   // 90: cocoon.node.v1.Policy
+	(*PolicyRule)(nil),               // 91: cocoon.node.v1.PolicyRule
+	(*AddressRange)(nil),             // 92: cocoon.node.v1.AddressRange
+	(*PortRange)(nil),                // 93: cocoon.node.v1.PortRange
+	(*NamedPort)(nil),                // 94: cocoon.node.v1.NamedPort
+	(*StraysRequest)(nil),            // 95: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),           // 96: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                    // 97: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),        // 98: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),       // 99: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),      // 100: cocoon.node.v1.RemoveStrayResponse
+	(*CloneRequest)(nil),             // 101: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),           // 102: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),         // 103: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),              // 104: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),              // 105: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                 // 106: cocoon.node.v1.Snapshot
+	(*Machine)(nil),                  // 107: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),     // 108: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),   // 109: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),    // 110: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),   // 111: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),   // 112: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),    // 113: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),    // 114: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),      // 115: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),         // 116: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),         // 117: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),               // 118: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),      // 119: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),      // 120: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),               // 121: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),              // 122: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),         // 123: cocoon.node.v1.PushImageRequest
+	nil,                              // 124: cocoon.node.v1.Spec.LabelsEntry
+	nil,                              // 125: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                              // 126: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                              // 127: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                              // 128: cocoon.node.v1.Snapshot.LabelsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	11,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	116, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	124, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
 	28,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
 	32,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	18,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
@@ -9058,130 +9593,139 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	72,  // 47: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
 	75,  // 48: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
 	79,  // 49: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	117, // 50: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	125, // 50: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
 	78,  // 51: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
 	82,  // 52: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	89,  // 53: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	118, // 54: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	32,  // 55: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	62,  // 56: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	13,  // 57: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	119, // 58: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	99,  // 59: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	120, // 60: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	35,  // 61: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	107, // 62: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	109, // 63: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	98,  // 64: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	110, // 65: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	110, // 66: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	110, // 67: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	110, // 68: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	0,   // 69: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 70: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 71: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 72: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 73: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,   // 74: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,   // 75: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,   // 76: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,   // 77: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	42,  // 78: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	42,  // 79: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	42,  // 80: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	47,  // 81: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	49,  // 82: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10,  // 83: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	22,  // 84: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	24,  // 85: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	26,  // 86: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	93,  // 87: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	94,  // 88: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	95,  // 89: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	96,  // 90: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	97,  // 91: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	100, // 92: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	101, // 93: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	102, // 94: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	104, // 95: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	105, // 96: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	106, // 97: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	111, // 98: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	112, // 99: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	113, // 100: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	115, // 101: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	53,  // 102: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	56,  // 103: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	57,  // 104: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	58,  // 105: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	61,  // 106: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	65,  // 107: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	67,  // 108: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	69,  // 109: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	71,  // 110: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	73,  // 111: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	76,  // 112: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	80,  // 113: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	83,  // 114: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	85,  // 115: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	87,  // 116: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	90,  // 117: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	91,  // 118: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	34,  // 119: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	34,  // 120: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	34,  // 121: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	34,  // 122: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	34,  // 123: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,   // 124: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	34,  // 125: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	34,  // 126: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	41,  // 127: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	45,  // 128: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	45,  // 129: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	45,  // 130: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	48,  // 131: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	50,  // 132: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	51,  // 133: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	23,  // 134: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	25,  // 135: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	27,  // 136: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	34,  // 137: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	34,  // 138: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	34,  // 139: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	34,  // 140: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	98,  // 141: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	98,  // 142: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	98,  // 143: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	103, // 144: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	98,  // 145: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	70,  // 146: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	108, // 147: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	108, // 148: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	108, // 149: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	114, // 150: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	63,  // 151: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	55,  // 152: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	60,  // 153: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	60,  // 154: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	59,  // 155: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	63,  // 156: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	66,  // 157: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	68,  // 158: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	70,  // 159: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	74,  // 160: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	74,  // 161: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	77,  // 162: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	81,  // 163: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	84,  // 164: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	86,  // 165: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	88,  // 166: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	34,  // 167: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	92,  // 168: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	119, // [119:169] is the sub-list for method output_type
-	69,  // [69:119] is the sub-list for method input_type
-	69,  // [69:69] is the sub-list for extension type_name
-	69,  // [69:69] is the sub-list for extension extendee
-	0,   // [0:69] is the sub-list for field type_name
+	89,  // 53: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
+	90,  // 54: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
+	90,  // 55: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
+	91,  // 56: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
+	92,  // 57: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
+	93,  // 58: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
+	94,  // 59: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
+	97,  // 60: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	126, // 61: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	32,  // 62: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	62,  // 63: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	13,  // 64: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
+	127, // 65: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	107, // 66: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	128, // 67: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	35,  // 68: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	115, // 69: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	117, // 70: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	106, // 71: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	118, // 72: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	118, // 73: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	118, // 74: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	118, // 75: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	0,   // 76: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 77: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 78: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 79: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 80: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,   // 81: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,   // 82: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,   // 83: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,   // 84: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	42,  // 85: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	42,  // 86: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	42,  // 87: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	47,  // 88: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	49,  // 89: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10,  // 90: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	22,  // 91: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	24,  // 92: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	26,  // 93: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	101, // 94: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	102, // 95: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	103, // 96: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	104, // 97: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	105, // 98: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	108, // 99: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	109, // 100: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	110, // 101: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	112, // 102: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	113, // 103: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	114, // 104: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	119, // 105: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	120, // 106: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	121, // 107: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	123, // 108: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	53,  // 109: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	56,  // 110: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	57,  // 111: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	58,  // 112: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	61,  // 113: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	65,  // 114: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	67,  // 115: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	69,  // 116: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	71,  // 117: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	73,  // 118: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	76,  // 119: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	80,  // 120: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	83,  // 121: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	85,  // 122: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	95,  // 123: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	98,  // 124: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	99,  // 125: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	87,  // 126: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	34,  // 127: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	34,  // 128: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	34,  // 129: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	34,  // 130: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	34,  // 131: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,   // 132: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	34,  // 133: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	34,  // 134: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	41,  // 135: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	45,  // 136: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	45,  // 137: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	45,  // 138: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	48,  // 139: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	50,  // 140: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	51,  // 141: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	23,  // 142: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	25,  // 143: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	27,  // 144: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	34,  // 145: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	34,  // 146: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	34,  // 147: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	34,  // 148: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	106, // 149: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	106, // 150: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	106, // 151: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	111, // 152: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	106, // 153: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	70,  // 154: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	116, // 155: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	116, // 156: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	116, // 157: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	122, // 158: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	63,  // 159: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	55,  // 160: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	60,  // 161: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	60,  // 162: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	59,  // 163: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	63,  // 164: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	66,  // 165: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	68,  // 166: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	70,  // 167: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	74,  // 168: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	74,  // 169: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	77,  // 170: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	81,  // 171: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	84,  // 172: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	86,  // 173: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	96,  // 174: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	34,  // 175: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	100, // 176: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	88,  // 177: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	127, // [127:178] is the sub-list for method output_type
+	76,  // [76:127] is the sub-list for method input_type
+	76,  // [76:76] is the sub-list for extension type_name
+	76,  // [76:76] is the sub-list for extension extendee
+	0,   // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -9229,11 +9773,11 @@ func file_node_v1_node_proto_init() {
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[106].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[114].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[108].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[116].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
@@ -9243,7 +9787,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   121,
+			NumMessages:   129,
 			NumExtensions: 0,
 			NumServices:   4,
 		},

@@ -1956,6 +1956,7 @@ const (
 	Node_Strays_FullMethodName           = "/cocoon.node.v1.Node/Strays"
 	Node_AdoptStray_FullMethodName       = "/cocoon.node.v1.Node/AdoptStray"
 	Node_RemoveStray_FullMethodName      = "/cocoon.node.v1.Node/RemoveStray"
+	Node_Police_FullMethodName           = "/cocoon.node.v1.Node/Police"
 )
 
 // NodeClient is the client API for Node service.
@@ -1978,6 +1979,9 @@ type NodeClient interface {
 	AdoptStray(ctx context.Context, in *AdoptStrayRequest, opts ...grpc.CallOption) (*Record, error)
 	// RemoveStray ends the process of one of them, and removes its interfaces and folders.
 	RemoveStray(ctx context.Context, in *RemoveStrayRequest, opts ...grpc.CallOption) (*RemoveStrayResponse, error)
+	// Police replaces the network policies of one virtual node as a whole. Only the operator may call it. FailedPrecondition
+	// when no network of the node enforces policies.
+	Police(ctx context.Context, in *PoliceRequest, opts ...grpc.CallOption) (*PoliceResponse, error)
 }
 
 type nodeClient struct {
@@ -2058,6 +2062,16 @@ func (c *nodeClient) RemoveStray(ctx context.Context, in *RemoveStrayRequest, op
 	return out, nil
 }
 
+func (c *nodeClient) Police(ctx context.Context, in *PoliceRequest, opts ...grpc.CallOption) (*PoliceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PoliceResponse)
+	err := c.cc.Invoke(ctx, Node_Police_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // NodeServer is the server API for Node service.
 // All implementations must embed UnimplementedNodeServer
 // for forward compatibility.
@@ -2078,6 +2092,9 @@ type NodeServer interface {
 	AdoptStray(context.Context, *AdoptStrayRequest) (*Record, error)
 	// RemoveStray ends the process of one of them, and removes its interfaces and folders.
 	RemoveStray(context.Context, *RemoveStrayRequest) (*RemoveStrayResponse, error)
+	// Police replaces the network policies of one virtual node as a whole. Only the operator may call it. FailedPrecondition
+	// when no network of the node enforces policies.
+	Police(context.Context, *PoliceRequest) (*PoliceResponse, error)
 	mustEmbedUnimplementedNodeServer()
 }
 
@@ -2108,6 +2125,9 @@ func (UnimplementedNodeServer) AdoptStray(context.Context, *AdoptStrayRequest) (
 }
 func (UnimplementedNodeServer) RemoveStray(context.Context, *RemoveStrayRequest) (*RemoveStrayResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveStray not implemented")
+}
+func (UnimplementedNodeServer) Police(context.Context, *PoliceRequest) (*PoliceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Police not implemented")
 }
 func (UnimplementedNodeServer) mustEmbedUnimplementedNodeServer() {}
 func (UnimplementedNodeServer) testEmbeddedByValue()              {}
@@ -2256,6 +2276,24 @@ func _Node_RemoveStray_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_Police_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PoliceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).Police(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_Police_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).Police(ctx, req.(*PoliceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Node_ServiceDesc is the grpc.ServiceDesc for Node service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -2290,6 +2328,10 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveStray",
 			Handler:    _Node_RemoveStray_Handler,
+		},
+		{
+			MethodName: "Police",
+			Handler:    _Node_Police_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -216,6 +216,35 @@ func (n *networks) teardown(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// police sets the policies on every network that enforces them. Errors: FailedPrecondition if there is none.
+func (n *networks) police(ctx context.Context, p network.Policies) error {
+	var errs []error
+	enforced := false
+	for _, k := range n.known() {
+		if unpoliced(k.Network) != "" {
+			continue
+		}
+		enforced = true
+		errs = append(errs, k.Network.(network.Policer).Police(ctx, p))
+	}
+	if !enforced {
+		return errdefs.Preconditionf("no network of this node enforces policies")
+	}
+	return errors.Join(errs...)
+}
+
+// unpoliced returns why a network does not enforce policies, "" if it does.
+func unpoliced(n network.Network) string {
+	p, ok := n.(network.Policer)
+	if !ok {
+		return "policies are enforced by the CNI plugins, if they do"
+	}
+	if err := p.Polices(); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
 // describe reports the networks to the doors, including new conflists.
 func (n *networks) describe(ctx context.Context) []nodewire.Network {
 	n.look()
@@ -224,7 +253,7 @@ func (n *networks) describe(ctx context.Context) []nodewire.Network {
 		if i > 0 {
 			_ = k.Setup(ctx) // errors are reported below
 		}
-		d := nodewire.Network{Name: k.Name(), Kind: modeCNI, Default: i == 0}
+		d := nodewire.Network{Name: k.Name(), Kind: modeCNI, Default: i == 0, Unpoliced: unpoliced(k.Network)}
 		k.mu.Lock()
 		d.Up = k.up
 		if k.why != nil {

@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/version"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -95,6 +96,17 @@ func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 		Networks: func(ctx context.Context) ([]nodewire.Network, error) { return n.nets.describe(ctx), nil },
 		Strays:   n.Strays,
 	}, false), nil
+}
+
+// Police implements nodeapi.Host. Policies decide about guests of all namespaces, so only the operator sets them.
+func (n *node) Police(ctx context.Context, p network.Policies) error {
+	if who := vm.Behalf(ctx); !who.Operator() {
+		return errdefs.Preconditionf("only the operator sets network policies, not namespace %s", who.Namespace)
+	}
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	return n.nets.police(ctx, p)
 }
 
 // TeardownNetworks removes everything that the networks made, unless a running VM uses it.

@@ -8,6 +8,7 @@ import (
 	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/chunked"
@@ -43,6 +44,9 @@ func (d *daemon) remote(h *host) snapshot.Remote {
 
 // Info tells the virtual node of this process what its engine runs VMs on.
 func (s *served) Info(ctx context.Context) (nodewire.NodeInfo, error) { return s.node.Info(ctx) }
+
+// Police lets the virtual node of this process set its network policies.
+func (s *served) Police(ctx context.Context, p network.Policies) error { return s.node.Police(ctx, p) }
 
 func (s *served) Create(ctx context.Context, spec vm.Spec) (r vm.Record, err error) {
 	defer s.metrics.operation("create", time.Now(), &err)
