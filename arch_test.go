@@ -77,7 +77,7 @@ var rooms = map[string][]string{
 	"internal/engine": {"serial", "proclog", "process", "pool", "session", "."},
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
-		"podstatus", "podvolumes", "podsnapshots", "podhealth", "podprovider", "node",
+		"podstatus", "podvolumes", "podsnapshots", "podhealth", "podprovider", "netpolicy", "node",
 		"controller", "controller/eviction", "controller/hibernation", "controller/vmplacement", "controller/cocoonset", "admission",
 	},
 }

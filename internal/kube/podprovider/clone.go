@@ -74,6 +74,9 @@ func (c *creation) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (
 	}
 	return c.once(ctx, func() (vm.Record, error) {
 		s, err := spec()
+		if err == nil {
+			s.Policed, err = c.policed()
+		}
 		if err != nil {
 			return vm.Record{}, err
 		}

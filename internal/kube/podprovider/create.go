@@ -154,6 +154,13 @@ func (c *creation) wanted(ctx context.Context, pod *corev1.Pod) (vm.Spec, error)
 		return vm.Spec{}, err
 	}
 	spec := convert.Spec(pod, c.cfg.Node, env)
+	policed, err := c.policed()
+	if err != nil {
+		return vm.Spec{}, err
+	}
+	for i := range spec.NICs {
+		spec.NICs[i].Policed = policed
+	}
 	spec.CloudInit, err = convert.CloudInit(ctx, pod, from)
 	return spec, err
 }
@@ -164,6 +171,14 @@ func (c *creation) lacks(a convert.Absent) {
 		c.lacking = append(c.lacking, a)
 		c.event(corev1.EventTypeWarning, a.Reason(), "%s", a)
 	}
+}
+
+// policed reports whether the VM of a new pod is closed until its network policies are set.
+func (c *common) policed() (bool, error) {
+	if c.Policed == nil {
+		return false, nil
+	}
+	return c.Policed()
 }
 
 // services returns the Services of namespace and, for the API server, of namespace default.

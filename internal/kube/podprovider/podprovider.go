@@ -105,7 +105,7 @@ type Placements interface {
 	Hold(ctx context.Context, pod *corev1.Pod) error
 }
 
-// Deps are the services that the provider uses. All are required except Snapshots, Placements and Services. Without Snapshots
+// Deps are the services that the provider uses. All are required except Snapshots, Placements, Services and Policed. Without Snapshots
 // or Placements, pods that ask for snapshots or to stay on a node are refused.
 type Deps struct {
 	Runtime    Runtime
@@ -115,7 +115,8 @@ type Deps struct {
 	Recorder   record.EventRecorder
 	Prober     podhealth.Prober
 	Cached     PodGetter
-	Services   ServiceLister // nil: guests get no information about Services
+	Services   ServiceLister        // nil: guests get no information about Services
+	Policed    func() (bool, error) // reports whether a new VM is closed until its network policies are set; nil: no VM is. After an error no VM is created
 	Metrics    *Metrics
 	Log        *slog.Logger
 }
