@@ -199,11 +199,14 @@ func TestNodeHasWhatItsPodsHave(t *testing.T) {
 			_, err := n1.CoreV1().Pods("b").Get(t.Context(), theirs.Name, metav1.GetOptions{})
 			return err
 		}},
-		attempt{"list everybody's pods", func() error {
-			_, err := n1.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
-			return err
-		}},
 	)
+	everybody := attempt{"list everybody's pods", func() error {
+		_, err := n1.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
+		return err
+	}}
+	granted(t, everybody) // for network policies, and gone with this part
+	r.Kubectl(t, "", "delete", "clusterrolebinding", "cocoon-network-policies")
+	kubetest.Eventually(t, "the right to list everybody's pods", func() string { return fmt.Sprint(apierrors.IsForbidden(everybody.try())) }, "true")
 
 	account := func(what, namespace, name, audience string, pod *corev1.Pod) attempt {
 		return attempt{"token " + what, func() error { return token(t, n1, namespace, name, audience, pod) }}

@@ -9,6 +9,11 @@ import _ "embed"
 //go:embed rbac.yaml
 var Rights []byte
 
+// NetworkPolicies lets nodes read what they need to enforce network policies.
+//
+//go:embed policies/rbac.yaml
+var NetworkPolicies []byte
+
 // Policies prevent one node from acting on another.
 //
 //go:embed policy.yaml

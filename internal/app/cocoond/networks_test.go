@@ -5,9 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func conflist(t *testing.T, dir, file, name string) {
@@ -107,5 +110,28 @@ func TestNetworksAreChosen(t *testing.T) {
 				t.Errorf("the default one is %s", first)
 			}
 		})
+	}
+}
+
+// Policies are about the guests of all namespaces. Whoever acts for one of them may not set any.
+func TestOnlyTheOperatorPolices(t *testing.T) {
+	cfg := Config{StateDir: t.TempDir()}
+	if err := cfg.complete(); err != nil {
+		t.Fatal(err)
+	}
+	nets, err := newNetworks(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{nets: nets}
+	tenant := vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod", PodUID: "1"})
+	if err := n.Police(tenant, network.Policies{Node: "n"}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "prod") {
+		t.Errorf("a tenant: %v", err)
+	}
+	if err := n.Police(t.Context(), network.Policies{Node: "n", Guests: []network.Guest{{}}}); !errdefs.IsInvalid(err) {
+		t.Errorf("bad policies: %v", err)
+	}
+	if err := n.Police(t.Context(), network.Policies{Node: "n"}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a network that is not up: %v", err)
 	}
 }

@@ -34,7 +34,7 @@ var collections = map[string]string{
 
 // baseManifests hold the objects that every instance has: our custom resources, and the rights of its nodes.
 var baseManifests = [][]byte{
-	crds.ImageMappings, crds.Sets, crds.Hibernations, crds.Placements, vkcocoon.Rights, vkcocoon.Policies, vkcocoon.Bootstrap,
+	crds.ImageMappings, crds.Sets, crds.Hibernations, crds.Placements, vkcocoon.Rights, vkcocoon.NetworkPolicies, vkcocoon.Policies, vkcocoon.Bootstrap,
 }
 
 // manifest is one object that must exist in the cluster.

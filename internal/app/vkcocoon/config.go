@@ -31,6 +31,7 @@ type Config struct {
 	Pool          string `json:"pool,omitempty"`             // default "default"
 	ClusterDomain string `json:"clusterDomain,omitempty"`    // DNS domain of the cluster; default cluster.local
 	ClusterDNS    string `json:"clusterDNS,omitempty"`       // addresses of the cluster's name servers, separated by commas; "": those of the VMs' networks
+	NetworkPolicy string `json:"networkPolicy,omitempty"`    // enforce (default) or ignore
 	CPUClass      string `json:"snapshotCPUClass,omitempty"` // label: nodes of one class can resume each other's memory snapshots; "": none
 	ProviderID    string `json:"providerID,omitempty"`
 	NoRole        bool   `json:"noRole,omitempty"` // do not set the role label: a node's own credentials may not set it
@@ -87,6 +88,12 @@ const (
 	defaultCertDir  = "/var/lib/vk-cocoon/pki"
 )
 
+// What a node does with network policies. Not on and off, which are booleans in YAML.
+const (
+	policyEnforce = "enforce"
+	policyIgnore  = "ignore"
+)
+
 // complete fills in the defaults and checks the rest.
 func (c Config) complete() (Config, error) {
 	c.NodeName = cmp.Or(c.NodeName, defaultNodeName)
@@ -100,6 +107,9 @@ func (c Config) complete() (Config, error) {
 	}
 	if bad := validation.IsValidLabelValue(c.CPUClass); len(bad) > 0 {
 		return c, errdefs.Invalidf("CPU class %q: %s", c.CPUClass, strings.Join(bad, "; "))
+	}
+	if c.NetworkPolicy = cmp.Or(c.NetworkPolicy, policyEnforce); c.NetworkPolicy != policyEnforce && c.NetworkPolicy != policyIgnore {
+		return c, errdefs.Invalidf("network policy %q must be one of: %s, %s", c.NetworkPolicy, policyEnforce, policyIgnore)
 	}
 	c.KubeletPort = cmp.Or(c.KubeletPort, defaultPort)
 	if c.KubeletPort < 1 || c.KubeletPort > 65535 {

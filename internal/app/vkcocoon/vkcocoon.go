@@ -31,6 +31,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/kubelet"
+	"cocoonstack.io/cocoon/internal/kube/netpolicy"
 	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/kube/placement"
 	"cocoonstack.io/cocoon/internal/kube/podprovider"
@@ -135,6 +136,7 @@ func (n *Node) Run(ctx context.Context) error {
 	run("node registration", func(ctx context.Context) error { return parts.node.Serve(ctx, clients.main, n.log) })
 	run("image mappings", parts.mappings.run)
 	run("services", parts.services.run)
+	run("network policies", parts.policies.Run)
 	if n.service {
 		run("watchdog", func(ctx context.Context) error {
 			return service.Watchdog(ctx, func(context.Context) error {
@@ -162,7 +164,7 @@ func (n *Node) Run(ctx context.Context) error {
 			return ctx.Err()
 		}
 		parts.mappings.settle(ctx, n.log)
-		if err := parts.services.wait(ctx); err != nil {
+		if err := errors.Join(parts.services.wait(ctx), parts.policies.Wait(ctx)); err != nil {
 			return err
 		}
 		n.log.Info("virtual node is up")
@@ -190,6 +192,7 @@ type parts struct {
 	kubelet  *kubelet.Server
 	mappings mappings
 	services *services
+	policies *netpolicy.Enforcer
 	pods     informers.SharedInformerFactory
 	followCA func(context.Context) error
 }
@@ -210,6 +213,14 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if p.services, err = newServices(c.main, n.log); err != nil {
 		return nil, fmt.Errorf("set up the watch of Services: %w", err)
 	}
+	p.policies, err = n.policies(c, p.registry, func() {
+		if p.node != nil {
+			p.node.Poke()
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
 	p.events = record.NewBroadcaster(record.WithContext(ctx))
 	snapshots, _ := n.runtime.(podsnapshots.Snapshots)
 	p.provider, err = podprovider.New(podprovider.Config{
@@ -222,6 +233,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		Recorder:   p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName}),
 		Cached:     func(namespace, name string) (*corev1.Pod, error) { return lister.Pods(namespace).Get(name) },
 		Services:   p.services.list,
+		Policed:    p.policies.Policed,
 	})
 	if err != nil {
 		return nil, err
@@ -235,7 +247,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Pool: n.cfg.Pool, ProviderID: n.cfg.ProviderID, Version: n.cfg.Version,
 		Port: int32(n.cfg.KubeletPort), Reserve: n.cfg.ReservePercent, Sizes: n.cfg.sizes, Root: n.cfg.RootDir,
 		Healthy: p.provider.Health, Hypervisor: n.hypervisor(), Strays: n.strays(), ICMP: p.pinger.Kind(), NoRole: n.cfg.NoRole,
-		CPUClass: n.cfg.CPUClass, Snapshots: p.provider.Offered,
+		CPUClass: n.cfg.CPUClass, Snapshots: p.provider.Offered, Network: p.policies.Usable,
 	})
 	if err != nil {
 		return nil, err

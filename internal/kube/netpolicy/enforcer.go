@@ -99,6 +99,14 @@ func (e *Enforcer) Policed() (bool, error) {
 	return true, nil
 }
 
+// Usable returns why new pods have no network because their policies cannot be known. It returns nil while they are loaded.
+func (e *Enforcer) Usable() error {
+	if _, err := e.Policed(); err != nil && !errdefs.IsUnavailable(err) {
+		return err
+	}
+	return nil
+}
+
 func (e *Enforcer) set(why error) {
 	e.mu.Lock()
 	changed := e.why != why //nolint:errorlint // the same state, not the same class
@@ -130,8 +138,8 @@ func (e *Enforcer) denied(err error) {
 	first := errdefs.IsUnavailable(e.why)
 	e.mu.Unlock()
 	if first {
-		e.cfg.Log.Error("no pod starts, because this node may not read network policies, pods and namespaces; apply deploy/vk-cocoon/policies, or switch network policies off with VK_NETWORK_POLICY=false", "err", err)
-		e.set(errdefs.New(errdefs.FailedPrecondition, "this node may not read the network policies, pods and namespaces of the cluster, so it cannot enforce policies; apply deploy/vk-cocoon/policies, or set VK_NETWORK_POLICY=false: %w", err))
+		e.cfg.Log.Error("no pod starts, because this node may not read network policies, pods and namespaces; apply deploy/vk-cocoon/policies, or switch network policies off with VK_NETWORK_POLICY=ignore", "err", err)
+		e.set(errdefs.New(errdefs.FailedPrecondition, "this node may not read the network policies, pods and namespaces of the cluster, so it cannot enforce policies; apply deploy/vk-cocoon/policies, or set VK_NETWORK_POLICY=ignore: %w", err))
 	}
 }
 

@@ -99,7 +99,11 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 	pressure(add, corev1.NodeDiskPressure, full, "KubeletHasDiskPressure", "KubeletHasNoDiskPressure", why)
 	pressure(add, corev1.NodePIDPressure, u.pidsCeiling > 0 && low(corev1.NodePIDPressure, u.pidsCeiling-u.pids, u.pidsCeiling/100*leastPIDs),
 		"KubeletHasInsufficientPID", "KubeletHasSufficientPID", fmt.Sprintf("less than %d %% of all process ids are free", leastPIDs))
-	add(corev1.NodeNetworkUnavailable, false, "RouteCreated", "VMs have their own addresses")
+	if err := n.network(); err != nil {
+		add(corev1.NodeNetworkUnavailable, true, "NetworkPoliciesUnknown", err.Error())
+	} else {
+		add(corev1.NodeNetworkUnavailable, false, "RouteCreated", "VMs have their own addresses")
+	}
 	switch n.cfg.ICMP {
 	case probe.SocketRaw:
 		add(ConditionICMP, true, "RawSocket", "guests are ready when they answer a ping")
@@ -109,6 +113,13 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 		add(ConditionICMP, false, "NoRawSocket", "guests cannot be pinged, so an address alone makes them ready; grant CAP_NET_RAW")
 	}
 	return out
+}
+
+func (n *Node) network() error {
+	if n.cfg.Network == nil {
+		return nil
+	}
+	return n.cfg.Network()
 }
 
 func pressure(add func(corev1.NodeConditionType, bool, string, string), kind corev1.NodeConditionType, on bool, bad, good, why string) {

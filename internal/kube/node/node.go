@@ -49,8 +49,10 @@ type Config struct {
 	// Snapshots lists, for schedulers, the snapshots that can be cloned on this node without a transfer. After an error the
 	// node keeps the earlier answer. Nil: not known.
 	Snapshots func(context.Context) ([]corev1.ContainerImage, error)
-	ICMP      probe.Socket // the socket type for pinging guests
-	NoRole    bool         // omit the role label, because the API server does not let a node's own credentials set it
+	// Network returns why pods that start now have no network. Nil: not known, which counts as usable.
+	Network func() error
+	ICMP    probe.Socket // the socket type for pinging guests
+	NoRole  bool         // omit the role label, because the API server does not let a node's own credentials set it
 }
 
 // interval is the time between two measurements of the host. The engine is queried every engineTurn intervals.
