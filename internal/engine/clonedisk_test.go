@@ -85,3 +85,19 @@ func TestCloneOfDiskGuestIsTold(t *testing.T) {
 		})
 	}
 }
+
+// Whether a clone is policed is up to who makes it, and not to the snapshot.
+func TestCloneIsPolicedIfAsked(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	spec := cloud()
+	spec.NICs = []vm.NICSpec{{Policed: true}}
+	r.must(r.Launch(ctx, spec))
+	r.await("web", "ready", ready)
+	r.saved("gold")
+	for name, policed := range map[string]bool{"a": true, "b": false} {
+		c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: name, Policed: policed}))
+		if len(c.Spec.NICs) != 1 || c.Spec.NICs[0].Policed != policed {
+			t.Errorf("%s: %+v", name, c.Spec.NICs)
+		}
+	}
+}

@@ -49,6 +49,7 @@ type world struct {
 	reach         *answers
 	fakeSnapshots *fakeSnapshots // nil: the node keeps no snapshots
 	claims        Placements
+	policed       func() (bool, error)
 	p             *Provider
 	stop          func()
 }
@@ -81,7 +82,7 @@ func (w *world) run(cfg Config) {
 		Cached: func(ns, name string) (*corev1.Pod, error) {
 			return w.client.CoreV1().Pods(ns).Get(w.t.Context(), name, metav1.GetOptions{})
 		},
-		Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler),
+		Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler), Policed: w.policed,
 	})
 	if err != nil {
 		w.t.Fatal(err)
