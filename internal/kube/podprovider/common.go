@@ -86,3 +86,11 @@ func nameOf(pod *corev1.Pod, rec *vm.Record) string {
 	}
 	return convert.VMName(pod)
 }
+
+// policed reports whether the VM of a new pod is closed until its network policies are set.
+func (c *common) policed() (bool, error) {
+	if c.Policed == nil {
+		return false, nil
+	}
+	return c.Policed()
+}

@@ -173,14 +173,6 @@ func (c *creation) lacks(a convert.Absent) {
 	}
 }
 
-// policed reports whether the VM of a new pod is closed until its network policies are set.
-func (c *common) policed() (bool, error) {
-	if c.Policed == nil {
-		return false, nil
-	}
-	return c.Policed()
-}
-
 // services returns the Services of namespace and, for the API server, of namespace default.
 func (c *common) services(namespace string) ([]*corev1.Service, error) {
 	if c.Services == nil {
