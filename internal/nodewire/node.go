@@ -42,7 +42,8 @@ type Network struct {
 	Free    int    `json:"free,omitempty"`
 	Subnet6 string `json:"subnet6,omitempty"` // CIDR; "" without IPv6
 
-	Unpoliced string `json:"unpoliced,omitempty"` // why it does not enforce network policies; "": it does
+	Polices   bool   `json:"polices"`             // it enforces network policies
+	Unpoliced string `json:"unpoliced,omitempty"` // why it does not; "" also from a daemon of an earlier release
 }
 
 // Driver is one hypervisor driver of a node and what it can do there.
@@ -83,7 +84,7 @@ func encodeNetwork(n Network) *nodev1.Network {
 	return &nodev1.Network{
 		Name: n.Name, Kind: n.Kind, Default: n.Default, Up: n.Up, Error: n.Error,
 		Bridge: n.Bridge, Subnet: n.Subnet, Gateway: n.Gateway, Leased: int64(n.Leased), Free: int64(n.Free), Subnet6: n.Subnet6,
-		Unpoliced: n.Unpoliced,
+		Polices: n.Polices, Unpoliced: n.Unpoliced,
 	}
 }
 
@@ -91,7 +92,7 @@ func decodeNetwork(m *nodev1.Network) Network {
 	return Network{
 		Name: m.GetName(), Kind: m.GetKind(), Default: m.GetDefault(), Up: m.GetUp(), Error: m.GetError(),
 		Bridge: m.GetBridge(), Subnet: m.GetSubnet(), Gateway: m.GetGateway(), Leased: int(m.GetLeased()), Free: int(m.GetFree()), Subnet6: m.GetSubnet6(),
-		Unpoliced: m.GetUnpoliced(),
+		Polices: m.GetPolices(), Unpoliced: m.GetUnpoliced(),
 	}
 }
 

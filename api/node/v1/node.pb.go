@@ -5664,7 +5664,8 @@ type Network struct {
 	Leased        int64                  `protobuf:"varint,9,opt,name=leased,proto3" json:"leased,omitempty"` // addresses
 	Free          int64                  `protobuf:"varint,10,opt,name=free,proto3" json:"free,omitempty"`
 	Subnet6       string                 `protobuf:"bytes,11,opt,name=subnet6,proto3" json:"subnet6,omitempty"`     // CIDR; "": no IPv6
-	Unpoliced     string                 `protobuf:"bytes,12,opt,name=unpoliced,proto3" json:"unpoliced,omitempty"` // why it does not enforce policies; "": it does
+	Polices       bool                   `protobuf:"varint,12,opt,name=polices,proto3" json:"polices,omitempty"`    // it enforces network policies
+	Unpoliced     string                 `protobuf:"bytes,13,opt,name=unpoliced,proto3" json:"unpoliced,omitempty"` // why it does not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5774,6 +5775,13 @@ func (x *Network) GetSubnet6() string {
 		return x.Subnet6
 	}
 	return ""
+}
+
+func (x *Network) GetPolices() bool {
+	if x != nil {
+		return x.Polices
+	}
+	return false
 }
 
 func (x *Network) GetUnpoliced() string {
@@ -9109,7 +9117,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06strays\x18\r \x01(\x03R\x06strays\x1a6\n" +
 	"\bVmsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x9f\x02\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xb9\x02\n" +
 	"\aNetwork\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -9122,8 +9130,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06leased\x18\t \x01(\x03R\x06leased\x12\x12\n" +
 	"\x04free\x18\n" +
 	" \x01(\x03R\x04free\x12\x18\n" +
-	"\asubnet6\x18\v \x01(\tR\asubnet6\x12\x1c\n" +
-	"\tunpoliced\x18\f \x01(\tR\tunpoliced\"\xdc\x01\n" +
+	"\asubnet6\x18\v \x01(\tR\asubnet6\x12\x18\n" +
+	"\apolices\x18\f \x01(\bR\apolices\x12\x1c\n" +
+	"\tunpoliced\x18\r \x01(\tR\tunpoliced\"\xdc\x01\n" +
 	"\x06Driver\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\adefault\x18\x02 \x01(\bR\adefault\x12\x18\n" +

@@ -254,6 +254,7 @@ func (n *networks) describe(ctx context.Context) []nodewire.Network {
 			_ = k.Setup(ctx) // errors are reported below
 		}
 		d := nodewire.Network{Name: k.Name(), Kind: modeCNI, Default: i == 0, Unpoliced: unpoliced(k.Network)}
+		d.Polices = d.Unpoliced == ""
 		k.mu.Lock()
 		d.Up = k.up
 		if k.why != nil {

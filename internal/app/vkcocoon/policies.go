@@ -1,6 +1,7 @@
 package vkcocoon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -53,11 +54,11 @@ func unpoliced(ctx context.Context, p policer) (string, error) {
 	}
 	why := "VMs of this node have no network"
 	for i, d := range info.NetworkDetails {
-		if d.Unpoliced == "" {
+		if d.Polices {
 			return "", nil
 		}
 		if i == 0 {
-			why = d.Unpoliced
+			why = cmp.Or(d.Unpoliced, "cocoond is older than this node")
 		}
 	}
 	return why, nil

@@ -168,7 +168,8 @@ func (e *Enforcer) Run(ctx context.Context) error {
 
 // settle finds out whether the network enforces policies. If it does not, somebody else may, and Run has nothing to do.
 func (e *Enforcer) settle(ctx context.Context) bool {
-	why, err := "", error(nil)
+	var why string
+	var err error
 	retries := pauses.Growing(100*time.Millisecond, 10*time.Second, pauses.Many)
 	for {
 		if why, err = e.cfg.Unpoliced(ctx); err == nil {

@@ -12,12 +12,6 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// guest is a VM of a pod of this node.
-type guest struct {
-	id        vm.ID
-	addresses []netip.Addr // as the runtime knows them; none before its interfaces exist
-}
-
 // pod is what policies can say of a pod, and of its VMs if it is on this node.
 type pod struct {
 	*corev1.Pod
