@@ -329,31 +329,35 @@ func (a *assembly) chunked(name string, f artifact.File, layers []v1.Descriptor,
 	for _, l := range layers {
 		by[l.Digest.String()] = l
 	}
-	parts := make([]part, 0, len(f.Chunks))
+	pieces, err := artifact.Pieces(f.Chunks, f.Size)
+	if err != nil {
+		return bad("%w", err)
+	}
+	parts := make([]part, 0, len(pieces))
 	var extents []sparse.Extent
-	var end int64
-	for i, c := range f.Chunks {
+	for _, x := range pieces {
+		c := f.Chunks[x.Chunk]
 		l, ok := by[c.Layer]
 		switch {
 		case !ok:
-			return bad("chunk %d is in none of its layers", i)
-		case c.Length <= 0 || c.Offset < end || c.Offset > f.Size || c.Length > f.Size-c.Offset:
-			return bad("chunk %d of %d bytes at %d is out of order or outside of its %d bytes", i, c.Length, c.Offset, f.Size)
+			return bad("chunk %d is in none of its layers", x.Chunk)
 		case !compressed(l) && l.Size != c.Length:
-			return bad("chunk %d has %d bytes, its layer %d", i, c.Length, l.Size)
+			return bad("chunk %d has %d bytes, its layer %d", x.Chunk, c.Length, l.Size)
 		}
 		open := a.g.source(a.repo, l)
-		p := part{sparse.Extent{Offset: c.Offset, Length: c.Length}, stream.Plain(c.Length, open)}
-		if compressed(l) {
-			p.Piece = stream.Unpacked(c.Length, open)
+		p := part{sparse.Extent{Offset: x.Offset, Length: x.Length}, stream.Plain(x.Length, open)}
+		switch {
+		case c.Ranges != nil:
+			p.Piece = a.ranged(l, c.Length, x.Range)
+		case compressed(l):
+			p.Piece = stream.Unpacked(x.Length, open)
 		}
 		parts = append(parts, p)
-		if n := len(extents); n > 0 && end == c.Offset {
-			extents[n-1].Length += c.Length
+		if n := len(extents); n > 0 && extents[n-1].End() == x.Offset {
+			extents[n-1].Length += x.Length
 		} else {
 			extents = append(extents, p.Extent)
 		}
-		end = c.Offset + c.Length
 	}
 	wide := sparse.Fit(extents, maxMap)
 	if len(wide) == 1 && wide[0].Length == f.Size { // no holes

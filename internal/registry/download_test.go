@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -165,7 +166,7 @@ func damage(t *testing.T, dir string, size int64) {
 }
 
 // A snapshot is downloaded as a tar stream that the reader of exports accepts, whether it was stored whole, sparse or
-// in chunks.
+// in chunks, or in ranges of chunks.
 func TestDownloadOfASnapshot(t *testing.T) {
 	const mib = 1 << 20
 	memory := make([]byte, 6*mib)
@@ -174,13 +175,34 @@ func TestDownloadOfASnapshot(t *testing.T) {
 	copy(memory[5*mib:], pattern(mib/2, 3))
 	state := pattern(70_001, 4)
 	record := []byte(`{"id":"abc","name":"dev:1"}`)
-	for _, chunked := range []bool{false, true} {
+	for _, form := range []string{"whole", "chunks", "ranges"} {
 		r := newRig(t, registry.Config{}, content.Config{})
 		c := artifact.Config{SchemaVersion: artifact.SchemaVersion, SnapshotID: "abc", Hypervisor: "qemu", CPU: 2, Memory: 6 * mib, Files: map[string]artifact.File{}}
 		m := v1.Manifest{ArtifactType: artifact.TypeSnapshot, Layers: []v1.Descriptor{r.layer("vm/one", artifact.MediaVMConfig, artifact.TitleVMConfig, record)}}
 		add := func(ds ...v1.Descriptor) { m.Layers = append(m.Layers, ds...) }
 		c.Files["empty"] = artifact.File{Size: 4 * mib}
-		if chunked {
+		switch form {
+		case "ranges": // pages of a chunk have changed: the new ones are in another, and nobody needs the old ones
+			m.ArtifactType = artifact.TypeSnapshotChunks
+			const page = 4096
+			old := bytes.Clone(memory[mib : 2*mib])
+			copy(old[3*page:], pattern(page, 7))
+			copy(old[7*page:], pattern(2*page, 8))
+			fresh := append(bytes.Clone(memory[mib+3*page:mib+4*page]), memory[mib+7*page:mib+9*page]...)
+			tail := append(pattern(page, 9), memory[5*mib:5*mib+mib/2]...)
+			l1 := r.layer("vm/one", artifact.MediaMemory+artifact.SuffixZstd, "memory-ranges", packed(t, old), 0)
+			l2 := r.layer("vm/one", artifact.MediaMemory+artifact.SuffixZstd, "memory-ranges", packed(t, fresh), 1)
+			l3 := r.layer("vm/one", artifact.MediaMemory, "memory-ranges", memory[2*mib:3*mib], 2)
+			l4 := r.layer("vm/one", artifact.MediaMemory, "memory-ranges", tail, 3)
+			add(l1, l2, l3, l4, r.layer("vm/one", artifact.MediaState+artifact.SuffixZstd, "vmstate", packed(t, state)))
+			c.Files["memory-ranges"] = artifact.File{Mode: 0o600, Size: 6 * mib, Chunks: []artifact.Chunk{
+				{Length: mib, Layer: l1.Digest.String(), Ranges: ranges(mib, 3*page, 0, mib+4*page, 3*page, 4*page, mib+9*page, mib-9*page, 9*page)},
+				{Length: 3 * page, Layer: l2.Digest.String(), Ranges: ranges(mib+3*page, page, 0, mib+7*page, 2*page, page)},
+				{Offset: 2 * mib, Length: mib, Layer: l3.Digest.String()},
+				{Length: mib/2 + page, Layer: l4.Digest.String(), Ranges: ranges(5*mib, mib/2, page)},
+			}}
+			c.Files["vmstate"] = artifact.File{Mode: 0o600, Size: int64(len(state))}
+		case "chunks":
 			m.ArtifactType = artifact.TypeSnapshotV2
 			one, two, three := packed(t, memory[mib:2*mib]), memory[2*mib:3*mib], packed(t, memory[5*mib:5*mib+mib/2])
 			l1 := r.layer("vm/one", artifact.MediaMemory+artifact.SuffixZstd, "memory-ranges", one, 0)
@@ -193,7 +215,7 @@ func TestDownloadOfASnapshot(t *testing.T) {
 				{Offset: 5 * mib, Length: mib / 2, Layer: l3.Digest.String()},
 			}}
 			c.Files["vmstate"] = artifact.File{Mode: 0o600, Size: int64(len(state))}
-		} else {
+		default:
 			data := append(append([]byte{}, memory[mib:3*mib]...), memory[5*mib:5*mib+mib/2]...)
 			add(r.layer("vm/one", artifact.MediaMemory, "memory-ranges", data), r.layer("vm/one", artifact.MediaState, "vmstate", state))
 			c.Files["memory-ranges"] = artifact.File{Mode: 0o600, SparseSize: 6 * mib, SparseMap: []artifact.Extent{{Offset: mib, Length: 2 * mib}, {Offset: 5 * mib, Length: mib / 2}}}
@@ -234,12 +256,12 @@ func TestDownloadOfASnapshot(t *testing.T) {
 			files[f.Name] = mem
 		}
 		if len(files) != 3 || !bytes.Equal(files["memory-ranges"], memory) || !bytes.Equal(files["vmstate"], state) || !bytes.Equal(files["empty"], make([]byte, 4*mib)) {
-			t.Errorf("chunked %v: other files came out: %d", chunked, len(files))
+			t.Errorf("%s: other files came out: %d", form, len(files))
 		}
 		for _, from := range []int{1, 511, 4096, len(got.body) - mib, len(got.body) - 1} {
 			part := r.want(r.do("GET", "/dl/vm/one?tag=hibernate", nil, fmt.Sprintf("Range: bytes=%d-", from)), http.StatusPartialContent)
 			if !bytes.Equal(part.body, got.body[from:]) {
-				t.Errorf("chunked %v: from byte %d others came", chunked, from)
+				t.Errorf("%s: from byte %d others came", form, from)
 			}
 		}
 	}
@@ -253,23 +275,61 @@ func (a at) WriteAt(p []byte, off int64) (int, error) { return copy(a[off:], p),
 func TestHostileSnapshotsAreNotDownloaded(t *testing.T) {
 	r := newRig(t, registry.Config{}, content.Config{})
 	data := r.layer("x", artifact.MediaMemory, "memory-ranges", []byte("0123456789"))
+	pages := r.layer("x", artifact.MediaMemory, "memory-ranges", pattern(4096, 1))
 	for name, c := range map[string]string{
-		"no json":     `{`,
-		"name":        `{"files":{"../../etc/passwd":{"size":10}}}`,
-		"header name": `{"files":{"snapshot.json":{"size":10}}}`,
-		"negative":    `{"files":{"memory-ranges":{"size":-1}}}`,
-		"huge":        `{"files":{"memory-ranges":{"size":9223372036854775807}}}`,
-		"map":         `{"files":{"memory-ranges":{"sparseSize":5,"sparseMap":[{"o":0,"l":10}]}}}`,
-		"short map":   `{"files":{"memory-ranges":{"sparseSize":50,"sparseMap":[{"o":0,"l":9}]}}}`,
-		"chunk":       `{"files":{"memory-ranges":{"size":10,"chunks":[{"o":9223372036854775807,"l":10,"d":"` + data.Digest.String() + `"}]}}}`,
-		"overlap":     `{"files":{"memory-ranges":{"size":15,"chunks":[{"o":0,"l":10,"d":"` + data.Digest.String() + `"},{"o":5,"l":10,"d":"` + data.Digest.String() + `"}]}}}`,
-		"no layer":    `{"files":{"memory-ranges":{"size":10,"chunks":[{"o":0,"l":10,"d":"sha256:` + strings.Repeat("0", 64) + `"}]}}}`,
+		"no json":       `{`,
+		"name":          `{"files":{"../../etc/passwd":{"size":10}}}`,
+		"header name":   `{"files":{"snapshot.json":{"size":10}}}`,
+		"negative":      `{"files":{"memory-ranges":{"size":-1}}}`,
+		"huge":          `{"files":{"memory-ranges":{"size":9223372036854775807}}}`,
+		"map":           `{"files":{"memory-ranges":{"sparseSize":5,"sparseMap":[{"o":0,"l":10}]}}}`,
+		"short map":     `{"files":{"memory-ranges":{"sparseSize":50,"sparseMap":[{"o":0,"l":9}]}}}`,
+		"chunk":         `{"files":{"memory-ranges":{"size":10,"chunks":[{"o":9223372036854775807,"l":10,"d":"` + data.Digest.String() + `"}]}}}`,
+		"overlap":       `{"files":{"memory-ranges":{"size":15,"chunks":[{"o":0,"l":10,"d":"` + data.Digest.String() + `"},{"o":5,"l":10,"d":"` + data.Digest.String() + `"}]}}}`,
+		"no layer":      `{"files":{"memory-ranges":{"size":10,"chunks":[{"o":0,"l":10,"d":"sha256:` + strings.Repeat("0", 64) + `"}]}}}`,
+		"range beyond":  `{"files":{"memory-ranges":{"size":8192,"chunks":[{"o":0,"l":4096,"d":"` + pages.Digest.String() + `","r":[0,4096,4096]}]}}}`,
+		"range of half": `{"files":{"memory-ranges":{"size":8192,"chunks":[{"o":0,"l":4096,"d":"` + pages.Digest.String() + `","r":[0,10,0]}]}}}`,
+		"ranges twice":  `{"files":{"memory-ranges":{"size":8192,"chunks":[{"o":0,"l":4096,"d":"` + pages.Digest.String() + `","r":[0,4096,0,0,4096,0]}]}}}`,
+		"other length":  `{"files":{"memory-ranges":{"size":8192,"chunks":[{"o":0,"l":8192,"d":"` + pages.Digest.String() + `","r":[0,4096,4096]}]}}}`,
 	} {
-		m := v1.Manifest{ArtifactType: artifact.TypeSnapshotV2, Config: r.pushBlob("x", []byte(c)), Layers: []v1.Descriptor{data}}
+		m := v1.Manifest{ArtifactType: artifact.TypeSnapshotV2, Config: r.pushBlob("x", []byte(c)), Layers: []v1.Descriptor{data, pages}}
 		m.Config.MediaType = artifact.MediaConfig
 		r.pushManifest("x", "latest", m)
 		if got := r.do("GET", "/dl/x", nil); got.StatusCode != 500 {
 			t.Errorf("%s: %s", name, got.Status)
+		}
+	}
+}
+
+// ranges makes ranges of three numbers each.
+func ranges(numbers ...int64) (out artifact.Ranges) {
+	for n := range slices.Chunk(numbers, 3) {
+		out = append(out, artifact.Range{Offset: n[0], Length: n[1], From: n[2]})
+	}
+	return out
+}
+
+// TestRangesOfAWrongLayer: a range is never sent from a layer that is damaged or has another length than stated.
+func TestRangesOfAWrongLayer(t *testing.T) {
+	for name, length := range map[string]int64{"damaged": 1 << 20, "longer": 1<<20 - 4096, "shorter": 1<<20 + 4096} {
+		r := newRig(t, registry.Config{}, content.Config{})
+		l := r.layer("x", artifact.MediaMemory+artifact.SuffixZstd, "memory-ranges", packed(t, pattern(1<<20, 1)), 0)
+		chunk := artifact.Chunk{Length: length, Layer: l.Digest.String(), Ranges: ranges(4096, 4096, 0, 16384, 8192, 4096)}
+		raw, err := json.Marshal(artifact.Config{SchemaVersion: artifact.SchemaVersion, SnapshotID: "abc", Hypervisor: "qemu", Files: artifact.Files{
+			"memory-ranges": {Size: 2 << 20, Chunks: []artifact.Chunk{chunk}},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := v1.Manifest{ArtifactType: artifact.TypeSnapshotChunks, Config: r.pushBlob("x", raw), Layers: []v1.Descriptor{l}}
+		m.Config.MediaType = artifact.MediaConfigChunks
+		r.pushManifest("x", "latest", m)
+		if name == "damaged" {
+			damage(t, r.dir, l.Size)
+		}
+		resp, body, err := r.try(t.Context(), "GET", "/dl/x", nil) //nolint:bodyclose // try closed it
+		if err == nil && resp.StatusCode == http.StatusOK {
+			t.Errorf("%s: all %d bytes came", name, len(body))
 		}
 	}
 }

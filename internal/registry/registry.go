@@ -46,6 +46,8 @@ type Registry struct {
 	now     func() time.Time
 	metrics *metrics
 	sums    sums
+
+	unpacked unpacked
 }
 
 // New returns a registry. It registers its metrics in reg.

@@ -80,20 +80,26 @@ type File struct {
 	SparseMap  Map   `json:"sparseMap,omitzero"`   // of a file of whole layers: the offsets of their bytes; nil: no holes
 	SparseSize int64 `json:"sparseSize,omitempty"` // size of a file with a map
 	Size       int64 `json:"size,omitempty"`       // of any other file
-	// Chunks are the pieces of a file of ours, in ascending order; zeros are between them.
+	// Chunks are the blobs of a file of ours, in ascending order; zeros are between their parts. See Pieces.
 	Chunks []Chunk `json:"chunks,omitempty"`
+	// Pages is the checksum of a file that has chunks with ranges: the sha256, in hex, of the hashes of all its pages. The
+	// hash of a page is the first half of its sha256, or zeros for a page of zeros.
+	Pages string `json:"pages,omitempty"`
 	// Layers are the digests of a file's layers in the order of their bytes. It is the documented form of the key
 	// chunks, which we read and never write.
 	Layers []string `json:"-"`
 }
 
-// Chunk is one piece of a chunked file. Its layer has the digest of the compressed blob. The layers of one file are in
-// the order of their first use; a chunk that occurs again has no second layer.
+// Chunk is one blob of a chunked file, and where its bytes are in the file. Its layer has the digest of the compressed
+// blob. The layers of one file are in the order of their first use; a chunk that occurs again has no second layer.
 type Chunk struct {
-	Offset int64  `json:"o"`
+	Offset int64  `json:"o"`           // of all its bytes; 0 if it has ranges
 	Length int64  `json:"l"`           // bytes, uncompressed
 	Layer  string `json:"d"`           // digest of the layer's blob
 	Sum    string `json:"s,omitempty"` // sha256 of the uncompressed bytes, hex
+	// Ranges are the parts of the chunk that are in the file; nil: all of it is. The chunk was made for an earlier
+	// snapshot, or of pages that are not next to each other.
+	Ranges Ranges `json:"r,omitempty"`
 }
 
 // ParseConfig reads the config of a snapshot in the documented form, in ours, or in that of our earlier releases. It
@@ -150,7 +156,7 @@ func (m *Map) UnmarshalJSON(data []byte) error {
 		}
 		data = []byte(s)
 	}
-	list, err := list[Extent](data, maxExtents)
+	list, err := list(data, maxExtents, one[Extent])
 	if err != nil {
 		return errdefs.Invalidf("a sparse map is not a list of extents: %w", err)
 	}
@@ -172,22 +178,24 @@ func (f *File) UnmarshalJSON(data []byte) error {
 	rest, ok := bytes.CutPrefix(in.Chunks, []byte("["))
 	if rest = bytes.TrimLeft(rest, " \t\r\n"); ok && len(rest) > 0 && rest[0] == '"' {
 		var err error
-		if f.Layers, err = list[string](in.Chunks, maxChunks); err != nil {
+		if f.Layers, err = list(in.Chunks, maxChunks, one[string]); err != nil {
 			return errdefs.Invalidf("the chunks of a file are not a list of digests: %w", err)
 		}
 		return nil
 	}
-	chunks, err := list[Chunk](in.Chunks, maxChunks)
-	if err != nil {
+	var err error
+	if f.Chunks, err = list(in.Chunks, maxChunks, Chunk.weight); err != nil {
 		return errdefs.Invalidf("the chunks of a file are neither digests nor pieces: %w", err)
 	}
-	f.Chunks = chunks
 	return nil
 }
 
-// list reads a JSON list of at most most elements; nil for null or nothing. It reads one after the other, because a
-// small document can have very many elements.
-func list[T any](data []byte, most int) ([]T, error) {
+// one is the weight of an element that has no list of its own.
+func one[T any](T) int { return 1 }
+
+// list reads a JSON list whose elements have at most the weight most in all; nil for null or nothing. It reads one after
+// the other, because a small document can have very many elements.
+func list[T any](data []byte, most int, weigh func(T) int) ([]T, error) {
 	if len(data) == 0 || bytes.Equal(data, []byte("null")) {
 		return nil, nil
 	}
@@ -195,16 +203,16 @@ func list[T any](data []byte, most int) ([]T, error) {
 	if first, err := d.Token(); err != nil || first != json.Delim('[') {
 		return nil, errdefs.Invalidf("it is not a list")
 	}
-	out := []T{}
+	out, sum := []T{}, 0
 	for d.More() {
-		if len(out) == most {
-			return nil, errdefs.Invalidf("it has more than the allowed %d elements", most)
-		}
-		var one T
-		if err := d.Decode(&one); err != nil {
+		var next T
+		if err := d.Decode(&next); err != nil {
 			return nil, err
 		}
-		out = append(out, one)
+		if sum += weigh(next); sum > most {
+			return nil, errdefs.Invalidf("it has more than the allowed %d elements", most)
+		}
+		out = append(out, next)
 	}
 	if _, err := d.Token(); err != nil {
 		return nil, err

@@ -19,6 +19,9 @@ const (
 	earlier = `{"schemaVersion":1,"snapshotId":"abc","hypervisor":"qemu","cpu":1,"memory":2,"storage":3,"nics":0,
 		"files":{"memory-ranges":{"mode":384,"size":20,"chunks":[{"o":1,"l":2,"d":"sha256:2","s":"3"},{"o":5,"l":6,"d":"sha256:4"}]},
 		"disk-0.0.raw":{"mode":384,"sparseMap":[{"o":4096,"l":8192}],"sparseSize":65536}},"createdAt":"2026-01-02T03:04:05Z"}`
+	ranged = `{"schemaVersion":"v1","snapshotId":"abc","hypervisor":"cloud-hypervisor","driver":"qemu","cpu":1,"memory":65536,"storage":3,"nics":0,
+		"files":{"memory-ranges":{"mode":384,"size":65536,"pages":"00","chunks":[{"o":0,"l":8192,"d":"sha256:2","r":[4096,4096,0,12288,4096,4096]},
+		{"o":8192,"l":4096,"d":"sha256:3"}]}},"createdAt":"2026-01-02T03:04:05Z"}`
 )
 
 func TestConfigsOfBothForms(t *testing.T) {
@@ -73,6 +76,15 @@ func TestOddConfigs(t *testing.T) {
 		"chunks as text":         {file(`{"chunks":"x"}`), false},
 		"both kinds of chunks":   {file(`{"chunks":["a",{"o":0,"l":1,"d":"a"}]}`), false},
 		"both kinds, reversed":   {file(`{"chunks":[{"o":0,"l":1,"d":"a"},"a"]}`), false},
+		"ranges":                 {file(`{"chunks":[{"l":1,"d":"a","r":[0,1,2, 3,4,5]}]}`), true},
+		"ranges of null":         {file(`{"chunks":[{"l":1,"d":"a","r":null}]}`), true},
+		"ranges of two numbers":  {file(`{"chunks":[{"l":1,"d":"a","r":[0,1]}]}`), false},
+		"ranges as text":         {file(`{"chunks":[{"l":1,"d":"a","r":"0,1,2"}]}`), false},
+		"ranges of lists":        {file(`{"chunks":[{"l":1,"d":"a","r":[[0,1,2]]}]}`), false},
+		"ranges of fractions":    {file(`{"chunks":[{"l":1,"d":"a","r":[0,1,2.5]}]}`), false},
+		"ranges beyond 64 bits":  {file(`{"chunks":[{"l":1,"d":"a","r":[0,1,9223372036854775808]}]}`), false},
+		"many ranges":            {file(`{"chunks":[{"l":1,"d":"a","r":[0` + strings.Repeat(`,0`, 3<<20) + `]}]}`), false},
+		"many ranges of chunks":  {file(`{"chunks":[{}` + strings.Repeat(`,{"r":[`+strings.Repeat(`0,`, 3*1000-1)+`0]}`, 600) + `]}`), false},
 		"many files":             {`{"files":{` + strings.Repeat(`"f":{},`, 3) + strings.Join(names(5000), ",") + `}}`, false},
 		"many extents":           {file(`{"sparseMap":[{}` + strings.Repeat(`,{}`, 3<<20) + `]}`), false},
 	} {
@@ -140,6 +152,7 @@ func TestFitMap(t *testing.T) {
 func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(documented))
 	f.Add([]byte(earlier))
+	f.Add([]byte(ranged))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := artifact.ParseConfig(data)
 		if err != nil {
@@ -151,6 +164,17 @@ func FuzzParseConfig(f *testing.F) {
 		for name, file := range c.Files {
 			if len(file.Chunks) > 0 && len(file.Layers) > 0 {
 				t.Errorf("%s has chunks of both kinds", name)
+			}
+			pieces, err := artifact.Pieces(file.Chunks, file.Size)
+			if err != nil && !errdefs.IsInvalid(err) {
+				t.Errorf("%s: %v", name, err)
+			}
+			end := int64(0)
+			for _, p := range pieces {
+				if p.Offset < end || p.Length <= 0 || p.From < 0 || p.End() > file.Size || p.From+p.Length > file.Chunks[p.Chunk].Length {
+					t.Errorf("%s: a piece of %+v after byte %d", name, p, end)
+				}
+				end = p.End()
 			}
 		}
 		raw, err := json.Marshal(c)
