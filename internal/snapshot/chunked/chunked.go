@@ -64,7 +64,7 @@ var _ snapshot.Remote = (*Client)(nil)
 // New returns a client that pulls into store. It opens nothing.
 func New(cfg Config, store snapshot.Store) *Client {
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
-	return &Client{cfg: cfg, store: store, index: index{dir: cfg.Index}}
+	return &Client{cfg: cfg, store: store, index: index{dir: cfg.Index, mu: &sync.Mutex{}}}
 }
 
 // Digest implements snapshot.Remote.

@@ -16,6 +16,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ociclient"
+	"cocoonstack.io/cocoon/internal/snapshot/artifact"
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
@@ -27,14 +28,17 @@ type task struct {
 	whole   *incoming
 }
 
+// target is a part of a file that the blob fills.
 type target struct {
-	f      *output
-	offset int64
+	f *output
+	artifact.Range
 }
 
 // output is a file that is being written.
 type output struct {
 	*os.File
+
+	pages *pages // nil: no hashes of its pages are needed
 
 	mu sync.Mutex
 }
@@ -131,22 +135,32 @@ func (w *worker) do(ctx context.Context, t task) error {
 			return err
 		}
 	}
+	done := int64(0)
 	for _, to := range t.targets {
-		if err := to.write(data); err != nil {
+		if err := to.write(data[to.From : to.From+to.Length]); err != nil {
 			return err
 		}
-		sparse.Flush(to.f.File, to.offset, int64(len(data)))
-		w.p.m.done(int64(len(data)))
+		done += to.Length
 	}
+	w.p.m.done(done)
 	return nil
 }
+
+const flushed = 64 << 10 // a part of at least this many bytes is sent to the disk at once
 
 // write writes data at its offset. The kernel serializes writes to one file; waiting for this mutex costs less than
 // waiting in the kernel.
 func (t target) write(data []byte) error {
+	if t.f.pages != nil {
+		t.f.pages.put(t.Offset, data)
+	}
 	t.f.mu.Lock()
-	defer t.f.mu.Unlock()
-	return sparse.WriteAt(t.f.File, data, t.offset)
+	err := sparse.WriteAt(t.f.File, data, t.Offset)
+	t.f.mu.Unlock()
+	if err == nil && len(data) >= flushed {
+		sparse.Flush(t.f.File, t.Offset, int64(len(data)))
+	}
+	return err
 }
 
 // trim frees buffers between chunks that the budget does not count.
@@ -208,7 +222,7 @@ func (w *worker) borrow(t task) ([]byte, bool) {
 		w.raw = make([]byte, t.length)
 	}
 	raw := w.raw[:t.length]
-	if _, err := f.ReadAt(raw, at.chunk.Offset); err != nil {
+	if err := readChunk(f, at.chunk.whole(), raw); err != nil {
 		return nil, false
 	}
 	blob := raw

@@ -59,6 +59,12 @@ func good() told {
 	}
 }
 
+// range0 makes the first chunk of the memory one with ranges.
+func (x told) range0(r ...artifact.Range) {
+	c := &x.c.Files[snapshot.FileMemory].Chunks[0]
+	c.Offset, c.Ranges = 0, r
+}
+
 func (x told) encode(t testing.TB) (m, c, s []byte) {
 	t.Helper()
 	m, err := json.Marshal(x.m)
@@ -112,6 +118,23 @@ var hostile = map[string]struct {
 	"two lengths":               {func(x *told) { x.c.Files[snapshot.FileMemory].Chunks[2].Length = 4096 }, "two lengths"},
 	"layer larger than chunk":   {func(x *told) { x.m.Layers[2].Size = 1 << 30 }, "cannot be"},
 	"plain layer of other size": {func(x *told) { x.m.Layers[3].Size = 4095 }, "cannot be"},
+	"range beyond its chunk":    {func(x *told) { x.range0(artifact.Range{Offset: 4096, Length: 4096, From: 8192}) }, "not in its"},
+	"range that overflows":      {func(x *told) { x.range0(artifact.Range{Offset: 4096, Length: 4096, From: 1<<63 - 4096}) }, "not in its"},
+	"range of a part of a page": {func(x *told) { x.range0(artifact.Range{Offset: 4096, Length: 100}) }, "whole pages"},
+	"range over another chunk":  {func(x *told) { x.range0(artifact.Range{Offset: 65536, Length: 4096}) }, "overlaps"},
+	"ranges of two lengths": {func(x *told) {
+		x.range0(artifact.Range{Offset: 4096, Length: 4096})
+		x.c.Files[snapshot.FileMemory].Chunks[0].Length = 12288
+	}, "two lengths"},
+	"ranges of a large chunk": {func(x *told) {
+		x.range0(artifact.Range{Offset: 4096, Length: 4096})
+		x.c.Files[snapshot.FileMemory].Chunks[0].Length = 1 << 30
+	}, "does not fit"},
+	"checksum of half a page": {func(x *told) {
+		f := x.c.Files[snapshot.FileMemory]
+		f.Chunks[0].Offset, f.Pages = 4095, strings.Repeat("0", 64)
+		x.c.Files[snapshot.FileMemory] = f
+	}, "whole pages"},
 	"memory larger than the VM's": {func(x *told) {
 		f := x.c.Files[snapshot.FileMemory]
 		f.Size = 1 << 45
@@ -139,6 +162,12 @@ func TestHostileManifests(t *testing.T) {
 	m, c, s := good().encode(t)
 	if n, err := chunked.Plan(m, c, s); err != nil || n != 200+8192+4096+8192+12288 {
 		t.Fatalf("%d bytes, %v", n, err)
+	}
+	ranged := good()
+	ranged.range0(artifact.Range{Offset: 4096, Length: 4096, From: 4096}, artifact.Range{Offset: 12288, Length: 4096})
+	m, c, s = ranged.encode(t)
+	if n, err := chunked.Plan(m, c, s); err != nil || n != 200+8192+4096+8192+12288 {
+		t.Fatalf("with ranges: %d bytes, %v", n, err)
 	}
 	for name, h := range hostile {
 		x := good()
@@ -201,6 +230,10 @@ func TestDocumentedChunks(t *testing.T) {
 
 func FuzzPlan(f *testing.F) {
 	m, c, s := good().encode(f)
+	f.Add(m, c, s)
+	ranged := good()
+	ranged.range0(artifact.Range{Offset: 4096, Length: 4096, From: 4096}, artifact.Range{Offset: 12288, Length: 4096})
+	m, c, s = ranged.encode(f)
 	f.Add(m, c, s)
 	for disk := range documentedDisks() {
 		if len(disk) < 1000 {

@@ -1,29 +1,69 @@
 package chunked
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/ociname"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/snapshot/artifact"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// chunk is one piece of a file, and the blob that holds it.
+// chunk is one blob of a file, and where its bytes are in the file.
 type chunk struct {
-	Offset     int64  `json:"o"`
-	Length     int64  `json:"l"`
-	Digest     string `json:"d"`
-	Size       int64  `json:"n"` // of the blob
-	Compressed bool   `json:"z,omitempty"`
+	Offset     int64           `json:"o"` // 0 if it has ranges
+	Length     int64           `json:"l"` // of the blob, uncompressed
+	Digest     string          `json:"d"`
+	Size       int64           `json:"n"` // of the blob
+	Compressed bool            `json:"z,omitempty"`
+	Ranges     artifact.Ranges `json:"r,omitempty"` // nil: all of it is in the file
+}
+
+// parts returns where the bytes of the blob are in the file.
+func (c chunk) parts() artifact.Ranges {
+	if c.Ranges == nil {
+		return artifact.Ranges{{Offset: c.Offset, Length: c.Length}}
+	}
+	return c.Ranges
+}
+
+// whole returns the parts of the file from which the blob can be made again, in the order of the blob; nil: the file has
+// not all of its bytes.
+func (c chunk) whole() artifact.Ranges {
+	parts := slices.SortedFunc(slices.Values(c.parts()), func(a, b artifact.Range) int { return cmp.Compare(a.From, b.From) })
+	end := int64(0)
+	for _, r := range parts {
+		if r.From != end {
+			return nil
+		}
+		end += r.Length
+	}
+	if end != c.Length {
+		return nil
+	}
+	return parts
+}
+
+// readChunk fills raw with the bytes of a chunk, which are in parts of f.
+func readChunk(f io.ReaderAt, parts artifact.Ranges, raw []byte) error {
+	for _, r := range parts {
+		if _, err := f.ReadAt(raw[r.From:r.From+r.Length], r.Offset); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // identity tells whether a file is still the one that was read. Snapshots that share a file by hard links also share
@@ -45,10 +85,11 @@ func (id identity) String() string {
 	return fmt.Sprintf("%x-%x-%x-%x", id.dev, id.ino, id.size, id.mtime)
 }
 
-// index stores the chunks of local files, one document per file. It is a cache: missing or damaged documents cause a
-// new read.
+// index stores the chunks of local files, one document per file, and the bases of pushes. It is a cache: missing or
+// damaged documents cause a new read.
 type index struct {
-	dir string // "": stores nothing
+	dir string      // "": stores nothing
+	mu  *sync.Mutex // for writing bases
 }
 
 const indexSuffix = ".chunks"
@@ -58,6 +99,7 @@ type document struct {
 	Codec   string  `json:"codec"`
 	Average int     `json:"average"`
 	Chunks  []chunk `json:"chunks"`
+	Pages   string  `json:"pages,omitempty"` // artifact.File.Pages
 }
 
 func (x index) path(id identity) string { return filepath.Join(x.dir, id.String()+indexSuffix) }
@@ -79,14 +121,13 @@ func (x index) load(id identity) (document, bool) {
 
 // sane refuses a damaged document that would cause invalid reads.
 func (d document) sane(size int64) bool {
-	at := int64(0)
 	for _, c := range d.Chunks {
-		if c.Offset < at || c.Length <= 0 || c.Length > maxForeignChunk || c.Offset > size-c.Length || !ociname.IsSHA256(c.Digest) || c.Size <= 0 {
+		if c.Length > maxForeignChunk || !ociname.IsSHA256(c.Digest) || c.Size <= 0 {
 			return false
 		}
-		at = c.Offset + c.Length
 	}
-	return true
+	_, err := artifact.Pieces(d.wire(), size)
+	return err == nil
 }
 
 // save stores a document; a failure is no failure of the transfer.
@@ -150,7 +191,7 @@ func (x index) places(ctx context.Context, store snapshot.Store, wanted map[stri
 				continue
 			}
 			for _, c := range d.Chunks {
-				if wanted[c.Digest] {
+				if wanted[c.Digest] && c.whole() != nil {
 					found[c.Digest] = place{s.ID, f.Name(), id, c}
 				}
 			}

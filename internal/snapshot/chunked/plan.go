@@ -37,15 +37,17 @@ var fileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 type incoming struct {
 	name   string
 	size   int64
-	chunks []piece                // of a chunked file
+	chunks []blob                 // of a chunked file
+	pages  string                 // checksum of a chunked file, see artifact.File; "": it has none
 	layers []ociclient.Descriptor // of any other: consecutive layers; empty: all of it is zero
 	extent []sparse.Extent        // offsets of the layers' bytes; nil: consecutive
 }
 
-// piece is a chunk and its blob.
-type piece struct {
-	offset, length int64
-	layer          ociclient.Descriptor
+// blob is a blob of a chunked file.
+type blob struct {
+	layer  ociclient.Descriptor
+	length int64 // uncompressed
+	parts  artifact.Ranges
 }
 
 // data returns the maximum number of bytes that are written.
@@ -58,7 +60,9 @@ func (f incoming) data() int64 {
 	}
 	var n int64
 	for _, c := range f.chunks {
-		n += c.length
+		for _, r := range c.parts {
+			n += r.Length
+		}
 	}
 	return n
 }
@@ -156,7 +160,7 @@ func plan(s snapshot.Snapshot, c artifact.Config, m ociclient.Manifest) ([]incom
 		if !ok {
 			return nil, errdefs.DataLossf("the file %s, which the record lists, is missing", n.name)
 		}
-		if total += len(desc.Chunks) + len(desc.Layers); total > maxChunks {
+		if total += desc.Weight() + len(desc.Layers); total > maxChunks {
 			return nil, errdefs.Invalidf("it has more than the allowed %d chunks", maxChunks)
 		}
 		f, err := assemble(n.name, desc, titled[n.name])
@@ -215,7 +219,7 @@ func assemble(name string, d artifact.File, layers []ociclient.Descriptor) (inco
 	}
 	switch {
 	case len(d.Chunks) > 0:
-		return f, f.fromChunks(d.Chunks, layers)
+		return f, f.fromChunks(d, layers)
 	case len(layers) == 0 && len(d.Layers) == 0:
 		f.size = max(f.size, d.SparseSize)
 		return f, nil
@@ -297,20 +301,20 @@ func picked(layers []ociclient.Descriptor, digests []string) ([]ociclient.Descri
 	return out, nil
 }
 
-func (f *incoming) fromChunks(chunks []artifact.Chunk, layers []ociclient.Descriptor) error {
+func (f *incoming) fromChunks(d artifact.File, layers []ociclient.Descriptor) error {
 	by := map[string]ociclient.Descriptor{}
 	for _, l := range layers {
 		by[l.Digest] = l
 	}
+	if _, err := artifact.Pieces(d.Chunks, f.size); err != nil {
+		return err
+	}
 	lengths := map[string]int64{}
-	end := int64(0)
-	for n, c := range chunks {
+	for n, c := range d.Chunks {
 		l, ok := by[c.Layer]
 		switch {
-		case c.Length <= 0 || c.Length > maxForeignChunk || c.Offset < 0 || c.Offset > f.size || c.Length > f.size-c.Offset:
-			return errdefs.Invalidf("chunk %d of %d bytes at %d does not fit in the file's %d bytes", n, c.Length, c.Offset, f.size)
-		case c.Offset < end:
-			return errdefs.Invalidf("chunk %d at byte %d overlaps the one before it", n, c.Offset)
+		case c.Length > maxForeignChunk:
+			return errdefs.Invalidf("chunk %d has %d bytes; at most %d are allowed", n, c.Length, maxForeignChunk)
 		case !ok:
 			return errdefs.DataLossf("chunk %d is in the layer %q, which the manifest does not have", n, clipped(c.Layer))
 		case lengths[c.Layer] != 0 && lengths[c.Layer] != c.Length:
@@ -318,8 +322,24 @@ func (f *incoming) fromChunks(chunks []artifact.Chunk, layers []ociclient.Descri
 		case !compressed(l) && l.Size != c.Length, l.Size > c.Length+c.Length/64+4096:
 			return errdefs.Invalidf("the layer %s of %d bytes cannot be a chunk of %d", c.Layer, l.Size, c.Length)
 		}
-		lengths[c.Layer], end = c.Length, c.Offset+c.Length
-		f.chunks = append(f.chunks, piece{c.Offset, c.Length, l})
+		lengths[c.Layer] = c.Length
+		f.chunks = append(f.chunks, blob{l, c.Length, chunk{Offset: c.Offset, Length: c.Length, Ranges: c.Ranges}.parts()})
+	}
+	f.pages = d.Pages
+	if f.pages != "" && !f.paged() {
+		return errdefs.Invalidf("it has a checksum of its pages, but does not consist of whole pages")
 	}
 	return nil
+}
+
+// paged reports whether all parts of a chunked file are whole pages.
+func (f *incoming) paged() bool {
+	for _, c := range f.chunks {
+		for _, r := range c.parts {
+			if (r.Offset|r.Length)%page != 0 {
+				return false
+			}
+		}
+	}
+	return len(f.chunks) > 0 && f.size%page == 0
 }

@@ -25,7 +25,7 @@ import (
 func (c *Client) Pull(ctx context.Context, ref, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	var out snapshot.Snapshot
 	err := c.session(ctx, ref, auth, ociclient.Pull, func(r ociclient.Ref, s *ociclient.Session) (err error) {
-		p := &pull{c: c, s: s, m: &meter{s: s, tell: progress}, held: map[string]snapshot.Held{}}
+		p := &pull{c: c, s: s, m: &meter{s: s, tell: progress}, held: map[string]snapshot.Held{}, tables: map[string]*pages{}}
 		if out, err = p.run(ctx, r, name); err != nil {
 			return fmt.Errorf("pull %s: %w", r, full(err))
 		}
@@ -44,15 +44,16 @@ func full(err error) error {
 
 // pull is the state of one pull.
 type pull struct {
-	c     *Client
-	s     *ociclient.Session
-	m     *meter
-	files []incoming
-	dir   string
-	open  map[string]*output
-	local map[string]place
-	held  map[string]snapshot.Held // snapshots that chunks are borrowed from
-	room  *semaphore.Weighted
+	c      *Client
+	s      *ociclient.Session
+	m      *meter
+	files  []incoming
+	dir    string
+	open   map[string]*output
+	tables map[string]*pages // of files with hashes of their pages
+	local  map[string]place
+	held   map[string]snapshot.Held // snapshots that chunks are borrowed from
+	room   *semaphore.Weighted
 }
 
 func (p *pull) run(ctx context.Context, r ociclient.Ref, name string) (snapshot.Snapshot, error) {
@@ -84,16 +85,24 @@ func (p *pull) run(ctx context.Context, r ociclient.Ref, name string) (snapshot.
 	if err := p.enough(); err != nil {
 		return none, err
 	}
+	defer func() {
+		for _, t := range p.tables {
+			t.close()
+		}
+	}()
 	if err := p.fetch(ctx); err != nil {
 		return none, err
 	}
 	p.m.phase("verifying")
+	if err := p.check(ctx); err != nil {
+		return none, err
+	}
 	record.Digest = digest
 	s, err := draft.Commit(ctx, record)
 	if err != nil {
 		return none, err
 	}
-	p.remember(ctx, s)
+	p.remember(ctx, r, s)
 	return s, nil
 }
 
@@ -188,6 +197,9 @@ func (p *pull) tasks() ([]task, error) {
 		if len(f.layers) > 0 {
 			out = append(out, task{whole: f})
 		}
+		if w.pages, err = p.table(f); err != nil {
+			return nil, err
+		}
 		for _, c := range f.chunks {
 			n, ok := at[c.layer.Digest]
 			if ok && out[n].length != c.length {
@@ -197,10 +209,42 @@ func (p *pull) tasks() ([]task, error) {
 				n, at[c.layer.Digest] = len(out), len(out)
 				out = append(out, task{layer: c.layer, length: c.length})
 			}
-			out[n].targets = append(out[n].targets, target{w, c.offset})
+			for _, r := range c.parts {
+				out[n].targets = append(out[n].targets, target{w, r})
+			}
 		}
 	}
 	return out, nil
+}
+
+// table returns an empty table for the pages of a file; nil: the file needs none.
+func (p *pull) table(f *incoming) (*pages, error) {
+	if !f.paged() || f.pages == "" && (f.name != snapshot.FileMemory || p.c.index.dir == "") {
+		return nil, nil
+	}
+	t, err := newPages(p.dir, f.size)
+	if err == nil {
+		p.tables[f.name] = t
+	}
+	return t, err
+}
+
+// check compares the pages of the written files with their checksums. Blobs are verified by their digests: this finds a
+// manifest that was made from wrong ranges of them.
+func (p *pull) check(ctx context.Context) error {
+	for _, f := range p.files {
+		if f.pages == "" {
+			continue
+		}
+		got, err := p.tables[f.name].sum(ctx)
+		if err != nil {
+			return err
+		}
+		if got != f.pages {
+			return errdefs.DataLossf("the pages of %s have the checksum %s instead of %s", f.name, got, clipped(f.pages))
+		}
+	}
+	return nil
 }
 
 // borrow finds the chunks that local snapshots have, and holds those snapshots so that they are not removed.
@@ -227,8 +271,9 @@ func (p *pull) borrow(ctx context.Context, tasks []task) error {
 	return nil
 }
 
-// remember indexes the chunks of a pulled snapshot, so that a later push reads nothing.
-func (p *pull) remember(ctx context.Context, s snapshot.Snapshot) {
+// remember indexes the chunks of a pulled snapshot, so that a later push reads nothing, and a push of a later snapshot
+// sends only what differs.
+func (p *pull) remember(ctx context.Context, r ociclient.Ref, s snapshot.Snapshot) {
 	if p.c.index.dir == "" {
 		return
 	}
@@ -245,15 +290,27 @@ func (p *pull) remember(ctx context.Context, s snapshot.Snapshot) {
 		if err != nil {
 			continue
 		}
-		d := document{Codec: codecVersion, Average: sizingOf(f.size).average}
+		d := document{Codec: codecVersion, Average: sizingOf(f.size).average, Pages: f.pages}
 		for _, c := range f.chunks {
-			d.Chunks = append(d.Chunks, chunk{c.offset, c.length, c.layer.Digest, c.layer.Size, compressed(c.layer)})
+			one := chunk{Length: c.length, Digest: c.layer.Digest, Size: c.layer.Size, Compressed: compressed(c.layer), Ranges: c.parts}
+			if len(c.parts) == 1 && c.parts[0].Length == c.length {
+				one.Offset, one.Ranges = c.parts[0].Offset, nil
+			}
+			d.Chunks = append(d.Chunks, one)
 		}
-		if !d.native() {
-			continue
+		if d.native() {
+			err = p.c.index.save(identityOf(info), d)
 		}
-		if err := p.c.index.save(identityOf(info), d); err != nil {
+		if t := p.tables[f.name]; t != nil && f.name == snapshot.FileMemory && err == nil {
+			err = p.c.index.saveBase(keyOf(s, r, f.size), identityOf(info).String(), d, t)
+		}
+		if err != nil {
 			p.c.cfg.Log.Warn("chunk index not written", "snapshot", s.Name, "err", err)
 		}
 	}
+}
+
+// keyOf returns the key of the base of a snapshot in a repository.
+func keyOf(s snapshot.Snapshot, r ociclient.Ref, size int64) baseKey {
+	return baseKey{Namespace: s.Owner.Namespace, Repository: r.Host + "/" + r.Repository, Size: size, vm: s.Source.VMID}
 }

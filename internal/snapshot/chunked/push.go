@@ -30,7 +30,7 @@ func (c *Client) Push(ctx context.Context, h snapshot.Held, ref string, auth sna
 		}
 		coarse, fresh := 1, false
 		for {
-			p := &push{c: c, s: &ociclient.Sender{Session: s}, h: h, snap: h.Snapshot(), tag: r.Tag, coarse: coarse, fresh: fresh, maps: artifact.MaxMaps, m: &meter{s: s, tell: progress}}
+			p := &push{c: c, s: &ociclient.Sender{Session: s}, h: h, snap: h.Snapshot(), ref: r, coarse: coarse, fresh: fresh, maps: artifact.MaxMaps, m: &meter{s: s, tell: progress}}
 			var err error
 			digest, err = p.run(ctx)
 			switch {
@@ -59,7 +59,7 @@ type push struct {
 	s      *ociclient.Sender
 	h      snapshot.Held
 	snap   snapshot.Snapshot
-	tag    string
+	ref    ociclient.Ref
 	coarse int  // factor for the average chunk size
 	fresh  bool // ignore the index
 	m      *meter
@@ -81,7 +81,9 @@ type file struct {
 	chunks []*chunk // of a chunked file
 	layers []ociclient.Descriptor
 	desc   artifact.File
-	total  int64 // bytes of data
+	total  int64  // bytes of data
+	pages  *pages // of memory that is read; nil: no hashes of its pages are needed
+	filled bool   // pages are complete
 }
 
 func (f *file) chunked() bool { return f.sizing.average > 0 }
@@ -94,6 +96,7 @@ func (p *push) run(ctx context.Context) (string, error) {
 			if f.f != nil {
 				f.f.Close()
 			}
+			f.pages.close()
 		}
 	}()
 	if err := p.open(); err != nil {
@@ -109,11 +112,15 @@ func (p *push) run(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, f := range p.files {
-		if err := p.settle(f); err != nil {
+		if err := p.settle(ctx, f); err != nil {
 			return "", err
 		}
 	}
-	return p.seal(ctx)
+	digest, err := p.seal(ctx)
+	if err == nil {
+		p.remember(ctx)
+	}
+	return digest, err
 }
 
 // open opens the files of the snapshot and decides how to send each.
@@ -150,7 +157,7 @@ func (p *push) open() error {
 		f.sizing = sizingOf(size)
 		f.sizing.average = min(f.sizing.average*p.coarse, maxAverage)
 		if d, ok := p.c.index.load(f.id); ok && !p.fresh && d.Average == f.sizing.average && d.Codec == p.codec() {
-			f.known = true
+			f.known, f.desc.Pages = true, d.Pages
 			for i := range d.Chunks {
 				f.chunks = append(f.chunks, &d.Chunks[i])
 				f.total += d.Chunks[i].Length
@@ -160,8 +167,18 @@ func (p *push) open() error {
 		if f.total, err = dataBytes(f.f); err != nil {
 			return err
 		}
+		if p.hashed(f) {
+			if f.pages, err = p.c.index.newPages(size); err != nil {
+				p.c.cfg.Log.Warn("every page is sent", "snapshot", p.snap.Name, "err", err)
+			}
+		}
 	}
 	return nil
+}
+
+// hashed reports whether the hashes of the pages of f are kept, for the next push.
+func (p *push) hashed(f *file) bool {
+	return f.name == snapshot.FileMemory && f.chunked() && f.f.Size()%page == 0 && p.c.index.dir != ""
 }
 
 func (p *push) codec() string {
@@ -172,7 +189,7 @@ func (p *push) codec() string {
 }
 
 // settle checks that a file has not changed since it was read, describes it, and stores its chunks in the index.
-func (p *push) settle(f *file) error {
+func (p *push) settle(ctx context.Context, f *file) error {
 	if f.f != nil {
 		info, err := f.f.Stat()
 		if err != nil {
@@ -185,9 +202,11 @@ func (p *push) settle(f *file) error {
 	if !f.chunked() {
 		return nil
 	}
-	seen := map[string]bool{}
+	slices.SortStableFunc(f.chunks, byFirst)
+	seen, ranged := map[string]bool{}, false
 	for _, c := range f.chunks {
-		f.desc.Chunks = append(f.desc.Chunks, artifact.Chunk{Offset: c.Offset, Length: c.Length, Layer: c.Digest})
+		f.desc.Chunks = append(f.desc.Chunks, c.wire())
+		ranged = ranged || c.Ranges != nil
 		if seen[c.Digest] {
 			continue
 		}
@@ -205,14 +224,56 @@ func (p *push) settle(f *file) error {
 	if f.known {
 		return nil
 	}
-	d := document{Codec: p.codec(), Average: f.sizing.average, Chunks: make([]chunk, 0, len(f.chunks))}
-	for _, c := range f.chunks {
-		d.Chunks = append(d.Chunks, *c)
+	if ranged {
+		var err error
+		if f.desc.Pages, err = f.pages.sum(ctx); err != nil {
+			return err
+		}
 	}
-	if err := p.c.index.save(f.id, d); err != nil {
+	if err := p.c.index.save(f.id, p.document(f)); err != nil {
 		p.c.cfg.Log.Warn("chunk index not written", "snapshot", p.snap.Name, "err", err)
 	}
 	return nil
+}
+
+// document is what the index stores of a file.
+func (p *push) document(f *file) document {
+	d := document{Codec: p.codec(), Average: f.sizing.average, Pages: f.desc.Pages, Chunks: make([]chunk, 0, len(f.chunks))}
+	for _, c := range f.chunks {
+		d.Chunks = append(d.Chunks, *c)
+	}
+	return d
+}
+
+// remember makes the memory, which the repository has now, the base of the next push. A failure is no failure of the push.
+func (p *push) remember(ctx context.Context) {
+	for _, f := range p.files {
+		if f.f == nil || !p.hashed(f) {
+			continue
+		}
+		key := keyOf(p.snap, p.ref, f.f.Size())
+		if f.known && p.c.index.isBase(key, f.id.String()) {
+			continue
+		}
+		err := p.hash(ctx, f)
+		if err == nil {
+			err = p.c.index.saveBase(key, f.id.String(), p.document(f), f.pages)
+		}
+		if err != nil && ctx.Err() == nil {
+			p.c.cfg.Log.Warn("base of the next push not written", "snapshot", p.snap.Name, "err", err)
+		}
+	}
+}
+
+// hash makes the hashes of the pages of f, if they were not made while it was read.
+func (p *push) hash(ctx context.Context, f *file) (err error) {
+	if f.pages != nil {
+		return nil
+	}
+	if f.pages, err = p.c.index.newPages(f.f.Size()); err != nil {
+		return err
+	}
+	return f.pages.fill(ctx, f.f)
 }
 
 // seal sends the config and the manifest; the registry then confirms the manifest.
@@ -246,7 +307,7 @@ func (p *push) seal(ctx context.Context) (string, error) {
 	if err := p.blob(ctx, m.Config.Digest, config); err != nil {
 		return "", err
 	}
-	digest, err := p.s.PutManifest(ctx, p.tag, artifact.MediaManifest, raw)
+	digest, err := p.s.PutManifest(ctx, p.ref.Tag, artifact.MediaManifest, raw)
 	p.m.done(0) // reports the bytes moved since the last report
 	return digest, err
 }

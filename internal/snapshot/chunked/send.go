@@ -82,6 +82,11 @@ func (p *push) read(ctx context.Context, f *file, jobs chan<- job) error {
 		}
 		return nil
 	}
+	if f.pages != nil && p.coarse == 1 {
+		if done, err := p.rebase(ctx, f, hand); done || err != nil {
+			return err
+		}
+	}
 	c := chunker{
 		s:   f.sizing,
 		get: func() ([]byte, error) { return p.get(ctx, f.sizing.max()) },
@@ -120,6 +125,9 @@ func (p *push) work(ctx context.Context, e *encoder, j job) error {
 	}
 	blob, compressed := e.encode(j.raw)
 	j.chunk.Digest, j.chunk.Size, j.chunk.Compressed = ociclient.Digest(blob), int64(len(blob)), compressed
+	if j.f.pages != nil && !j.f.filled {
+		j.f.pages.put(j.chunk.Offset, j.raw)
+	}
 	return p.blob(ctx, j.chunk.Digest, blob)
 }
 
@@ -131,7 +139,8 @@ func (p *push) recall(ctx context.Context, e *encoder, j job) error {
 	if have, err := p.s.HasBlob(ctx, j.chunk.Digest); err != nil || have {
 		return err
 	}
-	if j.chunk.Length > int64(j.f.sizing.max()) {
+	parts := j.chunk.whole()
+	if parts == nil || j.chunk.Length > int64(j.f.sizing.max()) {
 		return errStale
 	}
 	raw, err := p.get(ctx, j.f.sizing.max())
@@ -140,7 +149,7 @@ func (p *push) recall(ctx context.Context, e *encoder, j job) error {
 	}
 	defer p.put(raw)
 	raw = raw[:j.chunk.Length]
-	if _, err := j.f.f.ReadAt(raw, j.chunk.Offset); err != nil {
+	if err := readChunk(j.f.f, parts, raw); err != nil {
 		return fmt.Errorf("read %s: %w", j.f.name, err)
 	}
 	blob, _ := e.encode(raw)
