@@ -189,7 +189,7 @@ func (x index) saveBase(k baseKey, identity string, d document, p *pages) (err e
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.pruneBases()
+	x.pruneBases(maxBases-1, maxBaseBytes)
 	f, err := os.CreateTemp(x.dir, basePartial)
 	if err != nil {
 		return err
@@ -224,19 +224,19 @@ func (x index) newPages(size int64) (*pages, error) {
 
 const basePartial = ".base-" // begins the name of a base that is being written
 
-// pruneBases removes the oldest bases, and what a crash left. Preconditions: x.mu is held.
-func (x index) pruneBases() {
+// pruneBases removes the oldest of more than most bases or of more than room bytes, and what a crash left. Preconditions:
+// x.mu is held.
+func (x index) pruneBases(most int, room int64) {
 	left, _ := filepath.Glob(filepath.Join(x.dir, basePartial+"*"))
 	for _, path := range left {
 		_ = os.Remove(path)
 	}
-	room := int64(maxBaseBytes)
 	for n, name := range x.bases("") {
 		path := filepath.Join(x.dir, name)
 		if info, err := os.Stat(path); err == nil {
 			room -= info.Size()
 		}
-		if n >= maxBases-1 || room < 0 {
+		if n >= most || room < 0 {
 			_ = os.Remove(path)
 		}
 	}

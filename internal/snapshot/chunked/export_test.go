@@ -58,3 +58,10 @@ func Cut(size int64, pages func(add func(offset int64, p []byte) error, hole fun
 	}
 	return out, c.flush()
 }
+
+// PruneBases removes the oldest bases of a client.
+func PruneBases(c *Client, most int, room int64) {
+	c.index.mu.Lock()
+	defer c.index.mu.Unlock()
+	c.index.pruneBases(most, room)
+}
