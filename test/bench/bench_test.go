@@ -42,6 +42,7 @@ func TestBench(t *testing.T) {
 		{"boot", boot},
 		{"clones", clones},
 		{"carry", carry},
+		{"idle", idle},
 		{"pods", pods},
 		{"fake", fakes},
 		{"records", records},

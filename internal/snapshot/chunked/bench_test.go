@@ -8,8 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/chunked"
@@ -135,4 +137,70 @@ func BenchmarkPlain(b *testing.B) {
 			f.Close()
 		}
 	})
+}
+
+// idleRig is a nearly idle VM in a registry: pushed once as first, and then again and again as last.
+func idleRig(b *testing.B, pushes int) (host string) {
+	s := newStore(b)
+	host, c := epoch(b, b.TempDir()), client(b, s, nil)
+	v := newIdle(b, 256<<20)
+	h := v.save(b, s)
+	_, first := push(b, c, h, host+"/vm:first")
+	for n := range pushes {
+		v.run(b, 4*idlePages)
+		h = v.save(b, s)
+		if _, p := push(b, c, h, host+"/vm:last"); n == 0 || n == pushes-1 {
+			b.Logf("push %d moved %d of %d bytes: %.2f %%", n+2, p.Moved, first.Moved, 100*float64(p.Moved)/float64(first.Moved))
+		}
+	}
+	return host
+}
+
+// cpuTime returns a function that reports the CPU time of this process since.
+func cpuTime(b *testing.B) func() {
+	used := func() time.Duration {
+		var r unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
+			b.Fatal(err)
+		}
+		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	}
+	before := used()
+	return func() { b.ReportMetric(float64((used()-before).Milliseconds())/float64(b.N), "cpu-ms/op") }
+}
+
+// BenchmarkIdle compares, in CPU time of both ends, the pull and the download of a VM that was pushed once with those of
+// the same VM that was pushed again and again.
+func BenchmarkIdle(b *testing.B) {
+	host := idleRig(b, 20)
+	for _, tag := range []string{"first", "last"} {
+		b.Run("pull/"+tag, func(b *testing.B) {
+			defer cpuTime(b)()
+			for b.Loop() {
+				there := newStore(b)
+				_, p := pull(b, client(b, there, nil), there, host+"/vm:"+tag, "x")
+				b.SetBytes(p.Total)
+			}
+		})
+		b.Run("download/"+tag, func(b *testing.B) {
+			defer cpuTime(b)()
+			for b.Loop() {
+				req, err := http.NewRequestWithContext(b.Context(), http.MethodGet, "http://"+host+"/dl/vm?tag="+tag, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				req.Header.Set("Authorization", "Bearer "+token.Token)
+				resp, err := http.DefaultClient.Do(req)
+				if err != nil {
+					b.Fatal(err)
+				}
+				n, err := io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+				if err != nil || resp.StatusCode != http.StatusOK {
+					b.Fatal(resp.Status, err)
+				}
+				b.SetBytes(n)
+			}
+		})
+	}
 }
