@@ -16,11 +16,10 @@ import (
 // Limits of a push that refers to the blobs of earlier ones. Each such push leaves bytes in them that no file needs, and
 // splits the file into more parts. What is beyond the limits is sent again.
 const (
-	leastUsed  = 2       // a blob of which less than one in this many bytes is used is not referred to
-	mostUnused = 4       // at most one in this many bytes of the blobs may be unused
-	leastPart  = 8 << 10 // bytes of a part, on average
-	mostParts  = 256 << 10
-	mostBlobs  = 4096
+	leastUsed  = 2         // a blob of which less than one in this many bytes is used is not referred to
+	mostUnused = 4         // there is at most one unused byte in the blobs for this many used ones
+	mostParts  = 256 << 10 // of the file; each adds about 24 bytes to the configuration
+	mostBlobs  = 8192
 	gathered   = 512 << 10 // bytes of changed pages in one blob
 )
 
@@ -157,7 +156,7 @@ func (r *rebase) good() bool {
 	for _, b := range r.blobs {
 		parts += int64(len(b.Ranges))
 	}
-	return r.bytes*2 <= r.total && parts <= max(mostBlobs, min(mostParts, r.total/leastPart)) && int64(len(r.blobs))+r.bytes/gathered < mostBlobs
+	return r.bytes*2 <= r.total && parts <= mostParts && int64(len(r.blobs))+r.bytes/gathered < mostBlobs
 }
 
 // rebase reports whether f differs so little from the VM's last push that this push refers to its blobs. Then it hands out
