@@ -1,5 +1,6 @@
 // Package chunked pushes and pulls snapshots to and from any OCI registry. It cuts files into content-defined,
-// compressed chunks: a registry stores each chunk once, and neither side sends or fetches what the other has.
+// compressed chunks: a registry stores each chunk once, and neither side sends or fetches what the other has. A push of
+// memory that was pushed before sends only the pages that changed, and refers to ranges of the earlier chunks.
 //
 // It starts no VM, keeps no credentials, and decides nothing about the use of a snapshot.
 //
@@ -33,8 +34,8 @@ const (
 // Config tunes a Client.
 type Config struct {
 	// Index is a private folder for the chunk index of local snapshots; it is created when needed. With it, a second
-	// push reads only what changed, and a pull borrows chunks from local snapshots. It can be deleted at any time. "":
-	// no index.
+	// push reads and sends only what changed, and a pull borrows chunks from local snapshots. It can be deleted at any
+	// time. "": no index.
 	Index string
 	// Hypervisor is the driver of this node. Pull refuses snapshots of another hypervisor. "": any.
 	Hypervisor string

@@ -112,7 +112,7 @@ func (p *push) run(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, f := range p.files {
-		if err := p.settle(ctx, f); err != nil {
+		if err := p.settle(f); err != nil {
 			return "", err
 		}
 	}
@@ -169,7 +169,7 @@ func (p *push) open() error {
 		}
 		if p.hashed(f) {
 			if f.pages, err = p.c.index.newPages(size); err != nil {
-				p.c.cfg.Log.Warn("every page is sent", "snapshot", p.snap.Name, "err", err)
+				p.anew(err)
 			}
 		}
 	}
@@ -189,7 +189,7 @@ func (p *push) codec() string {
 }
 
 // settle checks that a file has not changed since it was read, describes it, and stores its chunks in the index.
-func (p *push) settle(ctx context.Context, f *file) error {
+func (p *push) settle(f *file) error {
 	if f.f != nil {
 		info, err := f.f.Stat()
 		if err != nil {
@@ -224,11 +224,8 @@ func (p *push) settle(ctx context.Context, f *file) error {
 	if f.known {
 		return nil
 	}
-	if ranged {
-		var err error
-		if f.desc.Pages, err = f.pages.sum(ctx); err != nil {
-			return err
-		}
+	if !ranged {
+		f.desc.Pages = ""
 	}
 	if err := p.c.index.save(f.id, p.document(f)); err != nil {
 		p.c.cfg.Log.Warn("chunk index not written", "snapshot", p.snap.Name, "err", err)

@@ -171,17 +171,25 @@ func (p *push) rebase(ctx context.Context, f *file, hand func(job) error) (bool,
 		return false, err
 	}
 	f.filled = true
-	var r rebase
-	var err error
-	if r.blobs, err = compare(b, f.pages); err != nil {
-		p.c.cfg.Log.Warn("every page is sent", "snapshot", p.snap.Name, "err", err)
+	blobs, err := compare(b, f.pages)
+	if err != nil {
+		p.anew(err)
 		return false, nil
 	}
-	if r.blobs, err = p.present(ctx, r.blobs); err != nil {
+	if blobs, err = p.present(ctx, blobs); err != nil {
 		return false, err
 	}
-	if err := r.plan(f.pages); err != nil || !r.good() {
-		return false, err
+	r := rebase{blobs: blobs}
+	if err := r.plan(f.pages); err != nil {
+		p.anew(err)
+		return false, nil
+	}
+	if !r.good() {
+		return false, nil
+	}
+	if f.desc.Pages, err = f.pages.sum(ctx); err != nil {
+		p.anew(err)
+		return false, nil
 	}
 	for _, b := range r.blobs {
 		c := &b.chunk
@@ -192,6 +200,11 @@ func (p *push) rebase(ctx context.Context, f *file, hand func(job) error) (bool,
 	}
 	p.m.done(max(0, f.total-r.bytes))
 	return true, p.gather(ctx, f, r.changed, hand)
+}
+
+// anew logs that the hashes of pages are of no use. That is no failure of the push, which sends everything.
+func (p *push) anew(err error) {
+	p.c.cfg.Log.Warn("every page is sent", "snapshot", p.snap.Name, "err", err)
 }
 
 // present returns the blobs that the registry has.
