@@ -79,7 +79,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test $(GOFLAGS_) -count=1 . # what it reads is outside its module, which the cache of tests does not see
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh deploy/deb/postinst deploy/deb/prerm deploy/deb/postrm deploy/testdata/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/conformance/*.sh deploy/deb/postinst deploy/deb/prerm deploy/deb/postrm deploy/testdata/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments
@@ -92,6 +92,7 @@ tidy-check:
 	@go -C tools/helm mod tidy -diff
 	@go -C hack/promlint mod tidy -diff
 	@go -C hack/kwok mod tidy -diff
+	@go -C hack/conformance mod tidy -diff
 
 .PHONY: generate
 generate: ## regenerate protobuf code
@@ -151,6 +152,14 @@ kwok: ## the node simulator that the benchmarks compare with (the first build ta
 .PHONY: bench
 bench: build kwok ## speed as ratios, measured side by side in one run
 	@hack/test.sh bench
+
+.PHONY: conformance-programs
+conformance-programs:
+	@hack/conformance/build.sh $(BIN)/conformance
+
+.PHONY: conformance
+conformance: build conformance-programs ## Kubernetes' conformance tests of GROUP (node,storage,cli,apps,network,auth; default all, or quick) that match FOCUS; hours
+	@hack/test.sh conformance
 
 .PHONY: soak
 soak: build ## pods come and go while cocoond, vk-cocoon and QEMU are killed; minutes

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests that need root and real guests: hack/test.sh vm|e2e|bench|soak|upgrade|host [go test flags]
+# Runs the tests that need root and real guests: hack/test.sh vm|e2e|bench|soak|upgrade|host|conformance [go test flags]
 # They run in their own network namespace, so that the machine's network is never touched. The run fails if anything is left
 # behind (process, tap, bridge, namespace, mount, table, cgroup, file).
 set -euo pipefail
@@ -26,7 +26,8 @@ case $mode in
   upgrade) packages=(./test/e2e); mode=e2e,upgrade; set -- -v -run '^TestUpgrade$' "$@" ;;
   # An emulated machine is slow: each power cut takes two minutes, or more on a busy machine.
   host) packages=(./test/host); set -- -v -timeout $((60 + ${HOST_CRASHES:-3} * 5))m "$@" ;;
-  *) echo "usage: hack/test.sh vm|e2e|bench|soak|upgrade|host" >&2; exit 2 ;;
+  conformance) packages=(./test/conformance); set -- -v -timeout 0 -run '^TestConformance$' "$@" ;; # it stops the cluster when it is interrupted
+  *) echo "usage: hack/test.sh vm|e2e|bench|soak|upgrade|host|conformance" >&2; exit 2 ;;
 esac
 
 before=$(mktemp -u)

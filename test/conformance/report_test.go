@@ -1,0 +1,84 @@
+package conformance
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+const report = `[{"SpecReports": [
+  {"LeafNodeType": "SynchronizedBeforeSuite", "State": "passed"},
+  {"ContainerHierarchyTexts": ["[sig-node] Pods", ""], "LeafNodeText": "should run [Conformance]", "LeafNodeType": "It", "State": "passed", "RunTime": 5000},
+  {"ContainerHierarchyTexts": ["[sig-node] Pods"], "LeafNodeText": "should <stop> [Conformance]", "LeafNodeType": "It", "State": "timedout", "Failure": {"Message": "too\nslow"}},
+  {"ContainerHierarchyTexts": ["[sig-node] Pods"], "LeafNodeText": "should spread [Conformance]", "LeafNodeType": "It", "State": "skipped", "Failure": {"Message": "needs 2 nodes"}},
+  {"ContainerHierarchyTexts": ["[sig-node] Pods"], "LeafNodeText": "was not chosen", "LeafNodeType": "It", "State": "skipped"}
+]}]`
+
+func TestReport(t *testing.T) {
+	results, err := readReport(strings.NewReader(report))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range results {
+		got = append(got, r.State+" "+r.Test)
+	}
+	want := []string{"failed [sig-node] Pods should <stop> [Conformance]", "passed [sig-node] Pods should run [Conformance]", "skipped [sig-node] Pods should spread [Conformance]"}
+	if !slices.Equal(got, want) {
+		t.Fatalf("got %q", got)
+	}
+
+	var page strings.Builder
+	o := outcome{Group: "node", Day: "2026-11-24", Kubernetes: "v1", Results: results, Excluded: []string{"[sig-node] Pods should share"}}
+	known := remarks{Excluded: []remark{{Test: `.* should share`, Reason: "another | thing"}}}
+	if err := write(&page, []outcome{o}, known); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| sig-node | 2026-11-24 | v1 | 2 | 1 | 0 | 1 | 1 | 1 |\n",
+		"| [sig-node] Pods should &lt;stop> [Conformance] | not explained yet: too |\n",
+		"| [sig-node] Pods should share | another \\| thing |\n",
+		"| [sig-node] Pods should spread [Conformance] | needs 2 nodes |\n",
+	} {
+		if !strings.Contains(page.String(), want) {
+			t.Errorf("the page lacks %q:\n%s", want, page.String())
+		}
+	}
+
+	broken := `[{"SpecReports": [{"LeafNodeType": "SynchronizedBeforeSuite", "State": "failed", "Failure": {"Message": "no node"}}]}]`
+	if _, err := readReport(strings.NewReader(broken)); err == nil || !strings.Contains(err.Error(), "no node") {
+		t.Errorf("a suite that did not start is no error: %v", err)
+	}
+}
+
+func TestRemarks(t *testing.T) {
+	known, err := readRemarks(testsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range known.Quick {
+		if _, _, err := selected([]string{test}, exactly([]string{test}), nil); err != nil || !strings.HasPrefix(test, "[sig-node] ") {
+			t.Errorf("quick: %q: %v", test, err)
+		}
+	}
+	tests := []string{"[sig-node] a (b) [Conformance]", "[sig-node] a (b) c [Conformance]", "[sig-node] d", "[sig-apps] e [Conformance]"}
+	out := []remark{{Test: `\[sig-node\] .* c .*`, Reason: "r"}, {Test: `nothing`, Reason: "r"}}
+	run, excluded, err := selected(tests, groups[0].focus, out)
+	if err != nil || !slices.Equal(run, tests[:1]) || !slices.Equal(excluded, tests[1:2]) {
+		t.Errorf("run %q, excluded %q, %v", run, excluded, err)
+	}
+	if unused := stale(out, tests); !slices.Equal(unused, []string{"nothing"}) {
+		t.Errorf("stale: %q", unused)
+	}
+	for _, bad := range []string{"failing: [{test: '('}]", "failing: [{test: a}]", "unknown: []"} {
+		if _, err := readRemarks([]byte(bad)); err == nil {
+			t.Errorf("%s is no error", bad)
+		}
+	}
+	if some, err := chosen("apps,node"); err != nil || len(some) != 2 || some[0].name != "apps" {
+		t.Errorf("chosen: %v, %v", some, err)
+	}
+	if _, err := chosen("none"); err == nil {
+		t.Error("an unknown group is no error")
+	}
+}
