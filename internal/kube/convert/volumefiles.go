@@ -3,13 +3,17 @@ package convert
 import (
 	"cmp"
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
 
+	certv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	labelset "k8s.io/apimachinery/pkg/labels"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -21,12 +25,17 @@ type Source interface {
 	// Token returns a token of pod's service account that is bound to the pod, for the audience ("" is the API server). The
 	// token is valid for about that many seconds.
 	Token(ctx context.Context, pod *corev1.Pod, audience string, seconds int64) (string, error)
+	// TrustBundle returns the ClusterTrustBundle called name.
+	TrustBundle(ctx context.Context, name string) (*certv1.ClusterTrustBundle, error)
+	// TrustBundles returns the ClusterTrustBundles of a signer whose labels match.
+	TrustBundles(ctx context.Context, signer string, match labelset.Selector) ([]certv1.ClusterTrustBundle, error)
 }
 
-// Object names a ConfigMap or Secret of a pod's namespace.
+// Object names what a volume uses: a ConfigMap or Secret of the pod's namespace, a ClusterTrustBundle, or all
+// ClusterTrustBundles of a signer.
 type Object struct {
 	Kind ObjectKind
-	Name string
+	Name string // or the signer's
 }
 
 // ObjectKind is the kind of an Object.
@@ -36,6 +45,9 @@ type ObjectKind string
 const (
 	KindConfigMap ObjectKind = "ConfigMap"
 	KindSecret    ObjectKind = "Secret"
+
+	KindTrustBundle         ObjectKind = "ClusterTrustBundle"
+	KindSignersTrustBundles ObjectKind = "ClusterTrustBundles of signer"
 )
 
 // Default modes and lifetime, as set by the API server.
@@ -58,6 +70,10 @@ func Live(pod *corev1.Pod) (names []string, objects []Object) {
 				objects = append(objects, Object{KindConfigMap, s.ConfigMap.Name})
 			case s.Secret != nil:
 				objects = append(objects, Object{KindSecret, s.Secret.Name})
+			case s.ClusterTrustBundle != nil && s.ClusterTrustBundle.Name != nil:
+				objects = append(objects, Object{KindTrustBundle, *s.ClusterTrustBundle.Name})
+			case s.ClusterTrustBundle != nil && s.ClusterTrustBundle.SignerName != nil:
+				objects = append(objects, Object{KindSignersTrustBundles, *s.ClusterTrustBundle.SignerName})
 			}
 		}
 	}
@@ -178,6 +194,8 @@ func (f *filler) read(ctx context.Context, s part) ([]vm.VolumeFile, error) {
 		return f.downward(s.DownwardAPI.Items, s.mode)
 	case s.ServiceAccountToken != nil:
 		return f.token(ctx, s.ServiceAccountToken, s.mode)
+	case s.ClusterTrustBundle != nil:
+		return f.trust(ctx, s.ClusterTrustBundle, s.mode)
 	}
 	return nil, errdefs.Preconditionf("this node does not support one of its sources")
 }
@@ -223,16 +241,67 @@ func (f *filler) downward(list []corev1.DownwardAPIVolumeFile, mode int32) ([]vm
 	return out, nil
 }
 
-// token returns the file of a service account token. As with the kubelet, only the containers' user may read the file, if that
-// user is known.
+// token returns the file of a service account token.
 func (f *filler) token(ctx context.Context, p *corev1.ServiceAccountTokenProjection, mode int32) ([]vm.VolumeFile, error) {
 	token, err := f.from.Token(ctx, f.pod, p.Audience, or(p.ExpirationSeconds, tokenSeconds))
 	if err != nil {
 		return nil, fmt.Errorf("request a token of service account %s: %w", f.pod.Spec.ServiceAccountName, err)
 	}
+	return []vm.VolumeFile{f.owned(p.Path, []byte(token), mode)}, nil
+}
+
+// owned is a file that, as with the kubelet, only the containers' user may read, if that user is known.
+func (f *filler) owned(path string, data []byte, mode int32) vm.VolumeFile {
 	uid := commonUser(f.pod)
 	if sc := f.pod.Spec.SecurityContext; uid != nil || sc != nil && sc.FSGroup != nil {
 		mode = tokenMode
 	}
-	return []vm.VolumeFile{{Path: p.Path, Data: []byte(token), Mode: uint32(mode), UID: uid}}, nil
+	return vm.VolumeFile{Path: path, Data: data, Mode: uint32(mode), UID: uid}
+}
+
+// trust returns the file of the certificates of one ClusterTrustBundle, or of all those of a signer that match. If there is
+// none and it is optional, the file is empty.
+func (f *filler) trust(ctx context.Context, p *corev1.ClusterTrustBundleProjection, mode int32) ([]vm.VolumeFile, error) {
+	var bundles []certv1.ClusterTrustBundle
+	what := "clustertrustbundle " + or(p.Name, "of signer "+or(p.SignerName, ""))
+	if p.Name != nil {
+		bundle, err := f.from.TrustBundle(ctx, *p.Name)
+		switch {
+		case err == nil:
+			bundles = append(bundles, *bundle)
+		case !errdefs.IsNotFound(err):
+			return nil, err
+		}
+	} else {
+		match, err := metav1.LabelSelectorAsSelector(p.LabelSelector)
+		if err != nil {
+			return nil, errdefs.Preconditionf("%s: %w", what, err)
+		}
+		if bundles, err = f.from.TrustBundles(ctx, or(p.SignerName, ""), match); err != nil {
+			return nil, err
+		}
+	}
+	if len(bundles) == 0 && !yes(p.Optional) {
+		return nil, errdefs.Preconditionf("%s not found", what)
+	}
+	return []vm.VolumeFile{f.owned(p.Path, anchors(bundles), mode)}, nil
+}
+
+// anchors are the certificates of bundles, each once, in an order that does not change while they are the same.
+func anchors(bundles []certv1.ClusterTrustBundle) []byte {
+	all := map[string]bool{}
+	for _, b := range bundles {
+		for rest := []byte(b.Spec.TrustBundle); ; {
+			var block *pem.Block
+			if block, rest = pem.Decode(rest); block == nil {
+				break
+			}
+			all[string(block.Bytes)] = true
+		}
+	}
+	var out []byte
+	for _, der := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte(der)})...)
+	}
+	return out
 }

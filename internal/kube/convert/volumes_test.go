@@ -2,14 +2,18 @@ package convert
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	certv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	labelset "k8s.io/apimachinery/pkg/labels"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -41,6 +45,32 @@ func (c depot) Token(_ context.Context, pod *corev1.Pod, audience string, second
 	return fmt.Sprintf("token of %s for %q, %d s", pod.Spec.ServiceAccountName, audience, seconds), nil
 }
 
+// trusted has the bundles of the signer "test/one": the second and third share a certificate.
+func trusted(name string, group string, certificates ...string) certv1.ClusterTrustBundle {
+	b := certv1.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"group": group}}, Spec: certv1.ClusterTrustBundleSpec{SignerName: "test/one"}}
+	for _, c := range certificates {
+		b.Spec.TrustBundle += string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte(c)}))
+	}
+	return b
+}
+
+var trustedBundles = []certv1.ClusterTrustBundle{trusted("one", "a", "1"), trusted("two", "b", "3", "2"), trusted("three", "b", "2")}
+
+func (c depot) TrustBundle(_ context.Context, name string) (*certv1.ClusterTrustBundle, error) {
+	for _, b := range trustedBundles {
+		if b.Name == name {
+			return &b, nil
+		}
+	}
+	return nil, errdefs.NotFoundf("no such object")
+}
+
+func (c depot) TrustBundles(_ context.Context, signer string, match labelset.Selector) ([]certv1.ClusterTrustBundle, error) {
+	return slices.DeleteFunc(slices.Clone(trustedBundles), func(b certv1.ClusterTrustBundle) bool {
+		return b.Spec.SignerName != signer || !match.Matches(labelset.Set(b.Labels))
+	}), nil
+}
+
 func vol(name string, src corev1.VolumeSource) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: src})
@@ -52,17 +82,16 @@ func ref(name string) corev1.LocalObjectReference { return corev1.LocalObjectRef
 
 func TestVolumesThatAreRefused(t *testing.T) {
 	for want, src := range map[string]corev1.VolumeSource{
-		"a VM cannot reach hostPath":                                         {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
-		"persistentVolumeClaim: a VM cannot have volumes on disks":           {PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}},
-		"nfs: a VM cannot have volumes on disks yet":                         {NFS: &corev1.NFSVolumeSource{}},
-		"csi: a VM cannot have volumes on disks yet":                         {CSI: &corev1.CSIVolumeSource{}},
-		"ephemeral: a VM cannot have volumes on disks yet":                   {Ephemeral: &corev1.EphemeralVolumeSource{}},
-		"gitRepo: a VM cannot have volumes on disks yet":                     {GitRepo: &corev1.GitRepoVolumeSource{}},
-		"a VM cannot mount images":                                           {Image: &corev1.ImageVolumeSource{}},
-		"the volume has no source":                                           {},
-		`emptyDir medium "HugePages"`:                                        {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
-		"this node does not support the projected source clusterTrustBundle": {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}}}},
-		"this node does not support the projected source podCertificate":     {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}},
+		"a VM cannot reach hostPath":                                     {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
+		"persistentVolumeClaim: a VM cannot have volumes on disks":       {PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}},
+		"nfs: a VM cannot have volumes on disks yet":                     {NFS: &corev1.NFSVolumeSource{}},
+		"csi: a VM cannot have volumes on disks yet":                     {CSI: &corev1.CSIVolumeSource{}},
+		"ephemeral: a VM cannot have volumes on disks yet":               {Ephemeral: &corev1.EphemeralVolumeSource{}},
+		"gitRepo: a VM cannot have volumes on disks yet":                 {GitRepo: &corev1.GitRepoVolumeSource{}},
+		"a VM cannot mount images":                                       {Image: &corev1.ImageVolumeSource{}},
+		"the volume has no source":                                       {},
+		`emptyDir medium "HugePages"`:                                    {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
+		"this node does not support the projected source podCertificate": {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}},
 	} {
 		err := Check(plain(vol("data", src))).ToAggregate()
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `volume "data"`) {
@@ -76,6 +105,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		{EmptyDir: &corev1.EmptyDirVolumeSource{}},
 		{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}},
 		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}},
+		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}}}},
 	} {
 		if errs := Check(plain(vol("data", src))); len(errs) > 0 {
 			t.Errorf("%s is refused: %v", kindOf(src), errs)
@@ -93,6 +123,11 @@ func TestVolumeFiles(t *testing.T) {
 	one := func(s ...corev1.VolumeProjection) corev1.VolumeSource {
 		return corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: s, DefaultMode: ptr(int32(0o440))}}
 	}
+	trust := func(p corev1.ClusterTrustBundleProjection) corev1.VolumeProjection {
+		p.Path = "ca"
+		return corev1.VolumeProjection{ClusterTrustBundle: &p}
+	}
+	certificates := func(list ...string) string { return trusted("", "", list...).Spec.TrustBundle }
 	item := func(key, path string, mode *int32) corev1.KeyToPath {
 		return corev1.KeyToPath{Key: key, Path: path, Mode: mode}
 	}
@@ -147,6 +182,28 @@ func TestVolumeFiles(t *testing.T) {
 			src:    one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t"}}),
 			change: func(p *corev1.Pod) { p.Spec.SecurityContext.FSGroup = ptr(int64(7)) }, want: `t 600 token of default for "", 3600 s`,
 		},
+		"trust bundle": {src: one(trust(corev1.ClusterTrustBundleProjection{Name: ptr("two")})), want: "ca 440 " + certificates("2", "3")},
+		"trust bundle for a user": {
+			src:    one(trust(corev1.ClusterTrustBundleProjection{Name: ptr("one")})),
+			change: func(p *corev1.Pod) { p.Spec.SecurityContext.RunAsUser = ptr(int64(7)) }, want: "ca 600 u7 " + certificates("1"),
+		},
+		"trust bundles of a signer": {
+			src:  one(trust(corev1.ClusterTrustBundleProjection{SignerName: ptr("test/one"), LabelSelector: &metav1.LabelSelector{}})),
+			want: "ca 440 " + certificates("1", "2", "3"),
+		},
+		"trust bundles with a label": {
+			src:  one(trust(corev1.ClusterTrustBundleProjection{SignerName: ptr("test/one"), LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"group": "b"}}})),
+			want: "ca 440 " + certificates("2", "3"),
+		},
+		"no label selector matches nothing": {
+			src:  one(trust(corev1.ClusterTrustBundleProjection{SignerName: ptr("test/one")})),
+			want: `clustertrustbundle of signer test/one not found`, class: errdefs.FailedPrecondition,
+		},
+		"trust bundle is missing": {
+			src:  one(trust(corev1.ClusterTrustBundleProjection{Name: ptr("nope")})),
+			want: `clustertrustbundle nope not found`, class: errdefs.FailedPrecondition,
+		},
+		"optional trust bundle is missing": {src: one(trust(corev1.ClusterTrustBundleProjection{Name: ptr("nope"), Optional: ptr(true)})), want: "ca 440 "},
 		"no token": {
 			src:  one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", Audience: "refused"}}),
 			want: "no tokens now", class: errdefs.Unavailable,

@@ -7,10 +7,12 @@ import (
 	"sync"
 	"time"
 
+	certv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
@@ -25,9 +27,10 @@ const watchMost = 30 * time.Second
 
 func watchPauses() wait.Backoff { return pauses.Growing(time.Second, watchMost, pauses.Many) }
 
-// Objects watches the ConfigMaps and Secrets that the volumes of running pods use. As in the kubelet, each object has one
-// watch by name, because a node may not list all objects. All pods that refer to the object share the watch, which ends with
-// the last of them. Watched objects are read from here, all others from the API server.
+// Objects watches the ConfigMaps, Secrets and ClusterTrustBundles that the volumes of running pods use. As in the kubelet, each
+// object has one watch by name, because a node may not list all objects; the ClusterTrustBundles of a signer share one. All pods
+// that refer to the object share the watch, which ends with the last of them. Watched ConfigMaps and Secrets are read from here, all
+// others from the API server.
 type Objects struct {
 	api   Resolver
 	log   *slog.Logger
@@ -38,8 +41,16 @@ type Objects struct {
 }
 
 type objectKey struct {
-	namespace string
+	namespace string // "" if the object has none
 	convert.Object
+}
+
+// keyOf is the key of what a volume of a pod in namespace uses.
+func keyOf(namespace string, ref convert.Object) objectKey {
+	if ref.Kind == convert.KindTrustBundle || ref.Kind == convert.KindSignersTrustBundles {
+		namespace = ""
+	}
+	return objectKey{namespace, ref}
 }
 
 // object is one watched object.
@@ -63,7 +74,7 @@ func (o *Objects) follow(k *keeper, namespace string, list []convert.Object) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, ref := range list {
-		key := objectKey{namespace, ref}
+		key := keyOf(namespace, ref)
 		if w := o.all[key]; w != nil {
 			w.followers[k] = true
 			continue
@@ -79,7 +90,7 @@ func (o *Objects) unfollow(k *keeper, namespace string, list []convert.Object) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, ref := range list {
-		key := objectKey{namespace, ref}
+		key := keyOf(namespace, ref)
 		w := o.all[key]
 		if w == nil {
 			continue
@@ -108,6 +119,25 @@ func (o *Objects) Secret(ctx context.Context, namespace, name string) (*corev1.S
 		return s, err
 	}
 	return o.api.Secret(ctx, namespace, name)
+}
+
+// TrustBundle implements convert.Source.
+func (o *Objects) TrustBundle(ctx context.Context, name string) (*certv1.ClusterTrustBundle, error) {
+	b, err := o.api.Client.CertificatesV1().ClusterTrustBundles().Get(ctx, name, metav1.GetOptions{})
+	return b, classify(err)
+}
+
+// TrustBundles implements convert.Source.
+func (o *Objects) TrustBundles(ctx context.Context, signer string, match labels.Selector) ([]certv1.ClusterTrustBundle, error) {
+	list, err := o.api.Client.CertificatesV1().ClusterTrustBundles().List(ctx, metav1.ListOptions{FieldSelector: ofSigner(signer), LabelSelector: match.String()})
+	if err != nil {
+		return nil, classify(err)
+	}
+	return list.Items, nil
+}
+
+func ofSigner(signer string) string {
+	return fields.OneTermEqualSelector("spec.signerName", signer).String()
 }
 
 // look returns the object of the last event, or nil if there was no event yet. Errors: NotFound if the object was deleted.
@@ -150,10 +180,15 @@ func (o *Objects) watch(ctx context.Context, key objectKey, w *object) {
 func (o *Objects) stream(ctx context.Context, key objectKey, w *object) (final bool, err error) {
 	opts := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", key.Name).String()}
 	var stream watch.Interface
-	if key.Kind == convert.KindSecret {
+	switch key.Kind {
+	case convert.KindSecret:
 		stream, err = o.api.Client.CoreV1().Secrets(key.namespace).Watch(ctx, opts)
-	} else {
+	case convert.KindConfigMap:
 		stream, err = o.api.Client.CoreV1().ConfigMaps(key.namespace).Watch(ctx, opts)
+	case convert.KindTrustBundle:
+		stream, err = o.api.Client.CertificatesV1().ClusterTrustBundles().Watch(ctx, opts)
+	case convert.KindSignersTrustBundles:
+		stream, err = o.api.Client.CertificatesV1().ClusterTrustBundles().Watch(ctx, metav1.ListOptions{FieldSelector: ofSigner(key.Name)})
 	}
 	if err != nil {
 		return false, err
@@ -168,7 +203,8 @@ func (o *Objects) stream(ctx context.Context, key objectKey, w *object) (final b
 			case e.Type == watch.Error:
 				return false, apierrors.FromObject(e.Object)
 			}
-			if obj, ok := e.Object.(metav1.Object); ok && obj.GetName() == key.Name && o.record(w, e.Type, obj) {
+			obj, ok := e.Object.(metav1.Object)
+			if ok && (obj.GetName() == key.Name || key.Kind == convert.KindSignersTrustBundles) && o.record(w, e.Type, obj) {
 				return true, nil
 			}
 		case <-ctx.Done():

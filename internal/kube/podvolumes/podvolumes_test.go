@@ -2,6 +2,7 @@ package podvolumes
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
 	"log/slog"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	certv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -128,6 +130,68 @@ func TestVolumesFollowTheirSources(t *testing.T) {
 		change("four")
 		if pass(time.Minute); len(o.all) != 0 || slices.Contains(found.got, "four") {
 			t.Errorf("after the last stop %d objects are watched, and the VM got %q", len(o.all), found.got)
+		}
+	})
+}
+
+// The certificates of a signer follow its bundles, also new ones.
+func TestVolumesFollowTrustBundles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var work sync.WaitGroup
+		defer work.Wait()
+		defer cancel()
+		spawn := func(f func(context.Context)) context.CancelFunc {
+			ctx, cancel := context.WithCancel(ctx)
+			work.Go(func() { f(ctx) })
+			return cancel
+		}
+		pass := func() {
+			time.Sleep(time.Second) //nolint:forbidigo // the fake clock of synctest
+			synctest.Wait()
+		}
+		bundle := func(name string) *certv1.ClusterTrustBundle {
+			text := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte(name)}))
+			return &certv1.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: certv1.ClusterTrustBundleSpec{SignerName: "test/one", TrustBundle: text}}
+		}
+		client := fake.NewClientset(bundle("first"))
+		o := NewObjects(client, slog.New(slog.DiscardHandler))
+		o.Start(spawn)
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.PodSpec{
+			Volumes: []corev1.Volume{{Name: "ca", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+				{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{SignerName: new("test/one"), LabelSelector: &metav1.LabelSelector{}, Path: "ca.pem"}},
+			}}}}},
+			Containers: []corev1.Container{{Name: "c", VolumeMounts: []corev1.VolumeMount{{Name: "ca", MountPath: "/ca"}}}},
+		}}
+		m := &machine{pod: pod}
+		v := New(o, convert.Node{}, m.owner())
+		volumes := convert.Spec(pod, convert.Node{}, nil).Volumes
+		if err := v.Fill(t.Context(), pod, volumes); err != nil {
+			t.Fatal(err)
+		}
+		first := bundle("first").Spec.TrustBundle
+		if len(volumes[0].Files) != 1 || string(volumes[0].Files[0].Data) != first {
+			t.Fatalf("the volume has %+v", volumes[0].Files)
+		}
+		v.Launched(volumes)
+		v.Keep(pod, &vm.Record{ID: "id", ImageType: vm.ImageOCI}, spawn)
+		pass()
+		second := bundle("second")
+		if _, err := client.CertificatesV1().ClusterTrustBundles().Create(t.Context(), second, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if pass(); !slices.Equal(m.got, []string{first + second.Spec.TrustBundle}) {
+			t.Errorf("after a new bundle the VM got %q", m.got)
+		}
+		if err := client.CertificatesV1().ClusterTrustBundles().Delete(t.Context(), "second", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if pass(); len(m.got) != 2 || m.got[1] != first {
+			t.Errorf("after its removal the VM got %q", m.got)
+		}
+		v.Stop()
+		if pass(); len(o.all) != 0 {
+			t.Errorf("%d objects are watched after the end", len(o.all))
 		}
 	})
 }
