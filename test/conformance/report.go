@@ -40,17 +40,30 @@ type outcome struct {
 	Kubernetes string        `json:"kubernetes"`
 	Results    []result      `json:"results"`
 	Excluded   []string      `json:"excluded"`
+	Missing    []string      `json:"missing"`
 	Took       time.Duration `json:"took"`
 }
 
-func (o outcome) count(is func(result) bool) int {
-	n := 0
+// tests are the names of those tests that are so.
+func (o outcome) tests(are func(result) bool) []string {
+	var names []string
 	for _, r := range o.Results {
-		if is(r) {
-			n++
+		if are(r) {
+			names = append(names, r.Test)
 		}
 	}
-	return n
+	return names
+}
+
+// count counts tests, and those of them that every Kubernetes must pass.
+func count(tests []string) string {
+	all := 0
+	for _, test := range tests {
+		if strings.Contains(test, "[Conformance]") {
+			all++
+		}
+	}
+	return fmt.Sprintf("%d / %d", len(tests), all)
 }
 
 // readReport reads the results from ginkgo's JSON report.
@@ -112,14 +125,17 @@ ours with the same programs: agnhost and nonewprivs from Kubernetes, Debian's bu
 The tests are those with ` + "`[Conformance]` or `[NodeConformance]`" + ` in their names, also the slow and the serial ones. A test that fails
 runs once more, alone: guests are emulated on a machine without KVM, and there a test may run out of time.
 
-| group | day | Kubernetes | run | passed | of these when run alone | failed | skipped | excluded |
-|---|---|---|---|---|---|---|---|---|
+The first number of a cell is that of all tests, the second that of those with ` + "`[Conformance]`" + `. A test that is missing tests
+something that Cocoon does not have; it does not run, because it would wait for minutes, and it counts as failed for any score.
+
+| group | day | Kubernetes | run | passed | of these when run alone | failed | missing | skipped | excluded |
+|---|---|---|---|---|---|---|---|---|---|
 `)
 	for _, o := range outcomes {
-		skips := o.count(func(r result) bool { return r.State == skipped })
-		fmt.Fprintf(&text, "| %s | %s | %s | %d | %d | %d | %d | %d | %d |\n", whatOf(o.Group), o.Day, o.Kubernetes, len(o.Results)-skips,
-			o.count(func(r result) bool { return r.finally() == passed }), o.count(func(r result) bool { return r.Again == passed }),
-			o.count(func(r result) bool { return r.finally() == failed }), skips, len(o.Excluded))
+		fmt.Fprintf(&text, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", whatOf(o.Group), o.Day, o.Kubernetes,
+			count(o.tests(func(r result) bool { return r.State != skipped })), count(o.tests(func(r result) bool { return r.finally() == passed })),
+			count(o.tests(func(r result) bool { return r.Again == passed })), count(o.tests(func(r result) bool { return r.finally() == failed })),
+			count(o.Missing), count(o.tests(func(r result) bool { return r.State == skipped })), count(o.Excluded))
 	}
 	text.WriteString("\nA test is skipped when it asks for something that the cluster does not have, such as a second node.\n")
 	text.WriteString("\n## Failed\n")
@@ -156,6 +172,10 @@ runs once more, alone: guests are emulated on a machine without KVM, and there a
 		}
 		section(&text, o.Group, "test | the test's words", rows)
 	}
+	text.WriteString("\n## Missing\n")
+	for _, o := range outcomes {
+		section(&text, o.Group, "tests | reason", summary(o.Missing, known.Missing))
+	}
 	text.WriteString("\n## Excluded\n")
 	for _, o := range outcomes {
 		var rows []string
@@ -167,6 +187,28 @@ runs once more, alone: guests are emulated on a machine without KVM, and there a
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
+}
+
+// summary has a row for each test with [Conformance], and one for the others of each remark.
+func summary(tests []string, remarks []remark) []string {
+	var rows []string
+	for _, one := range remarks {
+		others := 0
+		for _, test := range tests {
+			if _, ok := about(test, []remark{one}); !ok {
+				continue
+			}
+			if strings.Contains(test, "[Conformance]") {
+				rows = append(rows, row(test, one.Reason))
+			} else {
+				others++
+			}
+		}
+		if others > 0 {
+			rows = append(rows, row(fmt.Sprintf("%d tests without [Conformance] that match %s", others, one.Test), one.Reason))
+		}
+	}
+	return rows
 }
 
 func section(text *strings.Builder, group, header string, rows []string) {

@@ -29,13 +29,15 @@ func TestReport(t *testing.T) {
 	}
 
 	var page strings.Builder
-	o := outcome{Group: "node", Day: "2026-11-24", Kubernetes: "v1", Results: results, Excluded: []string{"[sig-node] Pods should share"}}
-	known := remarks{Excluded: []remark{{Test: `.* should share`, Reason: "another | thing"}}}
+	o := outcome{Group: "node", Day: "2026-11-24", Kubernetes: "v1", Results: results, Excluded: []string{"[sig-node] Pods should share"}, Missing: []string{"[sig-node] Pods grow [Conformance]", "[sig-node] Pods shrink", "[sig-node] Pods split"}}
+	known := remarks{Excluded: []remark{{Test: `.* should share`, Reason: "another | thing"}}, Missing: []remark{{Test: `.* Pods (grow|s).*`, Reason: "later"}}}
 	if err := write(&page, []outcome{o}, known); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| sig-node | 2026-11-24 | v1 | 2 | 1 | 0 | 1 | 1 | 1 |\n",
+		"| sig-node | 2026-11-24 | v1 | 2 / 2 | 1 / 1 | 0 / 0 | 1 / 1 | 3 / 1 | 1 / 1 | 1 / 0 |\n",
+		"| [sig-node] Pods grow [Conformance] | later |\n",
+		"| 2 tests without [Conformance] that match .* Pods (grow\\|s).* | later |\n",
 		"| [sig-node] Pods should &lt;stop> [Conformance] | not explained yet: too |\n",
 		"| [sig-node] Pods should share | another \\| thing |\n",
 		"| [sig-node] Pods should spread [Conformance] | needs 2 nodes |\n",
