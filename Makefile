@@ -158,7 +158,7 @@ conformance-programs:
 	@hack/conformance/build.sh $(BIN)/conformance
 
 .PHONY: conformance
-conformance: build conformance-programs ## Kubernetes' conformance tests of GROUP (node,storage,cli,apps,network,auth; default all, or quick) that match FOCUS; hours
+conformance: build conformance-programs ## Kubernetes' conformance tests of GROUP (node,storage,cli,apps,network,auth,nodeconformance, by default all, or quick) that match FOCUS; hours
 	@hack/test.sh conformance
 
 .PHONY: soak

@@ -17,21 +17,34 @@ import (
 
 // group is a part of the suite.
 type group struct {
-	name  string
-	what  string // of it, in words
-	focus string // a regular expression for the names of its tests
+	name, what string
+	has        func(test string) bool
 }
-
-const conformant = `.*\[(Node)?Conformance\]`
 
 // groups are in the order in which they run.
 var groups = []group{
-	{"node", "sig-node", `^\[sig-node\]` + conformant},
-	{"storage", "sig-storage: ConfigMap, Secret, projected, downward API, emptyDir, subPath", `^\[sig-storage\] (ConfigMap|Secrets|Projected|Downward API volume|EmptyDir|Subpath)` + conformant},
-	{"cli", "sig-cli", `^\[sig-cli\]` + conformant},
-	{"apps", "sig-apps", `^\[sig-apps\]` + conformant},
-	{"network", "sig-network", `^\[sig-network\]` + conformant},
-	{"auth", "sig-auth", `^\[sig-auth\]` + conformant},
+	{"node", "sig-node", conformant(`^\[sig-node\]`)},
+	{"storage", "sig-storage: " + volumes, conformant(ofVolumes)},
+	{"cli", "sig-cli", conformant(`^\[sig-cli\]`)},
+	{"apps", "sig-apps", conformant(`^\[sig-apps\]`)},
+	{"network", "sig-network", conformant(`^\[sig-network\]`)},
+	{"auth", "sig-auth", conformant(`^\[sig-auth\]`)},
+	{"nodeconformance", "`[NodeConformance]` alone: sig-node, and sig-storage as above", func(test string) bool {
+		return strings.Contains(test, "[NodeConformance]") && !strings.Contains(test, "[Conformance]") &&
+			(strings.HasPrefix(test, "[sig-node]") || regexp.MustCompile(ofVolumes).MatchString(test))
+	}},
+}
+
+// The storage that a VM has without disks of a cluster.
+const (
+	volumes   = "ConfigMap, Secret, projected, downward API, emptyDir, subPath"
+	ofVolumes = `^\[sig-storage\] (ConfigMap|Secrets|Projected|Downward API volume|EmptyDir|Subpath)`
+)
+
+// conformant chooses the tests that every Kubernetes must pass.
+func conformant(names string) func(string) bool {
+	re := regexp.MustCompile(names)
+	return func(test string) bool { return strings.Contains(test, "[Conformance]") && re.MatchString(test) }
 }
 
 // chosen returns the groups with these names, separated by commas; all groups if there is none.
@@ -114,21 +127,19 @@ func exactly(tests []string) string {
 	return `^Kubernetes e2e suite (?:` + strings.Join(quoted, "|") + `)$`
 }
 
-// selected returns the tests that a regular expression chooses, without the excluded ones, and those.
-func selected(tests []string, focus string, exclusions []remark) (run, excluded []string, err error) {
-	re, err := regexp.Compile(focus)
-	if err != nil {
-		return nil, nil, fmt.Errorf("focus: %w", err)
-	}
+// split returns the tests that no remark matches, and the others.
+func split(tests []string, remarks []remark) (rest, matched []string) {
 	for _, test := range tests {
-		if !re.MatchString(test) {
-			continue
-		}
-		if _, ok := about(test, exclusions); ok {
-			excluded = append(excluded, test)
+		if _, ok := about(test, remarks); ok {
+			matched = append(matched, test)
 		} else {
-			run = append(run, test)
+			rest = append(rest, test)
 		}
 	}
-	return run, excluded, nil
+	return rest, matched
+}
+
+// only returns the tests that are so.
+func only(tests []string, are func(string) bool) []string {
+	return slices.DeleteFunc(slices.Clone(tests), func(test string) bool { return !are(test) })
 }

@@ -18,6 +18,7 @@ import (
 	"os/signal"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -224,28 +225,24 @@ func (s *suite) list(ctx context.Context) ([]string, error) {
 // group runs the tests of a group, and once more, alone, those that failed.
 func (s *suite) group(ctx context.Context, t *testing.T, g group, tests []string, known remarks) {
 	began := time.Now()
-	run, excluded, err := selected(tests, g.focus, known.Excluded)
-	if err != nil {
-		t.Fatal(err)
-	}
-	run, missing, err := selected(run, "", known.Missing)
-	if err != nil {
-		t.Fatal(err)
-	}
+	run, excluded := split(only(tests, g.has), known.Excluded)
+	run, missing := split(run, known.Missing)
 	partial := false
 	if os.Getenv("GROUP") == quick {
 		run, partial = known.Quick, true
 	}
 	if focus := os.Getenv("FOCUS"); focus != "" {
-		if run, _, err = selected(run, focus, nil); err != nil {
+		re, err := regexp.Compile(focus)
+		if err != nil {
 			t.Fatal(err)
 		}
-		partial = true
+		run, partial = only(run, re.MatchString), true
 	}
 	if len(run) == 0 {
 		t.Skip("no test is chosen")
 	}
 	o := outcome{Group: g.name, Day: began.Format(time.DateOnly), Kubernetes: s.kubernetes, Excluded: excluded, Missing: missing}
+	var err error
 	if o.Results, err = s.run(ctx, t, g.name, run, s.procs); err != nil {
 		t.Fatal(err)
 	}
