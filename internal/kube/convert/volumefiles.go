@@ -25,6 +25,8 @@ type Source interface {
 	// Token returns a token of pod's service account that is bound to the pod, for the audience ("" is the API server). The
 	// token is valid for about that many seconds.
 	Token(ctx context.Context, pod *corev1.Pod, audience string, seconds int64) (string, error)
+	// Certificate returns a private key and its certificates, as PEM, for a source of a volume of pod.
+	Certificate(ctx context.Context, pod *corev1.Pod, node Node, volume string, source int, p *corev1.PodCertificateProjection) (key, chain []byte, err error)
 	// TrustBundle returns the ClusterTrustBundle called name.
 	TrustBundle(ctx context.Context, name string) (*certv1.ClusterTrustBundle, error)
 	// TrustBundles returns the ClusterTrustBundles of a signer whose labels match.
@@ -104,7 +106,7 @@ func Files(ctx context.Context, pod *corev1.Pod, node Node, from Source, name st
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
 	for i := range all {
-		wg.Go(func() { parts[i], errs[i] = f.read(ctx, all[i]) })
+		wg.Go(func() { parts[i], errs[i] = f.read(ctx, all[i], name, i) })
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -171,7 +173,8 @@ type filler struct {
 	from Source
 }
 
-func (f *filler) read(ctx context.Context, s part) ([]vm.VolumeFile, error) {
+// read reads one source of a volume.
+func (f *filler) read(ctx context.Context, s part, volume string, index int) ([]vm.VolumeFile, error) {
 	switch {
 	case s.ConfigMap != nil:
 		cm, err := f.from.ConfigMap(ctx, f.pod.Namespace, s.ConfigMap.Name)
@@ -196,6 +199,8 @@ func (f *filler) read(ctx context.Context, s part) ([]vm.VolumeFile, error) {
 		return f.token(ctx, s.ServiceAccountToken, s.mode)
 	case s.ClusterTrustBundle != nil:
 		return f.trust(ctx, s.ClusterTrustBundle, s.mode)
+	case s.PodCertificate != nil:
+		return f.certificate(ctx, s.PodCertificate, volume, index, s.mode)
 	}
 	return nil, errdefs.Preconditionf("this node does not support one of its sources")
 }
@@ -304,4 +309,22 @@ func anchors(bundles []certv1.ClusterTrustBundle) []byte {
 		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte(der)})...)
 	}
 	return out
+}
+
+// certificate returns the files of a private key and its certificates.
+func (f *filler) certificate(ctx context.Context, p *corev1.PodCertificateProjection, volume string, index int, mode int32) ([]vm.VolumeFile, error) {
+	key, chain, err := f.from.Certificate(ctx, f.pod, f.node, volume, index, p)
+	if err != nil {
+		return nil, err
+	}
+	var files []vm.VolumeFile
+	for _, file := range []struct {
+		path string
+		data []byte
+	}{{p.CredentialBundlePath, slices.Concat(key, chain)}, {p.KeyPath, key}, {p.CertificateChainPath, chain}} {
+		if file.path != "" {
+			files = append(files, f.owned(file.path, file.data, mode))
+		}
+	}
+	return files, nil
 }

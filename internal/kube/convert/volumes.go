@@ -54,7 +54,7 @@ func unservable(v *corev1.Volume) string {
 		return ""
 	case v.Projected != nil:
 		for _, s := range v.Projected.Sources {
-			if s.ConfigMap == nil && s.Secret == nil && s.DownwardAPI == nil && s.ServiceAccountToken == nil && s.ClusterTrustBundle == nil {
+			if s.ConfigMap == nil && s.Secret == nil && s.DownwardAPI == nil && s.ServiceAccountToken == nil && s.ClusterTrustBundle == nil && s.PodCertificate == nil {
 				return fmt.Sprintf("this node does not support the projected source %s", kindOf(s))
 			}
 		}

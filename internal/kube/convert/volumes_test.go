@@ -54,6 +54,10 @@ func trusted(name string, group string, certificates ...string) certv1.ClusterTr
 	return b
 }
 
+func (c depot) Certificate(_ context.Context, _ *corev1.Pod, _ Node, volume string, source int, p *corev1.PodCertificateProjection) (key, chain []byte, err error) {
+	return []byte("key "), fmt.Appendf(nil, "of %s for %s %d", p.SignerName, volume, source), nil
+}
+
 var trustedBundles = []certv1.ClusterTrustBundle{trusted("one", "a", "1"), trusted("two", "b", "3", "2"), trusted("three", "b", "2")}
 
 func (c depot) TrustBundle(_ context.Context, name string) (*certv1.ClusterTrustBundle, error) {
@@ -82,16 +86,16 @@ func ref(name string) corev1.LocalObjectReference { return corev1.LocalObjectRef
 
 func TestVolumesThatAreRefused(t *testing.T) {
 	for want, src := range map[string]corev1.VolumeSource{
-		"a VM cannot reach hostPath":                                     {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
-		"persistentVolumeClaim: a VM cannot have volumes on disks":       {PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}},
-		"nfs: a VM cannot have volumes on disks yet":                     {NFS: &corev1.NFSVolumeSource{}},
-		"csi: a VM cannot have volumes on disks yet":                     {CSI: &corev1.CSIVolumeSource{}},
-		"ephemeral: a VM cannot have volumes on disks yet":               {Ephemeral: &corev1.EphemeralVolumeSource{}},
-		"gitRepo: a VM cannot have volumes on disks yet":                 {GitRepo: &corev1.GitRepoVolumeSource{}},
-		"a VM cannot mount images":                                       {Image: &corev1.ImageVolumeSource{}},
-		"the volume has no source":                                       {},
-		`emptyDir medium "HugePages"`:                                    {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
-		"this node does not support the projected source podCertificate": {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}},
+		"a VM cannot reach hostPath":                               {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
+		"persistentVolumeClaim: a VM cannot have volumes on disks": {PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}},
+		"nfs: a VM cannot have volumes on disks yet":               {NFS: &corev1.NFSVolumeSource{}},
+		"csi: a VM cannot have volumes on disks yet":               {CSI: &corev1.CSIVolumeSource{}},
+		"ephemeral: a VM cannot have volumes on disks yet":         {Ephemeral: &corev1.EphemeralVolumeSource{}},
+		"gitRepo: a VM cannot have volumes on disks yet":           {GitRepo: &corev1.GitRepoVolumeSource{}},
+		"a VM cannot mount images":                                 {Image: &corev1.ImageVolumeSource{}},
+		"the volume has no source":                                 {},
+		`emptyDir medium "HugePages"`:                              {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
+		"this node does not support the projected source":          {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{}}}},
 	} {
 		err := Check(plain(vol("data", src))).ToAggregate()
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `volume "data"`) {
@@ -106,6 +110,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}},
 		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}},
 		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}}}},
+		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}},
 	} {
 		if errs := Check(plain(vol("data", src))); len(errs) > 0 {
 			t.Errorf("%s is refused: %v", kindOf(src), errs)
@@ -204,6 +209,11 @@ func TestVolumeFiles(t *testing.T) {
 			want: `clustertrustbundle nope not found`, class: errdefs.FailedPrecondition,
 		},
 		"optional trust bundle is missing": {src: one(trust(corev1.ClusterTrustBundleProjection{Name: ptr("nope"), Optional: ptr(true)})), want: "ca 440 "},
+		"certificate": {src: one(
+			corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{}},
+			corev1.VolumeProjection{PodCertificate: &corev1.PodCertificateProjection{SignerName: "s", CredentialBundlePath: "all", KeyPath: "key"}},
+			corev1.VolumeProjection{PodCertificate: &corev1.PodCertificateProjection{SignerName: "s", CertificateChainPath: "chain"}},
+		), want: "all 440 key of s for data 1|chain 440 of s for data 2|key 440 key "},
 		"no token": {
 			src:  one(corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "t", Audience: "refused"}}),
 			want: "no tokens now", class: errdefs.Unavailable,

@@ -1,6 +1,7 @@
 // Package podvolumes reads the content of the volumes of pods, and keeps the volumes of running VMs up to date.
 //
-// The content comes from ConfigMaps, Secrets, the pod's own fields and service account tokens. The package does not decide
+// The content comes from ConfigMaps, Secrets, ClusterTrustBundles, the pod's own fields, service account tokens and signers of
+// certificates. The package does not decide
 // which files a volume contains (package convert does). It neither creates nor stops VMs, and it knows a pod only through its
 // Owner.
 package podvolumes
@@ -55,12 +56,34 @@ type Volumes struct {
 // source reads the content of the volumes of one pod.
 type source struct {
 	*Objects
-	*tokens
+	tokens       *tokens
+	certificates *certificates
+}
+
+// Token implements convert.Source.
+func (s source) Token(ctx context.Context, pod *corev1.Pod, audience string, seconds int64) (string, error) {
+	return s.tokens.Token(ctx, pod, audience, seconds)
+}
+
+// Certificate implements convert.Source.
+func (s source) Certificate(ctx context.Context, pod *corev1.Pod, node convert.Node, volume string, index int, p *corev1.PodCertificateProjection) (key, chain []byte, err error) {
+	return s.certificates.Certificate(ctx, pod, node, volume, index, p)
+}
+
+// renewal returns when the next token or certificate must be renewed. false: the volumes have none.
+func (s source) renewal() (time.Time, bool) {
+	first, ok := s.tokens.renewal()
+	if at, also := s.certificates.renewal(); also && (!ok || at.Before(first)) {
+		first, ok = at, true
+	}
+	return first, ok
 }
 
 // New returns the volumes of a pod on node. All pods of the node share o.
 func New(o *Objects, node convert.Node, owner Owner) *Volumes {
-	return &Volumes{from: source{o, &tokens{client: o.api.Client, all: map[tokenKey]token{}}}, node: node, owner: owner}
+	return &Volumes{node: node, owner: owner, from: source{
+		o, &tokens{client: o.api.Client, all: map[tokenKey]token{}}, &certificates{client: o.api.Client, all: map[certificateKey]*certificate{}},
+	}}
 }
 
 // Fill reads the content of volumes, which must be all volumes of pod. Errors: those of convert.Fill.
@@ -119,8 +142,8 @@ func sumOf(files []vm.VolumeFile) sum {
 	return sha256.Sum256(text)
 }
 
-// keeper sends changes of ConfigMaps, Secrets and the pod's own fields to the volumes of its VM, and renews tokens that are
-// about to expire. run is its goroutine. Other goroutines only poke and stop it.
+// keeper sends changes of ConfigMaps, Secrets and the pod's own fields to the volumes of its VM, and renews tokens and
+// certificates that are about to expire. run is its goroutine. Other goroutines only poke and stop it.
 type keeper struct {
 	of        *Volumes
 	id        vm.ID
@@ -177,7 +200,7 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// due returns the delay until the next token must be renewed. 0: the volumes have no token.
+// due returns the delay until the next token or certificate must be renewed. 0: the volumes have none.
 func (k *keeper) due() time.Duration {
 	at, ok := k.of.from.renewal()
 	if !ok {
