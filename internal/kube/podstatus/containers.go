@@ -58,12 +58,12 @@ func (v View) one(c *corev1.Container) corev1.ContainerStatus {
 	case v.Asleep && (s == nil || s.State != vm.ContainerTerminated):
 		out.State.Waiting = hibernatedState()
 	case !v.Asleep && (s == nil || !Up(v.Record) && !Over(v.Record)):
-		out.State.Waiting = v.waitingFor(c)
+		out.State.Waiting = v.waitingFor()
 	case !v.Asleep && Over(v.Record) && v.Again:
 		if s.Exit != nil {
 			out.LastTerminationState.Terminated = ended(s.Exit, id)
 		}
-		out.State.Waiting = v.waitingFor(c)
+		out.State.Waiting = v.waitingFor()
 	case s.State == vm.ContainerRunning && v.healthOf(c.Name).Starting:
 		out.State.Waiting = &corev1.ContainerStateWaiting{Reason: ReasonCreating}
 	case s.State == vm.ContainerRunning:
@@ -109,12 +109,14 @@ func VMOf(containerID string) vm.ID {
 	return vm.ID(id)
 }
 
-// waitingFor returns why a container waits in a VM that is not up.
-func (v View) waitingFor(c *corev1.Container) *corev1.ContainerStateWaiting {
-	if w := v.waiting(); w.Reason != ReasonCreating || len(v.Pod.Spec.InitContainers) == 0 || v.isInit(c) && c.Name == v.Pod.Spec.InitContainers[0].Name {
-		return w
+// waitingFor returns why a container waits in a VM that is not up. As with the kubelet, every container of a pod with init containers
+// waits for the pod to be initialized, the first init container too.
+func (v View) waitingFor() *corev1.ContainerStateWaiting {
+	w := v.waiting()
+	if w.Reason == ReasonCreating && len(v.Pod.Spec.InitContainers) > 0 {
+		w.Reason = vm.ContainerInitGoing
 	}
-	return &corev1.ContainerStateWaiting{Reason: vm.ContainerInitGoing}
+	return w
 }
 
 func (v View) isInit(c *corev1.Container) bool {

@@ -37,7 +37,7 @@ func TestStatusOfSeveralContainers(t *testing.T) {
 		of    [3]vm.ContainerStatus
 		want  string // phase, conditions and containers
 	}{
-		"not told yet":    {vm.StateRunning, 0, [3]vm.ContainerStatus{}, "Pending init=False ready=False i:ContainerCreating a:PodInitializing b:PodInitializing"},
+		"not told yet":    {vm.StateRunning, 0, [3]vm.ContainerStatus{}, "Pending init=False ready=False i:PodInitializing a:PodInitializing b:PodInitializing"},
 		"init runs":       {vm.StateRunning, 0, [3]vm.ContainerStatus{runs, waits, waits}, "Pending init=False ready=False i:running a:PodInitializing b:PodInitializing"},
 		"all run":         {vm.StateRunning, 0, [3]vm.ContainerStatus{over(0), runs, runs}, "Running init=True ready=True i:Completed a:running b:running"},
 		"one crash-loops": {vm.StateRunning, 0, [3]vm.ContainerStatus{over(0), runs, crashed}, "Running init=True ready=False i:Completed a:running b:CrashLoopBackOff,2,last=3"},
