@@ -58,7 +58,7 @@ func images(s sources) (map[string]v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	small := slices.Concat(base(), s.shell(applets), s.programs("bin/getent", "bin/printenv"))
+	small := slices.Concat(base(), s.shell(applets), s.programs("bin/getent", "bin/printenv", "bin/sh"))
 	full := slices.Concat(base(), s.complete(applets, has))
 	agnhost := slices.Concat(full, s.program("agnhost", "agnhost", 0o755), []file{{name: "agnhost-2", link: "agnhost"}, {name: "uploads", dir: true, mode: 0o1777}})
 
@@ -120,15 +120,13 @@ func (s sources) applets() ([]string, error) {
 	return slices.DeleteFunc(strings.Fields(string(out)), func(name string) bool { return name == "busybox" || name == "linuxrc" }), nil
 }
 
-// shell is busybox with its applets, but with bash as the shell: the shells of busybox drop variables whose names have a dash.
+// shell is busybox with its applets, and bash for what its shell cannot do.
 func (s sources) shell(applets []string) []file {
 	files := []file{{name: "bin/busybox", mode: 0o755, data: mustRead(s.busybox)}, {name: "bin/bash", mode: 0o755, data: s.fromUserland("bin/bash-static")}}
 	for _, name := range applets {
-		target := "busybox"
-		if name == "sh" || name == "ash" {
-			target = "bash"
+		if name != "sh" {
+			files = append(files, file{name: "bin/" + name, link: "busybox"})
 		}
-		files = append(files, file{name: "bin/" + name, link: target})
 	}
 	return files
 }

@@ -1,5 +1,6 @@
 // Command standin is the programs of ours in the stand-in images of the conformance run. Debian's busybox has no getent and no
-// printenv, and the image of a pod's pause container holds a single program. It does nothing else than these three do.
+// printenv, its shell drops variables whose names have a dash, and the image of a pod's pause container holds a single program. It does
+// nothing else than these four do.
 package main
 
 import (
@@ -10,6 +11,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -26,13 +30,26 @@ func run(name string, args []string, out, errOut io.Writer) int {
 	switch name {
 	case "pause":
 		return pause()
+	case "sh":
+		fmt.Fprintln(errOut, "sh:", syscall.Exec(shell(os.Environ()), os.Args, os.Environ()))
+		return 127
 	case "printenv":
 		return printenv(args, out)
 	case "getent":
 		return getent(args, out, errOut)
 	}
-	fmt.Fprintln(errOut, "usage: pause | printenv [NAME...] | getent hosts|ahosts|ahostsv4|ahostsv6 NAME...")
+	fmt.Fprintln(errOut, "usage: pause | sh ... | printenv [NAME...] | getent hosts|ahosts|ahostsv4|ahostsv6 NAME...")
 	return 2
+}
+
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`)
+
+// shell is busybox, whose messages the tests know, unless it would drop a variable that its programs should have.
+func shell(environ []string) string {
+	if slices.ContainsFunc(environ, func(pair string) bool { return strings.Contains(pair, "=") && !variable.MatchString(pair) }) {
+		return "/bin/bash"
+	}
+	return "/bin/busybox"
 }
 
 // pause waits until it is told to end.

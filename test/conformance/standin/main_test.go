@@ -37,3 +37,14 @@ func TestGetent(t *testing.T) {
 		t.Errorf("getent passwd: %d", status)
 	}
 }
+
+func TestShell(t *testing.T) {
+	for want, environ := range map[string][]string{
+		"/bin/busybox": {"PATH=/bin", "_=x", "a1=-"},
+		"/bin/bash":    {"PATH=/bin", "p-data=1"},
+	} {
+		if got := shell(environ); got != want {
+			t.Errorf("the shell for %v is %s", environ, got)
+		}
+	}
+}
