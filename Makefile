@@ -119,7 +119,7 @@ test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
 .PHONY: test-e2e
-test-e2e: build origin helm images cloudimg ## a real control plane, real kubectl, real guests
+test-e2e: build origin helm images cloudimg conformance-programs ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e
 
 .PHONY: test-upgrade
@@ -158,7 +158,7 @@ conformance-programs:
 	@hack/conformance/build.sh $(BIN)/conformance
 
 .PHONY: conformance
-conformance: build conformance-programs ## Kubernetes' conformance tests of GROUP (node,storage,cli,apps,network,auth,nodeconformance, by default all, or quick) that match FOCUS; hours
+conformance: build conformance-programs ## Kubernetes' conformance tests of GROUP (node,storage,cli,apps,network,auth,nodeconformance; all by default) that match FOCUS; hours
 	@hack/test.sh conformance
 
 .PHONY: soak
