@@ -11,7 +11,7 @@ import (
 
 // Limits of volumes. Sizes are bytes and include the paths of files.
 const (
-	MaxVolumes     = 128
+	MaxVolumes     = 256
 	MaxMounts      = 256
 	MaxVolumeFiles = 4096     // of one volume
 	MaxVolumeSize  = 3 << 20  // of the files of one volume; they are sent in one message
