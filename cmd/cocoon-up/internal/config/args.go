@@ -65,6 +65,10 @@ func (c *Config) APIServerArgs() []string {
 		"shutdown-watch-termination-grace-period": "200ms",
 	}
 	f.advertise(c)
+	if strings.HasPrefix(c.ServiceAccountIssuer, "https://") {
+		// The keys are where the issuer is. By default they are at the advertised address, which pods may not reach.
+		f["service-account-jwks-uri"] = strings.TrimSuffix(c.ServiceAccountIssuer, "/") + "/openid/v1/jwks"
+	}
 	if names := c.PKI.FrontProxy.AllowedNames; len(names) > 0 {
 		f["requestheader-allowed-names"] = strings.Join(names, ",")
 	}
