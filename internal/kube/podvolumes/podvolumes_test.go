@@ -14,6 +14,7 @@ import (
 	certv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -168,6 +169,9 @@ func TestVolumesFollowTrustBundles(t *testing.T) {
 		volumes := convert.Spec(pod, convert.Node{}, nil).Volumes
 		if err := v.Fill(t.Context(), pod, volumes); err != nil {
 			t.Fatal(err)
+		}
+		if none, err := o.TrustBundles(t.Context(), "test/one", labels.Nothing()); err != nil || len(none) != 0 {
+			t.Errorf("a selector that matches nothing found %d bundles, %v", len(none), err)
 		}
 		first := bundle("first").Spec.TrustBundle
 		if len(volumes[0].Files) != 1 || string(volumes[0].Files[0].Data) != first {
