@@ -35,6 +35,8 @@ func TestManifestsHaveTheirPlaces(t *testing.T) {
 		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings/cocoon-image-mappings",
 		"/apis/rbac.authorization.k8s.io/v1/clusterroles/cocoon-placements",
 		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-placements",
+		"/apis/rbac.authorization.k8s.io/v1/clusterroles/cocoon-network-policies",
+		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-network-policies",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-placements",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-placements",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-pod-annotations",
@@ -112,7 +114,7 @@ func TestManifestsAreAppliedUntilTheyAreThere(t *testing.T) {
 			t.Errorf("%s was sent %d times", path, n)
 		}
 	}
-	if len(tries) != 14 {
+	if len(tries) != 16 {
 		t.Errorf("sent: %v", tries)
 	}
 }
