@@ -3,7 +3,7 @@
 #   e2e.test, ginkgo, agnhost, nnp   Kubernetes' end-to-end tests, their runner and two of their images' programs (from go.mod)
 #   standin                          the programs of ours in stand-in images
 #   userland.tar                     Debian's tools that the tests call in their pods
-#   nautilus, kitten                 folders with the pages of two of their images
+#   nautilus, kitten, porter         folders with files of their images
 # All is cached below ${XDG_CACHE_HOME:-~/.cache}/cocoon: the programs by go.mod and build settings, the tools by package versions.
 set -euo pipefail
 export LC_ALL=C
@@ -70,6 +70,8 @@ if [ ! -d "$programs" ]; then
     in_module build -ldflags '-s -w' -o "$work/programs/ginkgo" github.com/onsi/ginkgo/v2/ginkgo
     images=$(in_module list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images
     for name in nautilus kitten; do cp -r "$images/$name/html" "$work/programs/$name"; done
+    mkdir "$work/programs/porter"
+    cp "$images"/agnhost/porter/localhost.* "$work/programs/porter/"
     chmod -R u+w "$work/programs"
     mv "$work/programs" "$programs"
     find "$cache" -maxdepth 1 -name 'conformance-????????????????' -type d ! -path "$programs" -mtime +30 -exec rm -rf {} +
@@ -77,5 +79,5 @@ fi
 touch "$programs"
 
 GOWORK=off CGO_ENABLED=0 go -C "$repo" build -trimpath -ldflags '-s -w' -o "$out/standin" ./test/conformance/standin
-for name in e2e.test ginkgo agnhost nnp nautilus kitten; do ln -sfn "$programs/$name" "$out/$name"; done
+for name in e2e.test ginkgo agnhost nnp nautilus kitten porter; do ln -sfn "$programs/$name" "$out/$name"; done
 ln -sfn "$userland" "$out/userland.tar"

@@ -60,7 +60,7 @@ func images(s sources) (map[string]v1.Image, error) {
 	}
 	small := slices.Concat(base(), s.shell(applets), s.programs("bin/getent", "bin/printenv", "bin/sh"))
 	full := slices.Concat(base(), s.complete(applets, has))
-	agnhost := slices.Concat(full, s.program("agnhost", "agnhost", 0o755), []file{{name: "agnhost-2", link: "agnhost"}, {name: "uploads", dir: true, mode: 0o1777}})
+	agnhost := slices.Concat(full, s.program("agnhost", "agnhost", 0o755), s.pages("porter"), []file{{name: "agnhost-2", link: "agnhost"}, {name: "uploads", dir: true, mode: 0o1777}})
 
 	recipes := map[string]struct {
 		under  v1.Layer // nil: none
@@ -76,10 +76,8 @@ func images(s sources) (map[string]v1.Image, error) {
 		"nonroot":           {nil, small, v1.Config{Cmd: []string{"sh"}, User: "1234"}},
 		"nonewprivs":        {nil, slices.Concat(small, s.program("usr/local/bin/nnp", "nnp", 0o6755)), v1.Config{Cmd: []string{"nnp"}}},
 		"pause":             {nil, s.program("pause", "standin", 0o755), v1.Config{Entrypoint: []string{"/pause"}, User: "65535:65535"}},
-		"nginx": {
-			nil, slices.Concat(small, []file{{name: "usr/share/nginx/html/index.html", mode: 0o644, data: []byte("<title>Welcome to nginx!</title>\n")}}),
-			v1.Config{Entrypoint: []string{"/bin/busybox", "httpd"}, Cmd: []string{"-f", "-p", "80", "-h", "/usr/share/nginx/html"}},
-		},
+		"nginx": {nil, slices.Concat(small, []file{{name: "usr/share/nginx/html/index.html", mode: 0o644, data: []byte("<title>Welcome to nginx!</title>\n")}}),
+			v1.Config{Entrypoint: []string{"/bin/busybox", "httpd"}, Cmd: []string{"-f", "-p", "80", "-h", "/usr/share/nginx/html"}}},
 	}
 	all := map[string]v1.Image{}
 	layers := map[string]v1.Layer{}
@@ -134,13 +132,11 @@ func (s sources) shell(applets []string) []file {
 }
 
 // complete adds to Debian's tools the names that its packages set when they are configured, and busybox's other applets. The shell is
-// busybox's, as in the image that this stands in for. It also starts sooner.
+// a static one, which starts sooner; that of busybox would take its own nc.
 func (s sources) complete(applets []string, has map[string]bool) []file {
 	files := []file{
 		{name: "bin/busybox", mode: 0o755, data: mustRead(s.busybox)},
-		{name: "bin/sh", link: "busybox"},
-		{name: "bin/nc", link: "nc.openbsd"},
-		{name: "usr/bin/awk", link: "gawk"},
+		{name: "bin/sh", link: "bash-static"}, {name: "bin/nc", link: "nc.openbsd"}, {name: "usr/bin/awk", link: "gawk"},
 	}
 	has["sh"], has["nc"], has["awk"] = true, true, true
 	for _, name := range applets {

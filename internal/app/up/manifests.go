@@ -24,6 +24,7 @@ var collections = map[string]string{
 	"Role":                             "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/roles",
 	"RoleBinding":                      "/apis/rbac.authorization.k8s.io/v1/namespaces/%s/rolebindings",
 	"Service":                          "/api/v1/namespaces/%s/services",
+	"Endpoints":                        "/api/v1/namespaces/%s/endpoints",
 	"EndpointSlice":                    "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices",
 	"MutatingWebhookConfiguration":     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
 	"ValidatingWebhookConfiguration":   "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",

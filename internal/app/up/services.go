@@ -203,7 +203,8 @@ func nft(script string, args ...string) ([]byte, error) {
 // runServices starts what serves Services and their names, or removes what an earlier start has registered.
 func (in *instance) runServices(ctx context.Context, launch func(child) <-chan error, also func(stop func())) error {
 	if !in.services {
-		return errors.Join(in.api.remove(ctx, slicesPath+"default/endpointslices/kubernetes"), in.api.remove(ctx, slicesPath+"kube-system/endpointslices/kube-dns"))
+		return errors.Join(in.api.remove(ctx, "/api/v1/namespaces/default/endpoints/kubernetes"),
+			in.api.remove(ctx, slicesPath+"default/endpointslices/kubernetes"), in.api.remove(ctx, slicesPath+"kube-system/endpointslices/kube-dns"))
 	}
 	began := time.Now()
 	addr := in.settings.Nodes[0].Address
