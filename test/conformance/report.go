@@ -127,6 +127,11 @@ something that Cocoon does not have; it does not run, because it would wait for 
 			len(o.tests(func(r result) bool { return r.Again == passed })), len(o.tests(func(r result) bool { return r.finally() == failed })),
 			len(o.Missing), len(o.tests(func(r result) bool { return r.State == skipped })), len(o.Excluded))
 	}
+	for _, g := range groups {
+		if !slices.ContainsFunc(outcomes, func(o outcome) bool { return o.Group == g.name }) {
+			fmt.Fprintf(&text, "| %s | not run as a whole yet | | | | | | | | |\n", g.what)
+		}
+	}
 	text.WriteString("\nA test is skipped when it asks for something that the cluster does not have, such as a second node.\n")
 	text.WriteString("\n## Failed\n")
 	for _, o := range outcomes {

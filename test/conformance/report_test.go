@@ -39,6 +39,7 @@ func TestReport(t *testing.T) {
 		"| sig-node | 2026-11-24 | v1 | 2 | 1 | 0 | 1 | 3 | 1 | 1 |\n",
 		"| [sig-node] Pods grow [Conformance] | later |\n",
 		"| 2 tests without [Conformance] that match .* Pods (grow\\|s).* | later |\n",
+		"| sig-cli | not run as a whole yet |",
 		"| [sig-node] Pods should &lt;stop> [Conformance] | not explained yet: too |\n",
 		"| [sig-node] Pods should share | another \\| thing |\n",
 		"| [sig-node] Pods should spread [Conformance] | needs 2 nodes |\n",
