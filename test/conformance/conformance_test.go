@@ -125,8 +125,15 @@ func (s *suite) group(ctx context.Context, t *testing.T, g group, tests []string
 		}
 	}
 	t.Logf("%s: %d of %d passed in %s", g.name, len(o.tests(func(r result) bool { return r.finally() == passed })), len(o.Results), o.Took.Round(time.Second))
-	if partial || ctx.Err() != nil {
+	if ctx.Err() != nil {
 		return
+	}
+	if partial {
+		whole, ok, err := s.last(g)
+		if err != nil || !ok {
+			return // there is no whole run whose results these tests renew
+		}
+		o = whole.renewed(o)
 	}
 	data, err := json.MarshalIndent(o, "", "  ")
 	if err != nil {
@@ -137,22 +144,30 @@ func (s *suite) group(ctx context.Context, t *testing.T, g group, tests []string
 	}
 }
 
+// last reads the results of a group's last run.
+func (s *suite) last(g group) (o outcome, ok bool, err error) {
+	data, err := os.ReadFile(s.results(g))
+	if errors.Is(err, os.ErrNotExist) {
+		return o, false, nil
+	}
+	if err != nil {
+		return o, false, err
+	}
+	return o, true, json.Unmarshal(data, &o)
+}
+
 func (s *suite) results(g group) string { return filepath.Join(s.dir, "results", g.name+".json") }
 
 // document writes the page from what is known of each group.
 func (s *suite) document(known remarks) error {
 	var outcomes []outcome
 	for _, g := range groups {
-		data, err := os.ReadFile(s.results(g))
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
+		o, ok, err := s.last(g)
 		if err != nil {
 			return err
 		}
-		var o outcome
-		if err := json.Unmarshal(data, &o); err != nil {
-			return err
+		if !ok {
+			continue
 		}
 		outcomes = append(outcomes, o)
 	}

@@ -55,6 +55,17 @@ func (o outcome) tests(are func(result) bool) []string {
 	return names
 }
 
+// renewed is a whole run of which some tests ran again later.
+func (o outcome) renewed(later outcome) outcome {
+	for _, r := range later.Results {
+		if at := slices.IndexFunc(o.Results, func(old result) bool { return old.Test == r.Test }); at >= 0 {
+			o.Results[at] = r
+		}
+	}
+	o.Day, o.Kubernetes = later.Day, later.Kubernetes
+	return o
+}
+
 // readReport reads the results from ginkgo's JSON report.
 func readReport(r io.Reader) ([]result, error) {
 	var suites []struct {

@@ -49,6 +49,11 @@ func TestReport(t *testing.T) {
 		}
 	}
 
+	again := o.renewed(outcome{Day: "2026-11-25", Results: []result{{Test: results[0].Test, State: passed}, {Test: "another", State: passed}}})
+	if again.Results[0].State != passed || len(again.Results) != len(results) || again.Day != "2026-11-25" {
+		t.Errorf("renewed: %+v", again)
+	}
+
 	broken := `[{"SpecReports": [{"LeafNodeType": "SynchronizedBeforeSuite", "State": "failed", "Failure": {"Message": "no node"}}]}]`
 	if _, err := readReport(strings.NewReader(broken)); err == nil || !strings.Contains(err.Error(), "no node") {
 		t.Errorf("a suite that did not start is no error: %v", err)
