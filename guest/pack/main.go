@@ -17,7 +17,7 @@ var (
 	wanted = []string{
 		"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "overlay", "virtio_rng", "virtio_balloon",
 	}
-	optional = []string{"erofs", "squashfs", "button", "evdev"}
+	optional = []string{"erofs", "squashfs", "button", "evdev", "virtio_scsi", "sd_mod"}
 )
 
 func main() {

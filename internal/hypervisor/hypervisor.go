@@ -208,6 +208,21 @@ type SavePlan struct {
 	Taken func()
 }
 
+// DiskPlugger is the ability of an Instance to add disks to its guest and remove them while the guest runs. The caller records
+// the disk before it is plugged, so that a guest that is saved later resumes with the disk at the same place.
+type DiskPlugger interface {
+	// PlugDisk adds d at the place d.Port, which is not 0. When it returns, the guest has been told, but it may need a moment to
+	// find the disk. It is no error if the disk is there already.
+	// Errors: InvalidArgument, Conflict if another disk has the place or the serial, ResourceExhausted if the VM has no place for
+	// such disks, Unavailable.
+	PlugDisk(ctx context.Context, d vm.Disk) error
+	// UnplugDisk removes the disk with that serial, which PlugDisk added, or which was launched with a Port. The guest must not
+	// use it any more. It waits until the guest has released what the disk needed. It is no error if the disk is gone already.
+	// Errors: InvalidArgument for a disk without Port, Unavailable when the guest does not release it before ctx ends; the disk
+	// may be gone then.
+	UnplugDisk(ctx context.Context, serial string) error
+}
+
 // DiskFlattener is the ability of an Instance to shorten a disk's chain of backing files while the guest runs: each save adds a
 // layer, and the number of layers that a VM can start from is limited.
 type DiskFlattener interface {

@@ -79,6 +79,10 @@ func (r Record) Clone() Record {
 	for i := range r.Containers {
 		r.Containers[i] = r.Containers[i].Clone()
 	}
+	r.Ephemeral = cloneSlice(r.Ephemeral)
+	for i := range r.Ephemeral {
+		r.Ephemeral[i] = r.Ephemeral[i].Clone()
+	}
 	r.Handle = cloneSlice(r.Handle)
 	r.SnapshotIDs = cloneSlice(r.SnapshotIDs)
 	if r.Resume != nil {

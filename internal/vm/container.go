@@ -20,6 +20,10 @@ const (
 	ContainerInit    ContainerKind = "init"    // must succeed before the next containers start
 	ContainerSidecar ContainerKind = "sidecar" // starts in its place among the init containers and is kept running
 	ContainerApp     ContainerKind = "app"     // starts after all of those
+
+	// ContainerEphemeral is added to a running guest and runs once. Nothing depends on its end. It ends with the guest at the
+	// latest, and a guest that boots again does not have it.
+	ContainerEphemeral ContainerKind = "ephemeral"
 )
 
 // RestartPolicy says which ended containers are started again. Sidecars are always started again.
@@ -66,6 +70,15 @@ type ContainerRecord struct {
 	Status        ContainerStatus `json:"status"`           // as last reported by its guest
 }
 
+// Ephemeral is a container that was added to the guest of a running VM.
+type Ephemeral struct {
+	Spec   Container       `json:"spec"`
+	Record ContainerRecord `json:"record"` // its Layers are disks with a Port, or disks of other containers; none once its guest has ended
+}
+
+// Clone returns a copy of e that shares no memory with it.
+func (e Ephemeral) Clone() Ephemeral { return Ephemeral{e.Spec.Clone(), e.Record.Clone()} }
+
 // ContainerState is the state of a container. The strings are public API.
 type ContainerState string
 
@@ -100,9 +113,10 @@ type ContainerExit struct {
 const (
 	ContainerCompleted  = "Completed"
 	ContainerError      = "Error"
-	ContainerStartError = "StartError"       // it could not be started
-	ContainerCrashLoop  = "CrashLoopBackOff" // it is started again after a back-off
-	ContainerInitGoing  = "PodInitializing"  // other containers must finish first
+	ContainerStartError = "StartError"        // it could not be started
+	ContainerCrashLoop  = "CrashLoopBackOff"  // it is started again after a back-off
+	ContainerInitGoing  = "PodInitializing"   // other containers must finish first
+	ContainerCreating   = "ContainerCreating" // it is about to start
 	ContainerUnknown    = "ContainerStatusUnknown"
 	ContainerOOMKilled  = "OOMKilled" // the guest's memory ran out
 )
@@ -171,9 +185,14 @@ func (s Spec) Bootable() Spec {
 	return s
 }
 
-// Container returns the record of the container called name, nil if none exists. A container that is the whole VM is found by any
+// Container returns the record of the container called name, nil if none exists; see Ephemeral for those that were added. A container that is the whole VM is found by any
 // name, because the pod of a clone has names of its own.
 func (r Record) Container(name string) *ContainerRecord {
+	for i := range r.Ephemeral {
+		if r.Ephemeral[i].Record.Name == name {
+			return &r.Ephemeral[i].Record
+		}
+	}
 	for i := range r.Containers {
 		if r.Containers[i].Name == name || r.RootContainer() {
 			return &r.Containers[i]
@@ -220,21 +239,46 @@ func (s Spec) ValidateContainers() error {
 		case apps > 0:
 			return errdefs.Invalidf("container %s must be listed before the app containers", c.Name)
 		}
-		if err := c.Process.validate(); err != nil {
-			return fmt.Errorf("container %s: %w", c.Name, err)
-		}
-		if c.MessagePath != "" && (!path.IsAbs(c.MessagePath) || path.Clean(c.MessagePath) != c.MessagePath || c.MessagePath == "/") {
-			return errdefs.Invalidf("container %s: the path of its message, %q, must be absolute and without . and ..", c.Name, c.MessagePath)
+		if err := c.validateProgram(); err != nil {
+			return err
 		}
 		known[c.Name] = true
-		for _, e := range c.Process.Env {
-			if !envRE.MatchString(e.Name) {
-				return errdefs.Invalidf("container %s: invalid environment variable name %q", c.Name, e.Name)
-			}
-		}
 	}
 	if apps == 0 {
 		return errdefs.Invalidf("no container is of kind app; at least one is needed")
 	}
 	return nil
+}
+
+// validateProgram checks what c runs and the message of its end.
+func (c Container) validateProgram() error {
+	if err := c.Process.validate(); err != nil {
+		return fmt.Errorf("container %s: %w", c.Name, err)
+	}
+	if c.MessagePath != "" && (!path.IsAbs(c.MessagePath) || path.Clean(c.MessagePath) != c.MessagePath || c.MessagePath == "/") {
+		return errdefs.Invalidf("container %s: the path of its message, %q, must be absolute and without . and ..", c.Name, c.MessagePath)
+	}
+	for _, e := range c.Process.Env {
+		if !envRE.MatchString(e.Name) {
+			return errdefs.Invalidf("container %s: invalid environment variable name %q", c.Name, e.Name)
+		}
+	}
+	return nil
+}
+
+// ValidateEphemeral checks a container that is to be added to a running guest.
+func (c Container) ValidateEphemeral() error {
+	switch {
+	case !containerRE.MatchString(c.Name):
+		return errdefs.Invalidf("container name %q is not a DNS label", c.Name)
+	case c.Kind != ContainerEphemeral:
+		return errdefs.Invalidf("container %s has the kind %q; only a container of kind %s can be added to a running VM", c.Name, c.Kind, ContainerEphemeral)
+	case c.Image == "":
+		return errdefs.Invalidf("container %s: an image is needed", c.Name)
+	case len(c.Mounts) > 0:
+		return errdefs.Unsupportedf("container %s: the volumes of a running VM cannot be mounted in a container that is added to it", c.Name)
+	case c.Root || c.Hold:
+		return errdefs.Invalidf("container %s is added to a running VM, so it cannot have the VM's own root or hold other containers", c.Name)
+	}
+	return c.validateProgram()
 }

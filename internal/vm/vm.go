@@ -210,7 +210,13 @@ type Disk struct {
 	Serial   string     `json:"serial"` // ≤ 20 bytes; the guest finds the disk by it
 	Role     DiskRole   `json:"role"`
 	Backing  *Disk      `json:"backing,omitempty"` // backing file of a qcow2 overlay
+	// Port is the place of a disk that was plugged while the guest ran, counted from 1, at most MaxPort. Saved state refers to it.
+	// 0: the disk was there when the guest booted.
+	Port int `json:"port,omitempty"`
 }
+
+// MaxPort is the highest Port of a disk.
+const MaxPort = 255
 
 // Boot says how a VM starts: a kernel loaded directly, or, when Kernel is empty, a firmware that boots the first disk.
 type Boot struct {
@@ -244,6 +250,7 @@ type Record struct {
 	NICs        []NIC     `json:"nics,omitempty"`
 
 	Containers []ContainerRecord `json:"containers,omitempty"` // those of Spec.Containers; Process is empty then
+	Ephemeral  []Ephemeral       `json:"ephemeral,omitempty"`  // added while it ran, the oldest first; also those that have ended
 
 	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
 	PID    int    `json:"pid,omitempty"`

@@ -41,6 +41,8 @@ const (
 	OpSave     Op = "save"  // before a save does anything
 	OpSaved    Op = "saved" // after a save is complete; if it fails, Save undoes everything except the change of disks
 	OpLink     Op = "link"
+	OpPlug     Op = "plug"
+	OpUnplug   Op = "unplug"
 )
 
 // Behaviour is how one VM behaves.

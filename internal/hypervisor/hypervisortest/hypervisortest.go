@@ -34,6 +34,8 @@ type Fixture struct {
 	Crash func(t *testing.T, pid int)
 	// Left lists what the host still has of a VM: processes, cgroups, sockets, …
 	Left func(t *testing.T, p hypervisor.Plan) []string
+	// Plugged waits until the guest finds exactly these plugged disks. nil: the guest cannot tell.
+	Plugged func(t *testing.T, i hypervisor.Instance, serials ...string)
 	// Limit bounds each single wait. Zero means one minute.
 	Limit time.Duration
 }
@@ -67,6 +69,8 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"Hold", testHold},
 		{"SaveFails", testSaveFails},
 		{"SaveDamaged", testSaveDamaged},
+		{"PlugDisks", testPlugDisks},
+		{"SavePlugged", testSavePlugged},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

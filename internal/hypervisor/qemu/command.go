@@ -17,10 +17,10 @@ const kernelArgs = "console=ttyS0 quiet panic=-1 oops=panic tsc=reliable no_time
 
 // Layout of the root bus. Slots are stable, so that a snapshot finds its devices at the same addresses.
 const (
-	slotBasic   = 0x01 // rng, balloon, serial
-	slotDisks   = 0x02 // 8 functions in each slot up to slotPorts
-	slotPorts   = 0x10 // root ports, 8 functions in each slot up to the chipset's own at 0x1f
-	maxDisks    = (slotPorts - slotDisks) * 8
+	slotBasic   = 0x01                        // rng, balloon, serial
+	slotDisks   = 0x02                        // 8 functions in each slot up to slotPorts
+	slotPorts   = 0x10                        // root ports, 8 functions in each slot up to the chipset's own at 0x1f
+	maxDisks    = (slotPorts - slotDisks) * 8 // without those that are plugged later
 	maxPorts    = 8 * 8
 	maxBacking  = 64
 	maxPortName = 64
@@ -92,13 +92,15 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	}
 	c.channels(p)
 	c.basics(p)
-	for i, d := range p.Disks {
+	fixed, plugged := split(p.Disks)
+	for i, d := range fixed {
 		c.disk(i, d, p.Boot.Kernel == "")
 	}
 	c.ports(len(p.NICs) + f.spare)
 	for i, n := range p.NICs {
 		c.nic(i, n)
 	}
+	c.plugged(len(p.NICs), plugged)
 	if p.Incoming != nil {
 		c.state = c.fd(file{kind: fileRead, path: p.Incoming.State})
 		c.add("-incoming", "defer", "-S")
@@ -107,6 +109,7 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 }
 
 func check(p hypervisor.Plan) error {
+	fixed, plugged := split(p.Disks)
 	switch {
 	case p.ID == "" || p.Dir == "":
 		return errdefs.Invalidf("plan of VM %q has no id or no folder", p.Name)
@@ -114,21 +117,28 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s: invalid number of CPUs %d; use 1 to %d", p.Name, p.CPUs, vm.MaxCPUs)
 	case p.Memory < 1<<20:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are less than 1 MiB", p.Name, p.Memory)
-	case len(p.Disks) > maxDisks:
-		return errdefs.Invalidf("VM %s has %d disks; at most %d are possible", p.Name, len(p.Disks), maxDisks)
+	case len(fixed) > maxDisks:
+		return errdefs.Invalidf("VM %s has %d disks; at most %d are possible", p.Name, len(fixed), maxDisks)
+	case len(plugged) > 0 && len(p.NICs) >= maxPorts:
+		return errdefs.Invalidf("VM %s has %d network interfaces, which leave no port for disks that are plugged while it runs", p.Name, len(p.NICs))
 	case len(p.NICs) > maxPorts:
 		return errdefs.Invalidf("VM %s has %d network interfaces; at most %d are possible", p.Name, len(p.NICs), maxPorts)
 	case p.Incoming != nil && (p.Incoming.State == "" || p.Incoming.Memory == ""):
 		return errdefs.Invalidf("VM %s: saved state needs two files: one of memory and one of devices", p.Name)
 	case len(p.Agent) > maxPortName:
 		return errdefs.Invalidf("VM %s: the agent's port name %q is longer than %d bytes", p.Name, p.Agent, maxPortName)
-	case p.Boot.Kernel == "" && len(p.Disks) == 0:
+	case p.Boot.Kernel == "" && len(fixed) == 0:
 		return errdefs.Invalidf("VM %s has neither a kernel nor a disk to boot from", p.Name)
 	}
+	ports := map[int]bool{}
 	for _, d := range p.Disks {
 		if err := checkDisk(p.Name, d, 0); err != nil {
 			return err
 		}
+		if d.Port != 0 && ports[d.Port] {
+			return errdefs.Invalidf("VM %s: two disks have the port %d", p.Name, d.Port)
+		}
+		ports[d.Port] = true
 	}
 	return nil
 }
@@ -141,6 +151,8 @@ func checkDisk(name string, d vm.Disk, depth int) error {
 		return errdefs.Invalidf("VM %s: disk %s has the unknown format %q", name, d.Path, d.Format)
 	case d.Backing != nil && d.Format != vm.DiskQCOW2:
 		return errdefs.Invalidf("VM %s: disk %s has format %s, which cannot have a backing disk", name, d.Path, d.Format)
+	case d.Port < 0 || d.Port > vm.MaxPort || d.Port > 0 && d.Serial == "":
+		return errdefs.Invalidf("VM %s: disk %s with the serial %q has the invalid port %d", name, d.Path, d.Serial, d.Port)
 	case len(d.Serial) > 20:
 		return errdefs.Invalidf("VM %s: disk serial %q is longer than 20 bytes", name, d.Serial)
 	case d.Backing != nil:
@@ -321,21 +333,38 @@ func (c *command) disk(i int, d vm.Disk, bootable bool) {
 	c.device(dev.at(slotDisks+i/8, i%8))
 }
 
-// layer states every file of a disk and its format explicitly. QEMU probes nothing and trusts no image header, because an image
-// may come from an untrusted source.
+// layer adds the nodes of a disk, the lowest first.
 func (c *command) layer(node string, d vm.Disk) {
+	_ = stack(node, d, func(f file) (string, error) { return c.fdset(f), nil }, func(p props) error {
+		c.blockdev(p)
+		return nil
+	})
+}
+
+// stack adds the nodes of a disk, the lowest first; the top is called node. open returns a name that QEMU can open. Every file and
+// its format are stated explicitly. QEMU probes nothing and trusts no image header, because an image may come from an untrusted
+// source.
+func stack(node string, d vm.Disk, open func(file) (string, error), add func(props) error) error {
 	if d.Backing != nil {
 		below := *d.Backing
 		below.ReadOnly = true
-		c.layer(node+"b", below)
+		if err := stack(node+"b", below, open, add); err != nil {
+			return err
+		}
 	}
 	kind := fileWrite
 	if d.ReadOnly {
 		kind = fileRead
 	}
-	n := fileNode(c.fdset(file{kind: kind, path: d.Path}), d.ReadOnly)
+	path, err := open(file{kind: kind, path: d.Path})
+	if err != nil {
+		return err
+	}
+	n := fileNode(path, d.ReadOnly)
 	n["node-name"] = node + "-file"
-	c.blockdev(n)
+	if err := add(n); err != nil {
+		return err
+	}
 	top := props{"driver": string(d.Format), "node-name": node, "file": node + "-file", "read-only": d.ReadOnly, "discard": "unmap"}
 	if d.Format == vm.DiskQCOW2 {
 		top["backing"] = nil // JSON null: ignore the backing file in the header
@@ -343,13 +372,13 @@ func (c *command) layer(node string, d vm.Disk) {
 			top["backing"] = node + "b"
 		}
 	}
-	c.blockdev(top)
+	return add(top)
 }
 
 // ports adds the root ports: one for each NIC, so that it can be unplugged, and some free ones for later hot-plug.
 func (c *command) ports(n int) {
 	for i := range min(n, maxPorts) {
-		c.device(props{"driver": "pcie-root-port", "id": fmt.Sprintf("port%d", i), "chassis": i + 1}.at(slotPorts+i/8, i%8))
+		c.device(props{"driver": "pcie-root-port", "id": portName(i), "chassis": i + 1}.at(slotPorts+i/8, i%8))
 	}
 }
 
@@ -361,7 +390,7 @@ func (c *command) nic(i int, n vm.NIC) {
 func nicDevice(i int, mac string, mtu int) props {
 	dev := props{
 		"driver": "virtio-net-pci", "netdev": netName(i), "id": nicName(i),
-		"mac": mac, "bus": fmt.Sprintf("port%d", i), "romfile": "",
+		"mac": mac, "bus": portName(i), "romfile": "",
 	}
 	if mtu > 0 {
 		dev["host_mtu"] = mtu

@@ -57,11 +57,18 @@ func TestBuildGolden(t *testing.T) {
 	for i := 2; i <= 10; i++ {
 		nics.NICs = append(nics.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/x", MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})
 	}
+	plugged := ociPlan()
+	plugged.Incoming = &hypervisor.Incoming{State: "/snap/state", Memory: "/snap/memory"}
+	plugged.Disks = append([]vm.Disk{
+		{Path: "/images/debug1", Format: vm.DiskRaw, ReadOnly: true, Serial: "debug1", Role: vm.RoleLayer, Port: 7},
+		{Path: "/volumes/v.qcow2", Format: vm.DiskQCOW2, Serial: "v", Role: vm.RoleData, Port: 255, Backing: &vm.Disk{Path: "/volumes/base.raw", Format: vm.DiskRaw}},
+	}, plugged.Disks...)
 	tests := []struct {
 		name  string
 		plan  hypervisor.Plan
 		facts facts
 	}{
+		{"plugged", plugged, testFacts(vm.AccelTCG)},
 		{"oci-tcg", ociPlan(), testFacts(vm.AccelTCG)},
 		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},
 		{"disk-bios", diskPlan(), testFacts(vm.AccelTCG)},

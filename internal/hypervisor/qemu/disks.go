@@ -60,12 +60,12 @@ func (d *disks) current(ctx context.Context) (map[string]string, error) {
 	}
 	tops := map[string]string{}
 	for _, dev := range devices {
-		path := strings.TrimSuffix(dev.QDev, "/virtio-backend")
-		if dev.Inserted == nil || !strings.HasPrefix(path, "/machine/peripheral/virtio-disk") {
+		id := strings.TrimPrefix(strings.TrimSuffix(dev.QDev, "/virtio-backend"), peripheral(""))
+		if dev.Inserted == nil || !isDisk(id) {
 			continue
 		}
 		var serial string
-		if err := d.c.Execute(ctx, "qom-get", props{"path": path, "property": "serial"}, &serial); err != nil {
+		if err := d.c.Execute(ctx, "qom-get", props{"path": peripheral(id), "property": "serial"}, &serial); err != nil {
 			return nil, err
 		}
 		tops[serial] = dev.Inserted.Node

@@ -60,6 +60,7 @@ var (
 	_ hypervisor.NICSwapper    = (*instance)(nil)
 	_ hypervisor.DiskFlattener = (*instance)(nil)
 	_ hypervisor.DiskWatcher   = (*instance)(nil)
+	_ hypervisor.DiskPlugger   = (*instance)(nil)
 )
 
 func newInstance(d *Driver, h handle, p *proc.Process) *instance {

@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 
@@ -70,34 +69,4 @@ func (i *instance) swapNIC(ctx context.Context, c *qmp.Client, nic int, mac net.
 		return err
 	}
 	return setLink(ctx, c, nic, false) // the tap's side already blocks packets; this makes the guest see it too
-}
-
-// unplug asks the guest to release a device and waits until it has.
-func (i *instance) unplug(ctx context.Context, c *qmp.Client, id string) error {
-	e := i.listen()
-	defer i.deafen(e)
-	if err := c.Execute(ctx, "device_del", props{"id": id}, nil); err != nil {
-		return err
-	}
-	for {
-		ev, err := e.next(ctx, c)
-		if ctx.Err() != nil {
-			return errdefs.Unavailablef("the guest does not release its device %s: %w", id, ctx.Err())
-		}
-		if err != nil {
-			return err
-		}
-		var data struct {
-			Device string `json:"device"`
-		}
-		if json.Unmarshal(ev.Data, &data) != nil || data.Device != id {
-			continue
-		}
-		switch ev.Name {
-		case "DEVICE_DELETED":
-			return nil
-		case "DEVICE_UNPLUG_GUEST_ERROR":
-			return errdefs.Unavailablef("the guest refuses to release its device %s", id)
-		}
-	}
 }

@@ -32,7 +32,7 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
 for m in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_console virtio_blk \
-	failover net_failover virtio_net button evdev; do
+	failover net_failover virtio_net button evdev scsi_common scsi_mod sd_mod virtio_scsi; do
 	f=$(find / -xdev -name $m.ko | head -n 1)
 	[ -n "$f" ] && insmod $f 2>/dev/null
 done
@@ -60,6 +60,7 @@ while read word arg; do
 	dirty) mkdir -p /t; mount -t tmpfs -o size=64m t /t; while :; do dd if=/dev/urandom of=/t/x bs=1M count=8 conv=notrunc 2>/dev/null; done & echo DIRTYING ;;
 	chatter) (while :; do ping -c 1 -W 1 $arg; done >/dev/null 2>&1) & ;;
 	mac) cat /sys/class/net/eth0/address; echo "LINK $(cat /sys/class/net/eth0/carrier)" 2>/dev/null ;;
+	plugged) echo "PLUGGED$(for p in /sys/block/sd*/device/vpd_pg80; do [ -f $p ] && echo " $(dd bs=1 skip=4 <$p 2>/dev/null) $(cat ${p%%/device*}/ro)"; done | sort | tr -d '\n')." ;;
 	up) ip link set eth0 up; ip addr add $arg dev eth0; echo UP ;;
 	esac
 done
@@ -217,6 +218,23 @@ func TestContract(t *testing.T) {
 				if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 					t.Fatal(err)
 				}
+			},
+			Plugged: func(t *testing.T, i hypervisor.Instance, serials ...string) {
+				want := "PLUGGED"
+				for _, serial := range slices.Sorted(slices.Values(serials)) {
+					want += " " + serial + " 1" // read-only
+				}
+				var last string
+				await(t, "the guest says "+want, func() bool {
+					before := strings.Count(consoleOf(t, i), "PLUGGED")
+					say(t, i, "plugged")
+					await(t, "the guest answers", func() bool {
+						answers := strings.Split(consoleOf(t, i), "PLUGGED")
+						last, _, _ = strings.Cut(answers[len(answers)-1], ".")
+						return len(answers) > before+1 && strings.Contains(answers[len(answers)-1], ".")
+					})
+					return "PLUGGED"+last == want
+				})
 			},
 			Left: left,
 		}
