@@ -35,6 +35,15 @@ type Forwarder interface {
 	Forward(ctx context.Context, port int, s Streams) error
 }
 
+// ContainerAdder is the ability of an Agent to start containers that are not in its Setup.
+type ContainerAdder interface {
+	// AddContainer starts a container of kind ephemeral. Its disks have been plugged. It returns when the container is about
+	// to start; ContainerKeeper.Containers says whether that succeeded. Idempotent by name.
+	// Errors: FailedPrecondition if the guest has no containers or is stopping, Unsupported by older agents, Unavailable if
+	// its disks do not appear.
+	AddContainer(ctx context.Context, c Container) error
+}
+
 // Freezer is the ability of an Agent to freeze the guest's file systems, so that a copy of its disks is consistent.
 type Freezer interface {
 	// Freeze flushes and freezes the file systems and returns their number. If it fails, no file system stays frozen,
@@ -108,6 +117,7 @@ type ResumedReply struct {
 
 // LogPlace is the position of the last entry in a log of several runs; see LogEntry. The zero value means an empty log.
 type LogPlace struct {
-	Run int
-	Seq uint64
+	Run  int
+	Seq  uint64
+	Name string // of the container; "" from older agents
 }

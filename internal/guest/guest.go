@@ -120,9 +120,10 @@ type VolumeKeeper interface {
 // ContainerKeeper is an agent whose guest can have containers. The agent starts them, and restarts them as the policy
 // says. Only the agent knows their state.
 type ContainerKeeper interface {
-	// Containers calls fn with the state of the containers, in the order of the Setup: at once and on every change,
-	// until all have ended permanently (then nil), ctx ends or fn fails. Messages come from the guest.
-	Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error
+	// Containers calls fn with the state of the containers, in the order of the Setup, then of those that were added: at
+	// once and on every change, until all of the Setup have ended permanently (then nil), ctx ends or fn fails. Messages
+	// come from the guest.
+	Containers(ctx context.Context, fn func([]ContainerState) error) error
 
 	// ContainerLogs is Agent.Logs of one container, from the first entry after seq of run, or of the first run after
 	// it. An entry without Seq marks the start of its run.
@@ -136,6 +137,12 @@ type ContainerKeeper interface {
 
 	// ReleaseContainer lets the containers start that wait for this one. Idempotent. Errors as of KillContainer.
 	ReleaseContainer(ctx context.Context, container string) error
+}
+
+// ContainerState is what a guest reports about one of its containers.
+type ContainerState struct {
+	Name   string
+	Status vm.ContainerStatus
 }
 
 // Exec is one command to run. Env is added to the main process's environment.

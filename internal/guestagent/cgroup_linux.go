@@ -110,7 +110,7 @@ func (p *containers) usage() (out []*guestv1.ContainerStats) {
 	if p == nil {
 		return nil
 	}
-	for _, c := range p.all {
+	for _, c := range p.list() {
 		if c.command.cgroup == nil {
 			continue
 		}

@@ -1,7 +1,9 @@
 package guestagent
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +16,8 @@ import (
 
 // Rooms are the root file systems of the machine's containers.
 type Rooms interface {
+	// Await waits until the machine has the disks with these serials, which may just have been plugged.
+	Await(ctx context.Context, serials []string) error
 	// Make makes the room called name from the layers on the disks with these serials, lowest first, and returns the
 	// folder where it is until Seal. After Seal, a room with a read-only root is read-only. Idempotent.
 	Make(name string, layers []string, readOnlyRoot bool) (folder string, err error)
@@ -44,16 +48,17 @@ type restartPace struct{ base, most, forgive time.Duration }
 
 var kubernetesPace = restartPace{base: 10 * time.Second, most: 5 * time.Minute, forgive: 10 * time.Minute}
 
-// containers are the programs of a guest that has several. Only their run method starts them.
+// containers are the programs of a guest that has several. Only run and join start them.
 type containers struct {
 	procs *procs
 	pace  restartPace
-	all   []*container
+	all   []*container  // of the setup
 	stop  chan struct{} // closed when nothing may be started any more
-	done  chan struct{} // closed when all have ended permanently
+	done  chan struct{} // closed when all of the setup have ended permanently
 
 	stopping sync.Once
-	mu       sync.Mutex // also guards the changing fields of each container
+	mu       sync.Mutex   // also guards the changing fields of each container
+	joined   []*container // ephemeral ones, which were added later
 	changed  chan struct{}
 	deadline time.Time // of a stop of all; zero: no stop was requested
 }
@@ -87,11 +92,40 @@ func newContainers(procs *procs, pace restartPace) *containers {
 
 // add appends a container whose first run has the number first.
 func (p *containers) add(c *container, first int) {
-	c.log, c.quit = newRunLog(containerLogBytes, first), make(chan struct{})
-	c.released, c.tried = make(chan struct{}), make(chan struct{})
-	c.status = vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerInitGoing, Restarts: first - 1}
+	c.prepare(vm.ContainerInitGoing, first)
 	p.all = append(p.all, c)
 }
+
+// prepare sets the state of a container that waits for its first run, which has the number first.
+func (c *container) prepare(reason string, first int) {
+	c.log, c.quit = newRunLog(containerLogBytes, first), make(chan struct{})
+	c.released, c.tried = make(chan struct{}), make(chan struct{})
+	c.status = vm.ContainerStatus{State: vm.ContainerWaiting, Reason: reason, Restarts: first - 1}
+}
+
+// join starts an ephemeral container, unless the guest is about to end.
+func (p *containers) join(c *container) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isClosed(p.stop) || isClosed(p.done) {
+		return errdefs.Preconditionf("the guest is stopping")
+	}
+	c.prepare(vm.ContainerCreating, 1)
+	p.joined = append(p.joined, c)
+	p.wake()
+	go p.keep(c, nil) // ends with its process; a power-off ends that
+	return nil
+}
+
+// list returns the containers of the setup, then the others.
+func (p *containers) list() []*container {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.every()
+}
+
+// every is list. Preconditions: mu is held.
+func (p *containers) every() []*container { return slices.Concat(p.all, p.joined) }
 
 // run starts the containers in their order and keeps them running until all have ended permanently.
 func (p *containers) run() {
@@ -283,12 +317,12 @@ func (p *containers) wake() {
 	p.changed = make(chan struct{})
 }
 
-// look returns the state of the containers, and a channel that is closed when it changes.
+// look returns the state of the containers, in the order of list, and a channel that is closed when it changes.
 func (p *containers) look() ([]vm.ContainerStatus, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []vm.ContainerStatus
-	for _, c := range p.all {
+	for _, c := range p.every() {
 		out = append(out, c.status.Clone())
 	}
 	return out, p.changed
@@ -297,7 +331,7 @@ func (p *containers) look() ([]vm.ContainerStatus, <-chan struct{}) {
 // find returns the container called name.
 func (p *containers) find(name string) (*container, error) {
 	if p != nil {
-		for _, c := range p.all {
+		for _, c := range p.list() {
 			if c.name == name {
 				return c, nil
 			}
@@ -320,12 +354,12 @@ func (p *containers) running(name string) (*mainProcess, error) {
 	return c.main, nil
 }
 
-// exit is the result of the guest as a whole: the code is that of the first container that failed, without sidecars.
-// Preconditions: done is closed.
+// exit is the result of the guest as a whole: the code is that of the first container that failed, without sidecars and those
+// that were added later. Preconditions: done is closed.
 func (p *containers) exit() *guestv1.WaitReply {
 	all, _ := p.look()
 	r := &guestv1.WaitReply{}
-	for i, s := range all {
+	for i, s := range all[:len(p.all)] {
 		x := s.Exit
 		if x == nil {
 			continue

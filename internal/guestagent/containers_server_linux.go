@@ -149,9 +149,9 @@ func (p *containers) places() (out []*guestv1.LogPlace) {
 	if p == nil {
 		return nil
 	}
-	for _, c := range p.all {
+	for _, c := range p.list() {
 		run, seq := c.log.place()
-		out = append(out, &guestv1.LogPlace{Run: int32(run), Seq: seq})
+		out = append(out, &guestv1.LogPlace{Run: int32(run), Seq: seq, Name: c.name})
 	}
 	return out
 }
@@ -164,7 +164,7 @@ func (s *Server) resumeRooms(r Resumption) error {
 	}
 	if r.Hostname != "" {
 		p.change(func() {
-			for _, c := range p.all { // for their next runs
+			for _, c := range p.every() { // for their next runs
 				c.command.hostname = r.Hostname
 			}
 		})
@@ -187,7 +187,7 @@ func (s *Server) renewKeys(ctx context.Context) error {
 	if s.several == nil {
 		return nil
 	}
-	for _, c := range s.several.all {
+	for _, c := range s.several.list() {
 		if c.root {
 			continue
 		}
@@ -215,9 +215,10 @@ func (s *Server) Containers(_ *guestv1.ContainersRequest, ss grpc.ServerStreamin
 	for {
 		over := isClosed(p.done)
 		all, changed := p.look()
+		names := p.list() // it may be longer than all: containers are only ever added at its end
 		reply := &guestv1.ContainersReply{}
 		for i, status := range all {
-			reply.Containers = append(reply.Containers, encodeStatus(p.all[i].name, status))
+			reply.Containers = append(reply.Containers, encodeStatus(names[i].name, status))
 		}
 		if err := ss.Send(reply); err != nil || over {
 			return err

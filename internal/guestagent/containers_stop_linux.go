@@ -148,7 +148,7 @@ func (p *containers) shutdown(ctx context.Context, grace time.Duration) {
 func (p *containers) living() (out []*mainProcess) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, c := range p.all {
+	for _, c := range p.every() {
 		if c.main != nil && c.kind != vm.ContainerSidecar {
 			out = append(out, c.main)
 		}

@@ -29,8 +29,12 @@ func until(t *testing.T, k guest.ContainerKeeper, ok func([]vm.ContainerStatus) 
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	enough := errors.New("enough")
-	err := k.Containers(ctx, func(all []vm.ContainerStatus) error {
-		if last = all; ok(all) {
+	err := k.Containers(ctx, func(all []guest.ContainerState) error {
+		last = nil
+		for _, s := range all {
+			last = append(last, s.Status)
+		}
+		if ok(last) {
 			return enough
 		}
 		return nil
@@ -224,6 +228,80 @@ func TestVMContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	q.waitEnd(t)
+}
+
+// TestVMAddContainer: a container joins a guest whose containers run. It runs once, has logs, a terminal, commands and a message as
+// the others, and its end changes nothing for them. The guest of a single container takes it, too.
+func TestVMAddContainer(t *testing.T) {
+	for _, root := range []bool{false, true} {
+		t.Run(fmt.Sprint("root ", root), func(t *testing.T) {
+			q := bootGuest(t, busyboxDisks(t))
+			a := q.connect(t)
+			defer a.Close()
+			k, adder := a.(guest.ContainerKeeper), a.(guest.ContainerAdder)
+			debug := containerOf("debug", vm.ContainerEphemeral, "echo hello; ls /own 2>&1; read line; printf 'heard %s' $line > /dev/termination-log; touch /mine; exit 3")
+			debug.Process.Stdin, debug.MessagePath = true, "/dev/termination-log"
+			if err := adder.AddContainer(t.Context(), debug); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("before the guest is set up: %v", err)
+			}
+			app := containerOf("app", vm.ContainerApp, "touch /own; until test -e /stop; do sleep 0.2; done")
+			if root {
+				app.Root, app.Layers = true, nil
+			}
+			app.MessagePath = "/dev/termination-log"
+			if err := a.Setup(t.Context(), guest.Setup{Hostname: "web-0", Restart: vm.RestartAlways, Containers: []guest.Container{app}}); err != nil {
+				t.Fatal(err)
+			}
+			until(t, k, func(all []vm.ContainerStatus) bool { return all[0].State == vm.ContainerRunning })
+			mounts := debug
+			mounts.Mounts = []vm.Mount{{Volume: "v", Path: "/v"}}
+			if err := adder.AddContainer(t.Context(), mounts); !errdefs.Is(err, errdefs.Unsupported) {
+				t.Errorf("with volumes: %v", err)
+			}
+			for range 2 { // again is no error
+				if err := adder.AddContainer(t.Context(), debug); err != nil {
+					t.Fatal(err)
+				}
+			}
+			until(t, k, func(all []vm.ContainerStatus) bool { return len(all) == 2 && all[1].State == vm.ContainerRunning })
+			logOf(t, k, "debug", "hello\nls: /own: No such file or directory\n")
+			e := sh("echo $ME; ps | grep -c '[u]ntil test -e /stop'")
+			e.Container = "debug"
+			if got := output(t, a, e); got != "debug\n1\n" {
+				t.Errorf("a command in it: %q", got)
+			}
+			if err := a.(guest.Attacher).Attach(t.Context(), guest.Attach{Container: "debug"}, guest.Streams{Stdin: strings.NewReader("words\n")}); err != nil {
+				t.Fatal(err)
+			}
+			all := until(t, k, func(all []vm.ContainerStatus) bool { return all[1].State == vm.ContainerTerminated })
+			if x := all[1].Exit; x.Code != 3 || x.Message != "heard words" || all[1].Restarts != 0 || all[0].State != vm.ContainerRunning || all[0].Restarts != 0 {
+				t.Errorf("after its end: %+v", all)
+			}
+			second := containerOf("second", vm.ContainerEphemeral, "ls /mine 2>&1; exec sleep 1000")
+			if err := adder.AddContainer(t.Context(), second); err != nil {
+				t.Fatal(err)
+			}
+			logOf(t, k, "second", "ls: /mine: No such file or directory\n")
+			if err := k.KillContainer(t.Context(), "second", 1, 0); err != nil {
+				t.Fatal(err)
+			}
+			all = until(t, k, func(all []vm.ContainerStatus) bool { return all[2].State == vm.ContainerTerminated })
+			if all[2].Exit.Code != 137 {
+				t.Errorf("a killed one: %+v", all[2])
+			}
+			missing := containerOf("third", vm.ContainerEphemeral, "true")
+			missing.Layers = []string{"cocoon-none"}
+			limited, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			if err := adder.AddContainer(limited, missing); err == nil {
+				t.Error("a container without its disk is accepted")
+			}
+			if err := a.Poweroff(t.Context(), 0); err != nil {
+				t.Fatal(err)
+			}
+			q.waitEnd(t)
+		})
+	}
 }
 
 // TestVMRootContainer: the only container of a guest has the guest's root and runs again while the guest goes on. What it wrote, also

@@ -255,7 +255,7 @@ func (x *SetupRequest) GetResolver() []string {
 type Container struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Kind           string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // init, sidecar, app
+	Kind           string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // init, sidecar, app; ephemeral for AddContainer only
 	Process        *Process               `protobuf:"bytes,3,opt,name=process,proto3" json:"process,omitempty"`
 	Layers         []string               `protobuf:"bytes,4,rep,name=layers,proto3" json:"layers,omitempty"` // serials of the disks with its image, the lowest first
 	Mounts         []*Mount               `protobuf:"bytes,5,rep,name=mounts,proto3" json:"mounts,omitempty"`
@@ -406,7 +406,7 @@ func (*ContainersRequest) Descriptor() ([]byte, []int) {
 
 type ContainersReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Containers    []*ContainerStatus     `protobuf:"bytes,1,rep,name=containers,proto3" json:"containers,omitempty"` // in the order of the setup
+	Containers    []*ContainerStatus     `protobuf:"bytes,1,rep,name=containers,proto3" json:"containers,omitempty"` // in the order of the setup, then those that were added
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -724,6 +724,86 @@ func (*ReleaseContainerReply) Descriptor() ([]byte, []int) {
 	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
 }
 
+type AddContainerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddContainerRequest) Reset() {
+	*x = AddContainerRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddContainerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddContainerRequest) ProtoMessage() {}
+
+func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
+func (*AddContainerRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *AddContainerRequest) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+type AddContainerReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddContainerReply) Reset() {
+	*x = AddContainerReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddContainerReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddContainerReply) ProtoMessage() {}
+
+func (x *AddContainerReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddContainerReply.ProtoReflect.Descriptor instead.
+func (*AddContainerReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
+}
+
 type ContainerExit struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Code             int32                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
@@ -737,7 +817,7 @@ type ContainerExit struct {
 
 func (x *ContainerExit) Reset() {
 	*x = ContainerExit{}
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +829,7 @@ func (x *ContainerExit) String() string {
 func (*ContainerExit) ProtoMessage() {}
 
 func (x *ContainerExit) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +842,7 @@ func (x *ContainerExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerExit.ProtoReflect.Descriptor instead.
 func (*ContainerExit) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ContainerExit) GetCode() int32 {
@@ -808,7 +888,7 @@ type SetupReply struct {
 
 func (x *SetupReply) Reset() {
 	*x = SetupReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +900,7 @@ func (x *SetupReply) String() string {
 func (*SetupReply) ProtoMessage() {}
 
 func (x *SetupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +913,7 @@ func (x *SetupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetupReply.ProtoReflect.Descriptor instead.
 func (*SetupReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
 }
 
 type Volume struct {
@@ -849,7 +929,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +941,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +954,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Volume) GetName() string {
@@ -924,7 +1004,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1016,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1029,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -992,7 +1072,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1004,7 +1084,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1017,7 +1097,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Mount) GetVolume() string {
@@ -1058,7 +1138,7 @@ type PutVolumeRequest struct {
 
 func (x *PutVolumeRequest) Reset() {
 	*x = PutVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1070,7 +1150,7 @@ func (x *PutVolumeRequest) String() string {
 func (*PutVolumeRequest) ProtoMessage() {}
 
 func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1083,7 +1163,7 @@ func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PutVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PutVolumeRequest) GetVolume() *Volume {
@@ -1108,7 +1188,7 @@ type PutVolumeReply struct {
 
 func (x *PutVolumeReply) Reset() {
 	*x = PutVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1200,7 @@ func (x *PutVolumeReply) String() string {
 func (*PutVolumeReply) ProtoMessage() {}
 
 func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1213,7 @@ func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeReply.ProtoReflect.Descriptor instead.
 func (*PutVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{19}
 }
 
 type NIC struct {
@@ -1152,7 +1232,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1164,7 +1244,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1177,7 +1257,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NIC) GetMac() string {
@@ -1246,7 +1326,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1338,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1351,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Route) GetTo() string {
@@ -1306,7 +1386,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1398,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1411,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Process) GetArgs() []string {
@@ -1417,7 +1497,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1509,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1522,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -1483,7 +1563,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1575,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1588,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Sysctl) GetName() string {
@@ -1535,7 +1615,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1627,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1640,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EnvVar) GetName() string {
@@ -1587,7 +1667,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1679,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1692,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -1646,7 +1726,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1738,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1751,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecStart) GetCommand() []string {
@@ -1753,7 +1833,7 @@ type ExecInput struct {
 
 func (x *ExecInput) Reset() {
 	*x = ExecInput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1845,7 @@ func (x *ExecInput) String() string {
 func (*ExecInput) ProtoMessage() {}
 
 func (x *ExecInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1858,7 @@ func (x *ExecInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInput.ProtoReflect.Descriptor instead.
 func (*ExecInput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecInput) GetInput() isExecInput_Input {
@@ -1882,7 +1962,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +1974,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +1987,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExecOutput) GetOutput() isExecOutput_Output {
@@ -1994,7 +2074,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +2086,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +2099,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LogsRequest) GetAfter() uint64 {
@@ -2056,7 +2136,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2148,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2161,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -2127,7 +2207,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2219,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2232,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
 }
 
 type WaitReply struct {
@@ -2166,7 +2246,7 @@ type WaitReply struct {
 
 func (x *WaitReply) Reset() {
 	*x = WaitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2178,7 +2258,7 @@ func (x *WaitReply) String() string {
 func (*WaitReply) ProtoMessage() {}
 
 func (x *WaitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2191,7 +2271,7 @@ func (x *WaitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitReply.ProtoReflect.Descriptor instead.
 func (*WaitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WaitReply) GetCode() int32 {
@@ -2223,7 +2303,7 @@ type AckExitRequest struct {
 
 func (x *AckExitRequest) Reset() {
 	*x = AckExitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2235,7 +2315,7 @@ func (x *AckExitRequest) String() string {
 func (*AckExitRequest) ProtoMessage() {}
 
 func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2248,7 +2328,7 @@ func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitRequest.ProtoReflect.Descriptor instead.
 func (*AckExitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
 }
 
 type AckExitReply struct {
@@ -2259,7 +2339,7 @@ type AckExitReply struct {
 
 func (x *AckExitReply) Reset() {
 	*x = AckExitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2351,7 @@ func (x *AckExitReply) String() string {
 func (*AckExitReply) ProtoMessage() {}
 
 func (x *AckExitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2364,7 @@ func (x *AckExitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitReply.ProtoReflect.Descriptor instead.
 func (*AckExitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
 }
 
 type PoweroffRequest struct {
@@ -2296,7 +2376,7 @@ type PoweroffRequest struct {
 
 func (x *PoweroffRequest) Reset() {
 	*x = PoweroffRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2388,7 @@ func (x *PoweroffRequest) String() string {
 func (*PoweroffRequest) ProtoMessage() {}
 
 func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2401,7 @@ func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffRequest.ProtoReflect.Descriptor instead.
 func (*PoweroffRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PoweroffRequest) GetGraceMs() int64 {
@@ -2339,7 +2419,7 @@ type PoweroffReply struct {
 
 func (x *PoweroffReply) Reset() {
 	*x = PoweroffReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2351,7 +2431,7 @@ func (x *PoweroffReply) String() string {
 func (*PoweroffReply) ProtoMessage() {}
 
 func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2364,7 +2444,7 @@ func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffReply.ProtoReflect.Descriptor instead.
 func (*PoweroffReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 type StatsRequest struct {
@@ -2375,7 +2455,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2387,7 +2467,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2400,7 +2480,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 type StatsReply struct {
@@ -2421,7 +2501,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2433,7 +2513,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2446,7 +2526,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StatsReply) GetCpuSeconds() float64 {
@@ -2531,7 +2611,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2543,7 +2623,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2556,7 +2636,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -2596,7 +2676,7 @@ type ResumedRequest struct {
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2688,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +2701,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -2691,7 +2771,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2783,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2796,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -2750,7 +2830,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2762,7 +2842,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2775,7 +2855,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -2797,13 +2877,14 @@ type LogPlace struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Run           int32                  `protobuf:"varint,1,opt,name=run,proto3" json:"run,omitempty"` // 0: it has not begun
 	Seq           uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"` // of the container
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LogPlace) Reset() {
 	*x = LogPlace{}
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2896,7 @@ func (x *LogPlace) String() string {
 func (*LogPlace) ProtoMessage() {}
 
 func (x *LogPlace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2909,7 @@ func (x *LogPlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
 func (*LogPlace) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LogPlace) GetRun() int32 {
@@ -2845,6 +2926,13 @@ func (x *LogPlace) GetSeq() uint64 {
 	return 0
 }
 
+func (x *LogPlace) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 type SettleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2853,7 +2941,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2865,7 +2953,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2878,7 +2966,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
 }
 
 type SettleReply struct {
@@ -2889,7 +2977,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2901,7 +2989,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2914,7 +3002,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
 }
 
 type SetClockRequest struct {
@@ -2926,7 +3014,7 @@ type SetClockRequest struct {
 
 func (x *SetClockRequest) Reset() {
 	*x = SetClockRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2938,7 +3026,7 @@ func (x *SetClockRequest) String() string {
 func (*SetClockRequest) ProtoMessage() {}
 
 func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2951,7 +3039,7 @@ func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
 func (*SetClockRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetClockRequest) GetNowUnixNano() int64 {
@@ -2969,7 +3057,7 @@ type SetClockReply struct {
 
 func (x *SetClockReply) Reset() {
 	*x = SetClockReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3069,7 @@ func (x *SetClockReply) String() string {
 func (*SetClockReply) ProtoMessage() {}
 
 func (x *SetClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3082,7 @@ func (x *SetClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockReply.ProtoReflect.Descriptor instead.
 func (*SetClockReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
 }
 
 type FreezeRequest struct {
@@ -3005,7 +3093,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3017,7 +3105,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3030,7 +3118,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
 }
 
 type FreezeReply struct {
@@ -3042,7 +3130,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3054,7 +3142,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3067,7 +3155,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -3085,7 +3173,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3185,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3198,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
 }
 
 type ThawReply struct {
@@ -3122,7 +3210,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3134,7 +3222,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3147,7 +3235,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -3216,7 +3304,10 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x12KillContainerReply\"-\n" +
 	"\x17ReleaseContainerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x17\n" +
-	"\x15ReleaseContainerReply\"\xaf\x01\n" +
+	"\x15ReleaseContainerReply\"O\n" +
+	"\x13AddContainerRequest\x128\n" +
+	"\tcontainer\x18\x01 \x01(\v2\x1a.cocoon.guest.v1.ContainerR\tcontainer\"\x13\n" +
+	"\x11AddContainerReply\"\xaf\x01\n" +
 	"\rContainerExit\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -3376,10 +3467,11 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\alog_seq\x18\x01 \x01(\x04R\x06logSeq\x129\n" +
 	"\n" +
 	"containers\x18\x02 \x03(\v2\x19.cocoon.guest.v1.LogPlaceR\n" +
-	"containers\".\n" +
+	"containers\"B\n" +
 	"\bLogPlace\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\x05R\x03run\x12\x10\n" +
-	"\x03seq\x18\x02 \x01(\x04R\x03seq\"\x0f\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x0f\n" +
 	"\rSettleRequest\"\r\n" +
 	"\vSettleReply\"5\n" +
 	"\x0fSetClockRequest\x12\"\n" +
@@ -3390,7 +3482,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x05count\x18\x01 \x01(\x05R\x05count\"\r\n" +
 	"\vThawRequest\"!\n" +
 	"\tThawReply\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\x05R\x05count2\x9a\v\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count2\xf4\v\n" +
 	"\x05Guest\x12@\n" +
 	"\x04Info\x12\x1c.cocoon.guest.v1.InfoRequest\x1a\x1a.cocoon.guest.v1.InfoReply\x12O\n" +
 	"\tPutVolume\x12!.cocoon.guest.v1.PutVolumeRequest\x1a\x1f.cocoon.guest.v1.PutVolumeReply\x12C\n" +
@@ -3411,7 +3503,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\n" +
 	"Containers\x12\".cocoon.guest.v1.ContainersRequest\x1a .cocoon.guest.v1.ContainersReply0\x01\x12[\n" +
 	"\rKillContainer\x12%.cocoon.guest.v1.KillContainerRequest\x1a#.cocoon.guest.v1.KillContainerReply\x12d\n" +
-	"\x10ReleaseContainer\x12(.cocoon.guest.v1.ReleaseContainerRequest\x1a&.cocoon.guest.v1.ReleaseContainerReplyB,Z*cocoonstack.io/cocoon/api/guest/v1;guestv1b\x06proto3"
+	"\x10ReleaseContainer\x12(.cocoon.guest.v1.ReleaseContainerRequest\x1a&.cocoon.guest.v1.ReleaseContainerReply\x12X\n" +
+	"\fAddContainer\x12$.cocoon.guest.v1.AddContainerRequest\x1a\".cocoon.guest.v1.AddContainerReplyB,Z*cocoonstack.io/cocoon/api/guest/v1;guestv1b\x06proto3"
 
 var (
 	file_guest_v1_guest_proto_rawDescOnce sync.Once
@@ -3425,7 +3518,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),               // 1: cocoon.guest.v1.InfoReply
@@ -3438,115 +3531,120 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*KillContainerReply)(nil),      // 8: cocoon.guest.v1.KillContainerReply
 	(*ReleaseContainerRequest)(nil), // 9: cocoon.guest.v1.ReleaseContainerRequest
 	(*ReleaseContainerReply)(nil),   // 10: cocoon.guest.v1.ReleaseContainerReply
-	(*ContainerExit)(nil),           // 11: cocoon.guest.v1.ContainerExit
-	(*SetupReply)(nil),              // 12: cocoon.guest.v1.SetupReply
-	(*Volume)(nil),                  // 13: cocoon.guest.v1.Volume
-	(*VolumeFile)(nil),              // 14: cocoon.guest.v1.VolumeFile
-	(*Mount)(nil),                   // 15: cocoon.guest.v1.Mount
-	(*PutVolumeRequest)(nil),        // 16: cocoon.guest.v1.PutVolumeRequest
-	(*PutVolumeReply)(nil),          // 17: cocoon.guest.v1.PutVolumeReply
-	(*NIC)(nil),                     // 18: cocoon.guest.v1.NIC
-	(*Route)(nil),                   // 19: cocoon.guest.v1.Route
-	(*Process)(nil),                 // 20: cocoon.guest.v1.Process
-	(*Security)(nil),                // 21: cocoon.guest.v1.Security
-	(*Sysctl)(nil),                  // 22: cocoon.guest.v1.Sysctl
-	(*EnvVar)(nil),                  // 23: cocoon.guest.v1.EnvVar
-	(*WindowSize)(nil),              // 24: cocoon.guest.v1.WindowSize
-	(*ExecStart)(nil),               // 25: cocoon.guest.v1.ExecStart
-	(*ExecInput)(nil),               // 26: cocoon.guest.v1.ExecInput
-	(*ExecOutput)(nil),              // 27: cocoon.guest.v1.ExecOutput
-	(*LogsRequest)(nil),             // 28: cocoon.guest.v1.LogsRequest
-	(*LogEntry)(nil),                // 29: cocoon.guest.v1.LogEntry
-	(*WaitRequest)(nil),             // 30: cocoon.guest.v1.WaitRequest
-	(*WaitReply)(nil),               // 31: cocoon.guest.v1.WaitReply
-	(*AckExitRequest)(nil),          // 32: cocoon.guest.v1.AckExitRequest
-	(*AckExitReply)(nil),            // 33: cocoon.guest.v1.AckExitReply
-	(*PoweroffRequest)(nil),         // 34: cocoon.guest.v1.PoweroffRequest
-	(*PoweroffReply)(nil),           // 35: cocoon.guest.v1.PoweroffReply
-	(*StatsRequest)(nil),            // 36: cocoon.guest.v1.StatsRequest
-	(*StatsReply)(nil),              // 37: cocoon.guest.v1.StatsReply
-	(*ContainerStats)(nil),          // 38: cocoon.guest.v1.ContainerStats
-	(*ResumedRequest)(nil),          // 39: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),           // 40: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),            // 41: cocoon.guest.v1.ResumedReply
-	(*LogPlace)(nil),                // 42: cocoon.guest.v1.LogPlace
-	(*SettleRequest)(nil),           // 43: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),             // 44: cocoon.guest.v1.SettleReply
-	(*SetClockRequest)(nil),         // 45: cocoon.guest.v1.SetClockRequest
-	(*SetClockReply)(nil),           // 46: cocoon.guest.v1.SetClockReply
-	(*FreezeRequest)(nil),           // 47: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),             // 48: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),             // 49: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),               // 50: cocoon.guest.v1.ThawReply
+	(*AddContainerRequest)(nil),     // 11: cocoon.guest.v1.AddContainerRequest
+	(*AddContainerReply)(nil),       // 12: cocoon.guest.v1.AddContainerReply
+	(*ContainerExit)(nil),           // 13: cocoon.guest.v1.ContainerExit
+	(*SetupReply)(nil),              // 14: cocoon.guest.v1.SetupReply
+	(*Volume)(nil),                  // 15: cocoon.guest.v1.Volume
+	(*VolumeFile)(nil),              // 16: cocoon.guest.v1.VolumeFile
+	(*Mount)(nil),                   // 17: cocoon.guest.v1.Mount
+	(*PutVolumeRequest)(nil),        // 18: cocoon.guest.v1.PutVolumeRequest
+	(*PutVolumeReply)(nil),          // 19: cocoon.guest.v1.PutVolumeReply
+	(*NIC)(nil),                     // 20: cocoon.guest.v1.NIC
+	(*Route)(nil),                   // 21: cocoon.guest.v1.Route
+	(*Process)(nil),                 // 22: cocoon.guest.v1.Process
+	(*Security)(nil),                // 23: cocoon.guest.v1.Security
+	(*Sysctl)(nil),                  // 24: cocoon.guest.v1.Sysctl
+	(*EnvVar)(nil),                  // 25: cocoon.guest.v1.EnvVar
+	(*WindowSize)(nil),              // 26: cocoon.guest.v1.WindowSize
+	(*ExecStart)(nil),               // 27: cocoon.guest.v1.ExecStart
+	(*ExecInput)(nil),               // 28: cocoon.guest.v1.ExecInput
+	(*ExecOutput)(nil),              // 29: cocoon.guest.v1.ExecOutput
+	(*LogsRequest)(nil),             // 30: cocoon.guest.v1.LogsRequest
+	(*LogEntry)(nil),                // 31: cocoon.guest.v1.LogEntry
+	(*WaitRequest)(nil),             // 32: cocoon.guest.v1.WaitRequest
+	(*WaitReply)(nil),               // 33: cocoon.guest.v1.WaitReply
+	(*AckExitRequest)(nil),          // 34: cocoon.guest.v1.AckExitRequest
+	(*AckExitReply)(nil),            // 35: cocoon.guest.v1.AckExitReply
+	(*PoweroffRequest)(nil),         // 36: cocoon.guest.v1.PoweroffRequest
+	(*PoweroffReply)(nil),           // 37: cocoon.guest.v1.PoweroffReply
+	(*StatsRequest)(nil),            // 38: cocoon.guest.v1.StatsRequest
+	(*StatsReply)(nil),              // 39: cocoon.guest.v1.StatsReply
+	(*ContainerStats)(nil),          // 40: cocoon.guest.v1.ContainerStats
+	(*ResumedRequest)(nil),          // 41: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),           // 42: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),            // 43: cocoon.guest.v1.ResumedReply
+	(*LogPlace)(nil),                // 44: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),           // 45: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),             // 46: cocoon.guest.v1.SettleReply
+	(*SetClockRequest)(nil),         // 47: cocoon.guest.v1.SetClockRequest
+	(*SetClockReply)(nil),           // 48: cocoon.guest.v1.SetClockReply
+	(*FreezeRequest)(nil),           // 49: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),             // 50: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),             // 51: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),               // 52: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
-	18, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
-	20, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
-	13, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
-	15, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
+	20, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
+	22, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
+	15, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
+	17, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
 	3,  // 4: cocoon.guest.v1.SetupRequest.containers:type_name -> cocoon.guest.v1.Container
-	22, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
-	20, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
-	15, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
+	24, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
+	22, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
+	17, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
 	6,  // 8: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
-	11, // 9: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
-	11, // 10: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
-	13, // 11: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
-	14, // 12: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
-	19, // 13: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
-	23, // 14: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
-	21, // 15: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
-	23, // 16: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
-	24, // 17: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
-	25, // 18: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
-	24, // 19: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	38, // 20: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
-	18, // 21: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	40, // 22: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	42, // 23: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
-	0,  // 24: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	16, // 25: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 26: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	26, // 27: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	26, // 28: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	26, // 29: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	28, // 30: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	30, // 31: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	32, // 32: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	34, // 33: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	36, // 34: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	43, // 35: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	39, // 36: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	45, // 37: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
-	47, // 38: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	49, // 39: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	4,  // 40: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	7,  // 41: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
-	9,  // 42: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
-	1,  // 43: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	17, // 44: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	12, // 45: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	27, // 46: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	27, // 47: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	27, // 48: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	29, // 49: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	31, // 50: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	33, // 51: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	35, // 52: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	37, // 53: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	44, // 54: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	41, // 55: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	46, // 56: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
-	48, // 57: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	50, // 58: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	5,  // 59: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	8,  // 60: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
-	10, // 61: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
-	43, // [43:62] is the sub-list for method output_type
-	24, // [24:43] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	13, // 9: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
+	13, // 10: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
+	3,  // 11: cocoon.guest.v1.AddContainerRequest.container:type_name -> cocoon.guest.v1.Container
+	15, // 12: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
+	16, // 13: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
+	21, // 14: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
+	25, // 15: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
+	23, // 16: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
+	25, // 17: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
+	26, // 18: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
+	27, // 19: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
+	26, // 20: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
+	40, // 21: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	20, // 22: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	42, // 23: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	44, // 24: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	0,  // 25: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	18, // 26: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 27: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	28, // 28: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	28, // 29: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	28, // 30: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	30, // 31: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	32, // 32: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	34, // 33: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	36, // 34: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	38, // 35: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	45, // 36: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	41, // 37: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	47, // 38: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
+	49, // 39: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	51, // 40: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	4,  // 41: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	7,  // 42: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
+	9,  // 43: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
+	11, // 44: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
+	1,  // 45: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	19, // 46: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	14, // 47: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	29, // 48: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	29, // 49: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	29, // 50: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	31, // 51: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	33, // 52: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	35, // 53: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	37, // 54: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	39, // 55: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	46, // 56: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	43, // 57: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	48, // 58: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
+	50, // 59: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	52, // 60: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	5,  // 61: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	8,  // 62: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
+	10, // 63: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
+	12, // 64: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
+	45, // [45:65] is the sub-list for method output_type
+	25, // [25:45] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -3554,16 +3652,16 @@ func file_guest_v1_guest_proto_init() {
 	if File_guest_v1_guest_proto != nil {
 		return
 	}
-	file_guest_v1_guest_proto_msgTypes[13].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[14].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[26].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[15].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[16].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[28].OneofWrappers = []any{
 		(*ExecInput_Start)(nil),
 		(*ExecInput_Stdin)(nil),
 		(*ExecInput_StdinClosed)(nil),
 		(*ExecInput_Resize)(nil),
 		(*ExecInput_Signal)(nil),
 	}
-	file_guest_v1_guest_proto_msgTypes[27].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[29].OneofWrappers = []any{
 		(*ExecOutput_Stdout)(nil),
 		(*ExecOutput_Stderr)(nil),
 		(*ExecOutput_ExitCode)(nil),
@@ -3575,7 +3673,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   51,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -40,6 +40,7 @@ const (
 	Guest_Containers_FullMethodName       = "/cocoon.guest.v1.Guest/Containers"
 	Guest_KillContainer_FullMethodName    = "/cocoon.guest.v1.Guest/KillContainer"
 	Guest_ReleaseContainer_FullMethodName = "/cocoon.guest.v1.Guest/ReleaseContainer"
+	Guest_AddContainer_FullMethodName     = "/cocoon.guest.v1.Guest/AddContainer"
 )
 
 // GuestClient is the client API for Guest service.
@@ -89,6 +90,9 @@ type GuestClient interface {
 	KillContainer(ctx context.Context, in *KillContainerRequest, opts ...grpc.CallOption) (*KillContainerReply, error)
 	// ReleaseContainer lets those start that wait for a container, now or once their turn comes. Idempotent.
 	ReleaseContainer(ctx context.Context, in *ReleaseContainerRequest, opts ...grpc.CallOption) (*ReleaseContainerReply, error)
+	// AddContainer starts one more container of kind ephemeral, beside those of Setup. It runs once and nothing waits for its
+	// end. It answers when the container is about to start; its state says whether that succeeded. Idempotent by name.
+	AddContainer(ctx context.Context, in *AddContainerRequest, opts ...grpc.CallOption) (*AddContainerReply, error)
 }
 
 type guestClient struct {
@@ -316,6 +320,16 @@ func (c *guestClient) ReleaseContainer(ctx context.Context, in *ReleaseContainer
 	return out, nil
 }
 
+func (c *guestClient) AddContainer(ctx context.Context, in *AddContainerRequest, opts ...grpc.CallOption) (*AddContainerReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AddContainerReply)
+	err := c.cc.Invoke(ctx, Guest_AddContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GuestServer is the server API for Guest service.
 // All implementations must embed UnimplementedGuestServer
 // for forward compatibility.
@@ -363,6 +377,9 @@ type GuestServer interface {
 	KillContainer(context.Context, *KillContainerRequest) (*KillContainerReply, error)
 	// ReleaseContainer lets those start that wait for a container, now or once their turn comes. Idempotent.
 	ReleaseContainer(context.Context, *ReleaseContainerRequest) (*ReleaseContainerReply, error)
+	// AddContainer starts one more container of kind ephemeral, beside those of Setup. It runs once and nothing waits for its
+	// end. It answers when the container is about to start; its state says whether that succeeded. Idempotent by name.
+	AddContainer(context.Context, *AddContainerRequest) (*AddContainerReply, error)
 	mustEmbedUnimplementedGuestServer()
 }
 
@@ -429,6 +446,9 @@ func (UnimplementedGuestServer) KillContainer(context.Context, *KillContainerReq
 }
 func (UnimplementedGuestServer) ReleaseContainer(context.Context, *ReleaseContainerRequest) (*ReleaseContainerReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseContainer not implemented")
+}
+func (UnimplementedGuestServer) AddContainer(context.Context, *AddContainerRequest) (*AddContainerReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddContainer not implemented")
 }
 func (UnimplementedGuestServer) mustEmbedUnimplementedGuestServer() {}
 func (UnimplementedGuestServer) testEmbeddedByValue()               {}
@@ -746,6 +766,24 @@ func _Guest_ReleaseContainer_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_AddContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).AddContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_AddContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).AddContainer(ctx, req.(*AddContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Guest_ServiceDesc is the grpc.ServiceDesc for Guest service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -808,6 +846,10 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReleaseContainer",
 			Handler:    _Guest_ReleaseContainer_Handler,
+		},
+		{
+			MethodName: "AddContainer",
+			Handler:    _Guest_AddContainer_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

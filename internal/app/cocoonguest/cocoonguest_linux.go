@@ -59,7 +59,7 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 	}
 	cfg := guestagent.Config{Version: version, Init: init}
 	if init { // if not PID 1, other programs own the folders
-		cfg.Volumes, cfg.Rooms = volumes.New(), rooms.New(booted.Disk)
+		cfg.Volumes, cfg.Rooms = volumes.New(), rooms.New(booted.Disk, booted.Plug)
 	}
 	srv := guestagent.New(cfg, machine.New(init, booted.Disk))
 	done := make(chan struct{})

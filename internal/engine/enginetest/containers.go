@@ -5,20 +5,34 @@ import (
 	"slices"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-var _ guest.ContainerKeeper = (*session)(nil)
+var (
+	_ guest.ContainerKeeper  = (*session)(nil)
+	_ guest.ContainerAdder   = (*session)(nil)
+	_ hypervisor.DiskPlugger = (*Guest)(nil)
+)
 
 // Containers implements guest.ContainerKeeper.
-func (s *session) Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error {
+func (s *session) Containers(ctx context.Context, fn func([]guest.ContainerState) error) error {
 	return s.follow(ctx, "agent.Containers", func() error {
 		s.g.mu.Lock()
-		all := slices.Clone(s.g.p.Stand)
+		p := s.g.p
 		s.g.mu.Unlock()
-		if all == nil {
+		if p.Stand == nil {
 			return nil
+		}
+		var all []guest.ContainerState
+		for i, status := range p.Stand {
+			name := ""
+			if i < len(p.Names) {
+				name = p.Names[i]
+			}
+			all = append(all, guest.ContainerState{Name: name, Status: status})
 		}
 		return fn(all)
 	})
@@ -85,4 +99,52 @@ func (s *session) follow(ctx context.Context, call string, say func() error) err
 		case <-s.done:
 		}
 	}
+}
+
+// AddContainer implements guest.ContainerAdder: the container runs at once, if its disks are plugged.
+func (s *session) AddContainer(_ context.Context, c guest.Container) error {
+	if err := s.alive("agent.AddContainer"); err != nil {
+		return err
+	}
+	var err error
+	s.g.change(func() {
+		p := &s.g.p
+		if slices.Contains(p.Names, c.Name) {
+			return
+		}
+		for _, serial := range c.Layers {
+			if !slices.Contains(p.Serials, serial) {
+				err = errdefs.Unavailablef("the disk %s has not appeared", serial)
+				return
+			}
+		}
+		for len(p.Stand) < len(p.Names) {
+			p.Stand = append(slices.Clip(p.Stand), vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now().UTC()})
+		}
+		p.Names = append(slices.Clip(p.Names), c.Name)
+		p.Stand = append(slices.Clip(p.Stand), vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now().UTC()})
+	})
+	return err
+}
+
+// PlugDisk implements hypervisor.DiskPlugger.
+func (g *Guest) PlugDisk(_ context.Context, d vm.Disk) error {
+	return g.w.around("driver.PlugDisk", func() error {
+		g.change(func() {
+			if !slices.Contains(g.p.Serials, d.Serial) {
+				g.p.Serials = append(slices.Clip(g.p.Serials), d.Serial)
+			}
+		})
+		return nil
+	})
+}
+
+// UnplugDisk implements hypervisor.DiskPlugger.
+func (g *Guest) UnplugDisk(_ context.Context, serial string) error {
+	return g.w.around("driver.UnplugDisk", func() error {
+		g.change(func() {
+			g.p.Serials = slices.DeleteFunc(slices.Clone(g.p.Serials), func(s string) bool { return s == serial })
+		})
+		return nil
+	})
 }

@@ -57,6 +57,9 @@ func (d Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Insta
 		}
 	}
 	pr := proc{ID: p.ID, PID: d.w.nextPID(p), Port: p.Agent}
+	for _, disk := range p.Disks {
+		pr.Serials = append(pr.Serials, disk.Serial)
+	}
 	if len(p.NICs) > 0 {
 		pr.MAC = p.NICs[0].MAC
 	}

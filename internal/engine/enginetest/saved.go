@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -65,6 +66,11 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 	}
 	if kernel := p.Boot.Kernel != ""; kernel && !was.SetUp && !p.Incoming.Booting {
 		return errdefs.DataLossf("the guest was saved while its firmware read the kernel, and finds none")
+	}
+	for _, serial := range was.Serials {
+		if !slices.Contains(pr.Serials, serial) {
+			return errdefs.DataLossf("the guest was saved with the disk %s, which is missing", serial)
+		}
 	}
 	was.Larger, was.Storage = strings.Join(p.Incoming.Grown, " "), 0
 	was.ID, was.PID, was.Disk, was.Paused, was.Down = pr.ID, pr.PID, pr.Disk, false, p.Incoming.LinksDown

@@ -102,6 +102,7 @@ type proc struct {
 	Larger    string `json:"larger"`  // see Self
 	Storage   int64  `json:"storage"` // see Self
 
+	Serials []string                    `json:"serials,omitempty"` // of its disks
 	Names   []string                    `json:"names,omitempty"`   // of its containers
 	Stand   []vm.ContainerStatus        `json:"stand,omitempty"`   // their status
 	Entries map[string][]guest.LogEntry `json:"entries,omitempty"` // of their logs

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -327,17 +328,20 @@ func cutTornLine(f *os.File) (int64, error) {
 
 // Set is the logs of one VM: that of its main process, and one for each of its containers in a folder of its own.
 type Set struct {
-	Main       *Log
+	Main     *Log
+	dir      string
+	maxBytes int64
+
+	mu         sync.Mutex
 	containers map[string]*Log
-	dir        string
 }
 
 // NewSet returns the logs in the folder of a VM. maxBytes bounds each of them; containers are the names of the
-// containers.
+// containers that the VM begins with.
 func NewSet(dir string, maxBytes int64, containers ...string) *Set {
-	s := &Set{Main: New(dir, maxBytes), containers: map[string]*Log{}, dir: dir}
+	s := &Set{Main: New(dir, maxBytes), dir: dir, maxBytes: maxBytes, containers: map[string]*Log{}}
 	for _, name := range containers {
-		s.containers[name] = New(s.folder(name), maxBytes)
+		s.Of(name)
 	}
 	return s
 }
@@ -349,7 +353,21 @@ func (s *Set) Of(container string) *Log {
 	if container == "" {
 		return s.Main
 	}
-	return s.containers[container]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	log := s.containers[container]
+	if log == nil {
+		log = New(s.folder(container), s.maxBytes)
+		s.containers[container] = log
+	}
+	return log
+}
+
+// all returns the logs of the containers, by name.
+func (s *Set) all() map[string]*Log {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.containers)
 }
 
 // BeginForeign begins every log for a guest whose logs begin with those of another run; see Log.Skip.
@@ -357,7 +375,7 @@ func (s *Set) BeginForeign() error {
 	if err := s.Main.BeginForeign(); err != nil {
 		return err
 	}
-	for name, log := range s.containers {
+	for name, log := range s.all() {
 		if err := os.MkdirAll(s.folder(name), 0o700); err != nil {
 			return fmt.Errorf("begin log of container %s: %w", name, err)
 		}
@@ -370,7 +388,7 @@ func (s *Set) BeginForeign() error {
 
 // Resume continues the log of a container, and returns it.
 func (s *Set) Resume(container string) (*Log, error) {
-	log := s.containers[container]
+	log := s.Of(container)
 	if err := os.MkdirAll(s.folder(container), 0o700); err != nil {
 		return nil, fmt.Errorf("log of container %s: %w", container, err)
 	}
@@ -383,7 +401,7 @@ func (s *Set) Resume(container string) (*Log, error) {
 // Finish ends every log: readers that follow one have got everything.
 func (s *Set) Finish() {
 	s.Main.Finish()
-	for _, l := range s.containers {
+	for _, l := range s.all() {
 		l.Finish()
 	}
 }

@@ -17,18 +17,37 @@ func (l *Link) skipLogs(reply guest.ResumedReply) error {
 	if err := l.logs.Main.Skip(0, reply.LogSeq); err != nil {
 		return err
 	}
-	for i, c := range l.vm.Record().Containers {
+	r := l.vm.Record()
+	for i, c := range r.Containers {
 		var place guest.LogPlace
 		if i < len(reply.Containers) {
 			place = reply.Containers[i]
 		}
-		log, err := l.logs.Resume(c.Name)
-		if err != nil {
+		if err := l.skipLog(c.Name, place); err != nil {
 			return err
 		}
-		if err := log.Skip(place.Run, place.Seq); err != nil {
-			return fmt.Errorf("log of container %s: %w", c.Name, err)
+	}
+	for _, e := range r.Ephemeral {
+		place := guest.LogPlace{}
+		for _, p := range reply.Containers[min(len(r.Containers), len(reply.Containers)):] {
+			if p.Name == e.Record.Name {
+				place = p
+			}
 		}
+		if err := l.skipLog(e.Record.Name, place); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *Link) skipLog(container string, place guest.LogPlace) error {
+	log, err := l.logs.Resume(container)
+	if err != nil {
+		return err
+	}
+	if err := log.Skip(place.Run, place.Seq); err != nil {
+		return fmt.Errorf("log of container %s: %w", container, err)
 	}
 	return nil
 }
@@ -43,11 +62,24 @@ func (l *Link) followContainers(ctx context.Context, agent guest.Agent) {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, c := range l.vm.Record().Containers {
-		wg.Go(func() { l.keepContainerLog(ctx, keeper, agent, c.Name) })
+	followed := map[string]bool{}
+	follow := func(name string) {
+		if !followed[name] {
+			followed[name] = true
+			wg.Go(func() { l.keepContainerLog(ctx, keeper, agent, name) })
+		}
 	}
+	for _, c := range l.vm.Record().Containers {
+		follow(c.Name)
+	}
+	wg.Go(func() { l.addContainers(ctx, agent) })
 	l.pump(ctx, agent, "status of containers not received, trying again", func() error {
-		return keeper.Containers(ctx, func(all []vm.ContainerStatus) error { return l.noteContainers(ctx, all) })
+		return keeper.Containers(ctx, func(all []guest.ContainerState) error {
+			for _, name := range l.added(all) {
+				follow(name)
+			}
+			return l.noteContainers(ctx, all)
+		})
 	})
 }
 
@@ -71,21 +103,23 @@ func (l *Link) keepContainerLog(ctx context.Context, keeper guest.ContainerKeepe
 }
 
 // noteContainers records the status of the VM's containers.
-func (l *Link) noteContainers(ctx context.Context, all []vm.ContainerStatus) error {
-	have := l.vm.Record().Containers
-	if len(all) != len(have) {
-		return errdefs.New(errdefs.Internal, "the guest reports %d containers, but it was given %d", len(all), len(have))
+func (l *Link) noteContainers(ctx context.Context, all []guest.ContainerState) error {
+	r := l.vm.Record()
+	if len(all) < len(r.Containers) {
+		return errdefs.New(errdefs.Internal, "the guest reports %d containers, but it was given %d", len(all), len(r.Containers))
 	}
-	next := slices.Clone(have)
-	for i, s := range all {
+	next := slices.Clone(r.Containers)
+	for i := range next {
+		s := all[i].Status
 		if s.Last == nil && s.Restarts > 0 { // from before this boot, which the guest does not know of
-			s.Last = have[i].Status.Last
+			s.Last = next[i].Status.Last
 		}
 		next[i].Status = s
 	}
-	if reflect.DeepEqual(have, next) {
+	added := noted(r.Ephemeral, all[len(next):])
+	if reflect.DeepEqual(r.Containers, next) && reflect.DeepEqual(r.Ephemeral, added) {
 		return nil
 	}
-	_, err := l.vm.Update(ctx, func(r *vm.Record) { r.Containers = next })
+	_, err := l.vm.Update(ctx, func(r *vm.Record) { r.Containers, r.Ephemeral = next, noted(r.Ephemeral, all[len(next):]) })
 	return err
 }

@@ -230,10 +230,7 @@ func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 		r.Sysctls = append(r.Sysctls, &guestv1.Sysctl{Name: c.Name, Value: c.Value})
 	}
 	for _, c := range g.Containers {
-		r.Containers = append(r.Containers, &guestv1.Container{
-			Name: c.Name, Kind: string(c.Kind), Process: process(c.Process), Layers: c.Layers, Mounts: mounts(c.Mounts), Run: int32(c.Run),
-			Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
-		})
+		r.Containers = append(r.Containers, encodeContainer(c))
 	}
 	for _, v := range g.Volumes {
 		r.Volumes = append(r.Volumes, volume(v))
@@ -241,6 +238,13 @@ func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 	r.Mounts = mounts(g.Mounts)
 	_, err := s.client.Setup(ctx, r)
 	return s.failure(ctx, "set up the guest", err)
+}
+
+func encodeContainer(c guest.Container) *guestv1.Container {
+	return &guestv1.Container{
+		Name: c.Name, Kind: string(c.Kind), Process: process(c.Process), Layers: c.Layers, Mounts: mounts(c.Mounts), Run: int32(c.Run),
+		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
+	}
 }
 
 func process(p vm.Process) *guestv1.Process {

@@ -49,7 +49,7 @@ func statsOf(r *guestv1.StatsReply) guest.Stats {
 }
 
 // containersOf fails when a container is in an unknown state.
-func containersOf(r *guestv1.ContainersReply) (all []vm.ContainerStatus, err error) {
+func containersOf(r *guestv1.ContainersReply) (all []guest.ContainerState, err error) {
 	for _, c := range r.GetContainers() {
 		s := vm.ContainerStatus{
 			State: vm.ContainerState(c.GetState()), Reason: word(c.GetReason()), Message: grpcerr.Clean(c.GetMessage()),
@@ -60,7 +60,7 @@ func containersOf(r *guestv1.ContainersReply) (all []vm.ContainerStatus, err err
 		default:
 			return nil, errdefs.New(errdefs.Internal, "the guest reports an unknown container state %q", word(c.GetState()))
 		}
-		all = append(all, s)
+		all = append(all, guest.ContainerState{Name: word(c.GetName()), Status: s})
 	}
 	return all, nil
 }
@@ -86,7 +86,7 @@ func entryOf(e *guestv1.LogEntry) guest.LogEntry {
 func resumedOf(r *guestv1.ResumedReply) guest.ResumedReply {
 	out := guest.ResumedReply{LogSeq: r.GetLogSeq()}
 	for _, c := range r.GetContainers() {
-		out.Containers = append(out.Containers, guest.LogPlace{Run: count(c.GetRun()), Seq: c.GetSeq()})
+		out.Containers = append(out.Containers, guest.LogPlace{Run: count(c.GetRun()), Seq: c.GetSeq(), Name: word(c.GetName())})
 	}
 	return out
 }

@@ -6,13 +6,15 @@ import (
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/guest"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
-var _ guest.ContainerKeeper = (*session)(nil)
+var (
+	_ guest.ContainerKeeper = (*session)(nil)
+	_ guest.ContainerAdder  = (*session)(nil)
+)
 
 // Containers implements guest.ContainerKeeper.
-func (s *session) Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error {
+func (s *session) Containers(ctx context.Context, fn func([]guest.ContainerState) error) error {
 	return follow(ctx, s, "watch the guest's containers", s.client.Containers, &guestv1.ContainersRequest{}, func(r *guestv1.ContainersReply) error {
 		all, err := containersOf(r)
 		if err != nil {
@@ -37,4 +39,10 @@ func (s *session) KillContainer(ctx context.Context, container string, run int, 
 func (s *session) ReleaseContainer(ctx context.Context, container string) error {
 	_, err := s.client.ReleaseContainer(ctx, &guestv1.ReleaseContainerRequest{Name: container})
 	return s.failure(ctx, "release the containers after container "+container, err)
+}
+
+// AddContainer implements guest.ContainerAdder.
+func (s *session) AddContainer(ctx context.Context, c guest.Container) error {
+	_, err := s.client.AddContainer(ctx, &guestv1.AddContainerRequest{Container: encodeContainer(c)})
+	return s.failure(ctx, "add container "+c.Name, err)
 }

@@ -99,8 +99,10 @@ func askStats(ctx context.Context, t *testing.T, s *session) error {
 }
 
 func askContainers(ctx context.Context, t *testing.T, s *session) error {
-	return s.Containers(ctx, func(all []vm.ContainerStatus) error {
-		for _, c := range all {
+	return s.Containers(ctx, func(all []guest.ContainerState) error {
+		for _, s := range all {
+			c := s.Status
+			line(t, s.Name)
 			if !slices.Contains([]vm.ContainerState{vm.ContainerWaiting, vm.ContainerRunning, vm.ContainerTerminated}, c.State) {
 				t.Errorf("state %q", c.State)
 			}

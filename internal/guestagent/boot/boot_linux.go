@@ -31,17 +31,20 @@ const (
 	rootDir   = "/mnt/root"
 )
 
-// early are the modules that disk, channel and network need; late ones can wait until the agent answers.
+// early are the modules that disk, channel and network need; late ones can wait until the agent answers. Few guests ever need
+// those for disks that are plugged later.
 var (
 	early = []string{"virtio_pci", "virtio_console", "virtio_blk", "virtio_net"}
 	late  = []string{"virtio_rng", "virtio_balloon", "button", "evdev"}
+	plug  = []string{"virtio_scsi", "sd_mod"}
 )
 
 // Result is what Root leaves for the caller.
 type Result struct {
 	HasRoot bool // false: the machine has no disk of ours and the initramfs is still the root
 	Late    func() error
-	Disk    *os.File // a folder of the writable disk's file system, reachable by no path from the root; nil without a disk
+	Plug    func() error // loads what disks need that are plugged later; called once at most
+	Disk    *os.File     // a folder of the writable disk's file system, reachable by no path from the root; nil without a disk
 }
 
 // Root turns the initramfs into the guest's root file system.
@@ -60,11 +63,15 @@ func Root() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	plugModules, err := mods.prepare(plug...)
+	if err != nil {
+		return Result{}, err
+	}
 	disks, err := findDisks("/sys/block")
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{Late: lateModules}
+	r := Result{Late: lateModules, Plug: plugModules}
 	layers, err := findLayers(disks)
 	if err != nil {
 		return Result{}, err

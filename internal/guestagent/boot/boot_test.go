@@ -52,8 +52,14 @@ func TestFindDisks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := os.MkdirAll(filepath.Join(dir, "sda", "device"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "sda", "device", "vpd_pg80"), []byte("\x00\x80\x00\x0bcocoon-i007"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	disks, err := findDisks(dir)
-	if err != nil || len(disks) != 2 || disks["cocoon-l000"] != "/dev/vda" || disks[serialCOW] != "/dev/vdb" {
+	if err != nil || len(disks) != 3 || disks["cocoon-i007"] != "/dev/sda" || disks["cocoon-l000"] != "/dev/vda" || disks[serialCOW] != "/dev/vdb" {
 		t.Errorf("%v, %v", disks, err)
 	}
 	if disks, err := findDisks(dir + "/none"); err != nil || len(disks) != 0 {

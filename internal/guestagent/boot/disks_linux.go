@@ -25,12 +25,42 @@ func findDisks(sysBlock string) (map[string]string, error) {
 	}
 	disks := map[string]string{}
 	for _, e := range entries {
-		serial, err := os.ReadFile(filepath.Join(sysBlock, e.Name(), "serial"))
-		if err == nil && len(serial) > 0 {
-			disks[strings.TrimSpace(string(serial))] = "/dev/" + e.Name()
+		if serial := serialOf(filepath.Join(sysBlock, e.Name())); serial != "" {
+			disks[serial] = "/dev/" + e.Name()
 		}
 	}
 	return disks, nil
+}
+
+// pageHeader is the length of the header of a SCSI disk's page with its serial, in bytes.
+const pageHeader = 4
+
+// serialOf returns the serial of a disk; "" if it has none. dir is the disk's folder in sysfs.
+func serialOf(dir string) string {
+	serial, err := os.ReadFile(filepath.Join(dir, "serial"))
+	if err != nil { // a disk that was plugged later is a SCSI disk
+		page, err := os.ReadFile(filepath.Join(dir, "device/vpd_pg80"))
+		if err != nil || len(page) < pageHeader {
+			return ""
+		}
+		serial = page[pageHeader:]
+	}
+	return strings.TrimSpace(string(serial))
+}
+
+// Rescan makes the kernel look for disks that were plugged. It returns when it has seen those that are there, but their
+// devices may appear a moment later.
+func Rescan() error {
+	hosts, err := filepath.Glob("/sys/class/scsi_host/host*/scan")
+	if err != nil {
+		return err
+	}
+	for _, scan := range hosts {
+		if err := os.WriteFile(scan, []byte("0 0 -"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("look for plugged disks: %w", err)
+		}
+	}
+	return nil
 }
 
 // findLayers returns the devices with the layers of the image, lowest first; none when there is no image.

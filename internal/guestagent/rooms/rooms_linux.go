@@ -8,6 +8,7 @@ package rooms
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,7 +33,8 @@ const stagePath = "/run/.rooms"
 
 // Keeper owns the rooms of the guest it runs in. Its methods are safe for concurrent use.
 type Keeper struct {
-	disk *os.File // a folder of the writable disk's file system; nil without one
+	disk *os.File     // a folder of the writable disk's file system; nil without one
+	plug func() error // loads what disks need that are plugged while the guest runs
 
 	mu     sync.Mutex
 	open   bool
@@ -44,9 +47,44 @@ type room struct {
 	readOnlyRoot bool
 }
 
-// New returns the keeper of a guest without rooms. disk is boot.Result.Disk.
-func New(disk *os.File) *Keeper {
-	return &Keeper{disk: disk, layers: map[string]string{}, rooms: map[string]*room{}}
+// New returns the keeper of a guest without rooms. disk is boot.Result.Disk, plug is boot.Result.Plug or nil.
+func New(disk *os.File, plug func() error) *Keeper {
+	if plug == nil {
+		plug = func() error { return nil }
+	}
+	return &Keeper{disk: disk, plug: sync.OnceValue(plug), layers: map[string]string{}, rooms: map[string]*room{}}
+}
+
+// Limits of the wait for plugged disks.
+const (
+	plugLimit = 30 * time.Second
+	plugPause = 10 * time.Millisecond // between two looks: no event announces every disk
+)
+
+// Await waits until the guest has the disks with these serials, which may just have been plugged.
+func (k *Keeper) Await(ctx context.Context, serials []string) error {
+	ctx, cancel := context.WithTimeout(ctx, plugLimit)
+	defer cancel()
+	tick := time.NewTicker(plugPause)
+	defer tick.Stop()
+	for {
+		disks, err := boot.Disks()
+		if err != nil {
+			return err
+		}
+		missing := slices.IndexFunc(serials, func(s string) bool { return disks[s] == "" })
+		if missing < 0 {
+			return nil
+		}
+		if err := errors.Join(k.plug(), boot.Rescan()); err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return errdefs.Unavailablef("the disk %s with a layer of an image has not appeared: %w", serials[missing], ctx.Err())
+		}
+	}
 }
 
 // Make makes the room called name from the layers on the disks with these serials, lowest first, and returns the folder
@@ -279,6 +317,7 @@ func (k *Keeper) Seal() error {
 		return fmt.Errorf("hide the containers' file systems: %w", err)
 	}
 	k.open = false
+	clear(k.layers)          // rooms that are made later mount them again
 	_ = os.Remove(stagePath) // an empty folder does no harm
 	return nil
 }

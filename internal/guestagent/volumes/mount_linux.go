@@ -56,11 +56,40 @@ func (k *Keeper) Message(folder, name string) (*os.File, error) {
 
 // showText makes the file for messages. Preconditions: mu is held.
 func (k *Keeper) showText(folder, name string) (*os.File, error) {
+	if k.closed {
+		return k.showTextLate(folder, name)
+	}
 	if err := k.open(); err != nil {
 		return nil, err
 	}
+	return k.showTextFrom(k.store, folder, name)
+}
+
+// showTextLate is showText after the stage was removed: what is there cannot be mounted any more. The file gets memory of its
+// own. Preconditions: mu is held.
+func (k *Keeper) showTextLate(folder, name string) (_ *os.File, err error) {
+	if err := os.MkdirAll(k.stage, 0o700); err != nil {
+		return nil, err
+	}
+	if err := unix.Mount("tmpfs", k.stage, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700,size=1m"); err != nil {
+		return nil, fmt.Errorf("mount memory for a message: %w", err)
+	}
+	defer func() {
+		err = errors.Join(err, unix.Unmount(k.stage, unix.MNT_DETACH))
+		_ = os.Remove(k.stage) // an empty folder does no harm
+	}()
+	store, err := os.OpenRoot(k.stage)
+	if err != nil {
+		return nil, err
+	}
+	defer store.Close()
+	return k.showTextFrom(store, folder, name)
+}
+
+// showTextFrom makes the file for messages in store.
+func (k *Keeper) showTextFrom(store *os.Root, folder, name string) (*os.File, error) {
 	source := fmt.Sprintf(".message-%d", len(k.texts)) // no volume has such a name
-	f, err := k.store.OpenFile(source, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
+	f, err := store.OpenFile(source, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
 	if err != nil {
 		return nil, err
 	}

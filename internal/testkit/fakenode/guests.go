@@ -28,6 +28,7 @@ type Guest struct {
 	SetUp    bool                       `json:"setUp"`
 	// Containers are running from the setup on.
 	Containers []vm.ContainerStatus `json:"containers"`
+	Added      []string             `json:"added"` // names of the containers that were added; they run
 }
 
 // guests are the guests of a node. They implement guest.Connector.
@@ -37,10 +38,11 @@ type guests struct {
 	mu    sync.Mutex
 	exits map[vm.ID]chan struct{} // closed when the main process has ended
 	names map[string]vm.ID        // of VMs that were dialled
+	joins chan struct{}           // closed and replaced when a container is added to any of them
 }
 
 func newGuests(host *fake.Host) *guests {
-	return &guests{host: host, exits: map[vm.ID]chan struct{}{}, names: map[string]vm.ID{}}
+	return &guests{host: host, exits: map[vm.ID]chan struct{}{}, names: map[string]vm.ID{}, joins: make(chan struct{})}
 }
 
 // id of the VM of that name; "" when it was never dialled.
@@ -128,6 +130,7 @@ var (
 	_ guest.Resumer         = (*session)(nil)
 	_ guest.VolumeKeeper    = (*session)(nil)
 	_ guest.ContainerKeeper = (*session)(nil)
+	_ guest.ContainerAdder  = (*session)(nil)
 )
 
 func (s *session) exit() chan struct{} {
@@ -199,20 +202,56 @@ func (s *session) Logs(ctx context.Context, _ uint64, _ func(guest.LogEntry) err
 }
 
 // Containers implements guest.ContainerKeeper.
-func (s *session) Containers(ctx context.Context, fn func([]vm.ContainerStatus) error) error {
-	all := s.all.recall(s.id).Containers
-	if err := fn(slices.Clone(all)); err != nil {
-		return err
-	}
-	exit, err := s.Wait(ctx)
-	if err != nil {
-		return err
+func (s *session) Containers(ctx context.Context, fn func([]guest.ContainerState) error) error {
+	var all []guest.ContainerState
+	for over := false; !over; {
+		s.all.mu.Lock()
+		joins := s.all.joins
+		s.all.mu.Unlock()
+		x := s.all.recall(s.id)
+		all = nil
+		for _, status := range x.Containers {
+			all = append(all, guest.ContainerState{Status: status})
+		}
+		for _, name := range x.Added {
+			all = append(all, guest.ContainerState{Name: name, Status: vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: s.all.host.Started(s.id)}})
+		}
+		if err := fn(slices.Clone(all)); err != nil {
+			return err
+		}
+		select {
+		case <-joins:
+		case <-s.exit():
+			over = true
+		case <-s.done:
+			return errdefs.Unavailablef("link lost")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	for i := range all {
-		all[i].State, all[i].Reason = vm.ContainerTerminated, vm.ContainerError
-		all[i].Exit = &vm.ContainerExit{Code: exit.Code, Reason: vm.ContainerError, StartedAt: all[i].StartedAt, FinishedAt: time.Now()}
+		c := &all[i].Status
+		c.State, c.Reason = vm.ContainerTerminated, vm.ContainerError
+		c.Exit = &vm.ContainerExit{Code: exitCode, Reason: vm.ContainerError, StartedAt: c.StartedAt, FinishedAt: time.Now()}
 	}
 	return fn(all)
+}
+
+// exitCode is the exit code of every process of a guest that is told to power off.
+const exitCode = 143
+
+// AddContainer implements guest.ContainerAdder.
+func (s *session) AddContainer(_ context.Context, c guest.Container) error {
+	err := s.all.change(s.id, func(x *Guest) {
+		if !slices.Contains(x.Added, c.Name) {
+			x.Added = append(slices.Clip(x.Added), c.Name)
+		}
+	})
+	s.all.mu.Lock()
+	defer s.all.mu.Unlock()
+	close(s.all.joins)
+	s.all.joins = make(chan struct{})
+	return err
 }
 
 // ContainerLogs implements guest.ContainerKeeper.
@@ -233,7 +272,7 @@ func (s *session) ReleaseContainer(context.Context, string) error { return nil }
 func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
 	select {
 	case <-s.exit():
-		return guest.Exit{Code: 143}, nil
+		return guest.Exit{Code: exitCode}, nil
 	case <-s.done:
 		return guest.Exit{}, errdefs.Unavailablef("link lost")
 	case <-ctx.Done():
