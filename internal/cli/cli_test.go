@@ -105,7 +105,14 @@ func TestRestartAndReleaseOfContainers(t *testing.T) {
 	if code, _, errOut := cocoon("", "vm", "release", "web", "proxy"); code != 0 {
 		t.Errorf("release: %d %q", code, errOut)
 	}
-	if want := []string{"web proxy 0 -1ns", "web proxy 3 7s", "web proxy 0 0s", "web releases proxy"}; !slices.Equal(n.killed, want) {
+	const debug = `{"name":"debug","kind":"ephemeral","image":"busybox:1.36","process":{"args":["sleep","60"]}}`
+	if code, _, errOut := cocoon(debug, "vm", "add-container", "web"); code != 0 {
+		t.Errorf("add-container: %d %q", code, errOut)
+	}
+	if code, _, errOut := cocoon("{", "vm", "add-container", "web"); code == 0 {
+		t.Errorf("add-container of what is no JSON: %d %q", code, errOut)
+	}
+	if want := []string{"web proxy 0 -1ns", "web proxy 3 7s", "web proxy 0 0s", "web releases proxy", "web gets debug busybox:1.36 [sleep 60]"}; !slices.Equal(n.killed, want) {
 		t.Errorf("got %q, want %q", n.killed, want)
 	}
 }

@@ -113,6 +113,11 @@ func (n *node) ReleaseContainer(_ context.Context, ref, container string) error 
 	return nil
 }
 
+func (n *node) AddContainer(_ context.Context, ref string, c vm.Container) (vm.Record, error) {
+	n.killed = append(n.killed, fmt.Sprint(ref, " gets ", c.Name, " ", c.Image, " ", c.Process.Args))
+	return vm.Record{}, c.ValidateEphemeral()
+}
+
 func (n *node) Console(context.Context, string) (io.ReadWriteCloser, error) { return n.console, nil }
 
 type store struct {

@@ -104,6 +104,26 @@ container has started in the sense that they need.` + refHelp,
 	}
 }
 
+func (a *app) vmAddContainerCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "add-container REF", Short: "Start one more container in a running VM", Args: cobra.ExactArgs(1),
+		Long: `Start one more container in a running VM. It runs once and ends with the guest at the latest. Its image must be on
+the node. Standard input is the container in JSON:
+{"name":"debug","kind":"ephemeral","image":"busybox:1.36","process":{"args":["sleep","60"]}}.` + refHelp,
+		ValidArgsFunction: inTurn(a.completeVMs),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var c vm.Container
+			if err := a.readJSON("-", "the container", &c); err != nil {
+				return err
+			}
+			return a.withClient(func(client *nodeclient.Client) error {
+				_, err := client.AddContainer(cmd.Context(), args[0], c)
+				return err
+			})
+		},
+	}
+}
+
 func (a *app) snapshotRemoteCommand() *cobra.Command {
 	verb := func(use, short string, op func(ctx context.Context, c *nodeclient.Client, ref string, auth snapshot.Auth) error) *cobra.Command {
 		var remote remoteFlags

@@ -115,6 +115,10 @@ func (c *capture) shoot(ctx context.Context, x snapshot.Snapshot) (snapshot.Snap
 		r := &x.Record.Containers[i]
 		r.ImageManifest = c.manifestOf(ctx, r.ImageDigest)
 	}
+	for i := range x.Record.Ephemeral {
+		r := &x.Record.Ephemeral[i].Record
+		r.ImageManifest = c.manifestOf(ctx, r.ImageDigest)
+	}
 	return c.draft.Commit(ctx, x)
 }
 
@@ -274,12 +278,12 @@ func inheritance(r vm.Record) vm.Record {
 	}
 	var disks []vm.Disk
 	for _, d := range r.Disks {
-		disks = append(disks, vm.Disk{Format: d.Format, ReadOnly: d.ReadOnly, Serial: d.Serial, Role: d.Role})
+		disks = append(disks, vm.Disk{Format: d.Format, ReadOnly: d.ReadOnly, Serial: d.Serial, Role: d.Role, Port: d.Port})
 	}
 	r.Spec.Labels = nil
 	return vm.Record{
 		ID: r.ID, Spec: r.Spec, State: r.State, Driver: r.Driver, ImageType: r.ImageType, ImageDigest: r.ImageDigest,
 		Boot: r.Boot, Process: r.Process, Disks: disks, NICs: nics, FirstBooted: r.FirstBooted, AgentReady: r.AgentReady,
-		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: r.StartedAt, Containers: r.Containers,
+		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: r.StartedAt, Containers: r.Containers, Ephemeral: r.Ephemeral,
 	}
 }

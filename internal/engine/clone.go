@@ -149,6 +149,9 @@ func (c *clone) buildNew(ctx context.Context) (outcome, error) {
 	if r.Disks, err = c.disksFrom(ctx, c.id, r.Spec.Storage, c.held, c.images); err != nil {
 		return outcome{}, err
 	}
+	if !r.Cloned { // a guest that boots has no containers that were added to another one
+		r.Disks = withoutPlugged(r.Disks)
+	}
 	if r.NICs, err = c.nics.attach(ctx, r, &c.back, true); err != nil {
 		return outcome{}, err
 	}

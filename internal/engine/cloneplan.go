@@ -48,6 +48,9 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	if r.Containers, err = containersIn(x, r.Spec, live); err != nil {
 		return r, nil, err
 	}
+	if r.Ephemeral, err = ephemeralIn(x, live); err != nil {
+		return r, nil, err
+	}
 	r.Spec.Process = x.Record.Spec.Process
 	if live && len(r.Spec.NICs) != x.NICs {
 		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, but the clone would have %d; request the same number, or clone it cold", x.NICs, len(r.Spec.NICs))

@@ -96,7 +96,8 @@ func again(s vm.ContainerStatus) vm.ContainerStatus {
 // standsOn reports whether r's VM uses the image with that digest.
 func standsOn(r vm.Record, digest string) bool {
 	return r.ImageDigest == digest ||
-		slices.ContainsFunc(r.Containers, func(c vm.ContainerRecord) bool { return c.ImageDigest == digest })
+		slices.ContainsFunc(r.Containers, func(c vm.ContainerRecord) bool { return c.ImageDigest == digest }) ||
+		slices.ContainsFunc(r.Ephemeral, func(e vm.Ephemeral) bool { return e.Record.ImageDigest == digest && len(e.Record.Layers) > 0 })
 }
 
 // containerOf resolves the name of a container: in a VM with several, "" means the first app container.
@@ -137,16 +138,17 @@ func containersIn(x snapshot.Snapshot, spec vm.Spec, live bool) ([]vm.ContainerR
 	return out, nil
 }
 
-// baseOf returns the disks of the images that x depends on, with the serials that its guest knows.
+// baseOf returns the disks of the images that x depends on, with the serials and ports that its guest knows.
 func (n *node) baseOf(ctx context.Context, x snapshot.Snapshot, images []image.Image) ([]vm.Disk, error) {
 	base, err := n.images.Base(ctx, images[0])
 	if err != nil {
 		return nil, err
 	}
-	if x.Record.RootContainer() {
-		return base, nil
+	ports := map[string]int{} // by serial
+	for _, d := range x.Record.Disks {
+		ports[d.Serial] = d.Port
 	}
-	for i, c := range x.Record.Containers {
+	for i, c := range x.Layered() {
 		layers, err := n.images.Base(ctx, images[i+1])
 		if err != nil {
 			return nil, fmt.Errorf("container %s: %w", c.Name, err)
@@ -156,6 +158,7 @@ func (n *node) baseOf(ctx context.Context, x snapshot.Snapshot, images []image.I
 		}
 		for j, d := range layers {
 			d.Serial = c.Layers[j]
+			d.Port = ports[d.Serial]
 			at := slices.IndexFunc(base, func(b vm.Disk) bool { return b.Serial == d.Serial })
 			switch {
 			case at < 0:

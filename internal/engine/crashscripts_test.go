@@ -291,5 +291,6 @@ func scripts() map[string]script {
 		"recover": {act: func(context.Context, *rig) error { return nil }},
 	}
 	maps.Copy(all, severalScripts())
+	maps.Copy(all, addScripts())
 	return all
 }

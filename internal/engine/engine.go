@@ -20,8 +20,12 @@ import (
 // Run has been told to end.
 type Engine struct {
 	*node
+	containerVerbs
 	strays *strays
 }
+
+// containerVerbs are the methods of Engine for single containers of running VMs.
+type containerVerbs struct{ *node }
 
 // strays are the remains that recovery found of VMs that the journal does not know.
 type strays struct {

@@ -206,61 +206,6 @@ func (m *machine) serialLog(ctx context.Context, opts guest.LogOptions, fn func(
 	return serial.Read(ctx, path, opts.Tail, opts.Follow && r != nil, ended, fn)
 }
 
-// KillContainer ends a run of one container of a running VM, the current one when run is 0: by SIGTERM, and by
-// SIGKILL after grace (negative: that of the spec, zero: at once). It returns when the run has ended. The run counts
-// as failed, and the restart policy decides whether another one follows. A run that has already ended is no error. If
-// ctx ends first, the run may still end.
-// Errors: NotFound (VM, container), FailedPrecondition when the VM does not run, Unsupported when its guest has an
-// older agent, Unavailable when the guest does not answer or the run does not end in time.
-func (e *Engine) KillContainer(caller context.Context, ref, container string, run int, grace time.Duration) error {
-	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, r vm.Record, k guest.ContainerKeeper) error {
-		if run < 0 {
-			return errdefs.Invalidf("invalid run %d of container %s; runs are counted from 1", run, container)
-		}
-		if grace < 0 {
-			grace = r.Spec.StopGrace
-		}
-		ctx, cancel := context.WithTimeoutCause(ctx, grace+e.cfg.StopMargin, errdefs.Unavailablef("it has not ended within %s", grace))
-		defer cancel()
-		return k.KillContainer(ctx, r.Container(container).Name, run, grace)
-	}))
-}
-
-// ReleaseContainer lets the containers of a running VM start that wait for the given one, which holds them.
-// Idempotent.
-// Errors as for KillContainer.
-func (e *Engine) ReleaseContainer(caller context.Context, ref, container string) error {
-	return e.life.ended(caller, e.keeperOf(caller, ref, container, func(ctx context.Context, r vm.Record, k guest.ContainerKeeper) error {
-		return k.ReleaseContainer(ctx, r.Container(container).Name)
-	}))
-}
-
-// keeperOf calls f with the agent that manages a container.
-func (n *node) keeperOf(caller context.Context, ref, container string, f func(context.Context, vm.Record, guest.ContainerKeeper) error) error {
-	ctx, cancel := n.life.bound(caller)
-	defer cancel()
-	m, _, err := n.running(ctx, ref)
-	if err != nil {
-		return err
-	}
-	r := m.record()
-	if r.Container(container) == nil {
-		return errdefs.NotFoundf("vm %s has no container %q", m.name(), container)
-	}
-	c, err := n.agentOf(ctx, string(m.id))
-	if err != nil {
-		return err
-	}
-	keeper, ok := c.agent.(guest.ContainerKeeper)
-	if !ok {
-		return errdefs.Unsupportedf("the agent in the guest of vm %s does not support containers", m.name())
-	}
-	if err := f(ctx, r, keeper); err != nil {
-		return c.failed(ctx, fmt.Errorf("container %s of vm %s: %w", container, m.name(), err))
-	}
-	return nil
-}
-
 // silent explains why calls into m end. The state of the guest is not known: only its process exists.
 func silent(m *machine) error {
 	if err := standsStill(m); err != nil {

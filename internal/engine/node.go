@@ -118,6 +118,9 @@ func (n *node) newMachine(r vm.Record) *machine {
 	for _, c := range r.Containers {
 		containers = append(containers, c.Name)
 	}
+	for _, e := range r.Ephemeral {
+		containers = append(containers, e.Record.Name)
+	}
 	m := &machine{node: n, id: r.ID, logs: proclog.NewSet(n.dirs.state(r.ID), n.cfg.MaxLogBytes, containers...)}
 	m.rec.Store(&r)
 	return m

@@ -24,6 +24,8 @@ const (
 	opRestore   = "restore"
 	opAdopt     = "adopt"
 
+	opAddContainer = "add container"
+
 	stepAdopt    = "adopt"
 	stepDisks    = "disks"
 	stepNetwork  = "network"
@@ -34,6 +36,7 @@ const (
 	stepUndo     = "undo"
 	stepAnswer   = "answer"
 	stepClean    = "clean"
+	stepJoin     = "join"
 )
 
 // operation is one kind of change of a VM that the journal follows from its first step to its end. T is such a change

@@ -16,6 +16,7 @@ var operations = []recoverable{
 	wakeOperation,
 	restoreOperation,
 	adoptOperation,
+	additionOperation,
 }
 
 // operationOf returns the operation of an intent; nil: this Cocoon does not know it.

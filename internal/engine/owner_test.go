@@ -55,6 +55,10 @@ func TestOwners(t *testing.T) {
 			"volume":  func() error { return r.UpdateVolume(ctx, ref, "v", nil) },
 			"kill":    func() error { return r.KillContainer(ctx, ref, "c", 1, 0) },
 			"release": func() error { return r.ReleaseContainer(ctx, ref, "c") },
+			"add": func() error {
+				_, err := r.AddContainer(ctx, ref, vm.Container{Name: "c", Image: "demo", Kind: vm.ContainerEphemeral})
+				return err
+			},
 		} {
 			if err := try(); !errdefs.IsNotFound(err) {
 				t.Errorf("%s %s on behalf of dev: %v", what, ref, err)

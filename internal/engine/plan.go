@@ -131,6 +131,7 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 func stopped(r *vm.Record, how ending, at time.Time) {
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt = vm.StateStopped, nil, 0, false, at
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
+	r.Ephemeral, r.Disks = endedWith(r.Ephemeral, at), withoutPlugged(r.Disks)
 	if vm.Passing(r.Reason) {
 		r.Reason, r.Message = "", ""
 	}

@@ -69,6 +69,9 @@ func (n *node) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot)
 	if _, err := containersIn(x, r.Spec, x.Live); err != nil {
 		return nil, err
 	}
+	if _, err := ephemeralIn(x, x.Live); err != nil {
+		return nil, err
+	}
 	if !x.Live {
 		if err := n.startable(r); err != nil {
 			return nil, err
@@ -184,8 +187,9 @@ func (s *restore) resume(ctx context.Context) (outcome, error) {
 	slept := s.record().State == vm.StateHibernated
 	f.change = func(to *vm.Record) {
 		to.Boot, to.NICs, to.Disks, to.Resume, to.Cloned = r.Boot, r.NICs, r.Disks, r.Resume, r.Cloned
+		to.Ephemeral = endedWith(to.Ephemeral, now())
 		if live {
-			to.Containers = r.Containers
+			to.Containers, to.Ephemeral = r.Containers, over(to.Ephemeral, r.Ephemeral)
 		}
 		if slept {
 			to.Snapshot = ""
@@ -210,7 +214,10 @@ func (s *restore) identify(ctx context.Context, r *vm.Record) (err error) {
 	if r.Spec.Accel, err = s.drivers.resumable(ctx, s.x, r.Spec.Accel); err != nil {
 		return err
 	}
-	r.Containers, err = containersIn(s.x, r.Spec, true)
+	if r.Containers, err = containersIn(s.x, r.Spec, true); err != nil {
+		return err
+	}
+	r.Ephemeral, err = ephemeralIn(s.x, true)
 	return err
 }
 

@@ -11,26 +11,26 @@ import (
 )
 
 // operate runs act on the VM of ref when its turn comes.
-func (e *Engine) operate(caller context.Context, op, ref string, act func(*machine, context.Context) (vm.Record, error)) (vm.Record, error) {
-	ctx, leave, err := e.life.enter(caller)
+func (n *node) operate(caller context.Context, op, ref string, act func(*machine, context.Context) (vm.Record, error)) (vm.Record, error) {
+	ctx, leave, err := n.life.enter(caller)
 	if err != nil {
 		return vm.Record{}, err
 	}
 	defer leave()
-	m, release, err := e.vms.take(ctx, ref)
+	m, release, err := n.vms.take(ctx, ref)
 	if err != nil {
-		return vm.Record{}, e.life.ended(caller, err)
+		return vm.Record{}, n.life.ended(caller, err)
 	}
 	defer release()
 	began := time.Now()
 	r, err := act(m, vm.OnBehalf(ctx, m.record().Owner)) // what is made from a VM belongs to the owner of the VM, whoever asked
 	if err == nil {
-		err = e.durable(ctx)
+		err = n.durable(ctx)
 	}
 	if err != nil {
-		return r.Clone(), e.life.ended(caller, fmt.Errorf("%s vm %s: %w", op, m.name(), err))
+		return r.Clone(), n.life.ended(caller, fmt.Errorf("%s vm %s: %w", op, m.name(), err))
 	}
-	e.log.Info("vm operated on", "vm", m.id, "op", op, "dur", time.Since(began))
+	n.log.Info("vm operated on", "vm", m.id, "op", op, "dur", time.Since(began))
 	return r.Clone(), nil
 }
 

@@ -147,7 +147,7 @@ func (w *wake) undo(ctx context.Context, cause error) error {
 	was := w.was
 	_ = w.settleAssumed(ctx, opWake, func(r *vm.Record) {
 		r.State, r.Snapshot, r.Disks, r.Resume, r.Cloned = was.State, was.Snapshot, was.Disks, was.Resume, was.Cloned
-		r.Containers, r.ExitCode = was.Containers, was.ExitCode
+		r.Containers, r.Ephemeral, r.ExitCode = was.Containers, was.Ephemeral, was.ExitCode
 		r.Handle, r.PID, r.AgentReady, r.Reason, r.Message = nil, 0, false, vm.ReasonWakeFailed, cause.Error()
 		if errdefs.Is(cause, errdefs.DataLoss) {
 			r.Reason = vm.ReasonDataLoss

@@ -33,4 +33,8 @@ type Containers interface {
 
 	// ReleaseContainer allows the containers that wait for this one to start.
 	ReleaseContainer(ctx context.Context, ref, container string) error
+
+	// AddContainer starts one more container, of kind ephemeral, in a running guest. It returns when the guest has got it; the
+	// record says how it goes on. A container that was added before is no error.
+	AddContainer(ctx context.Context, ref string, c vm.Container) (vm.Record, error)
 }

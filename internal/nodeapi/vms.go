@@ -97,6 +97,10 @@ func (v *vms) ReleaseContainer(ctx context.Context, r *nodev1.ReleaseContainerRe
 	return &nodev1.ReleaseContainerResponse{}, v.containers.ReleaseContainer(ctx, r.GetRef(), r.GetContainer())
 }
 
+func (v *vms) AddContainer(ctx context.Context, r *nodev1.AddContainerRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.containers.AddContainer(ctx, r.GetRef(), nodewire.DecodeContainer(r.GetContainer())))
+}
+
 func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record, error) {
 	spec, pull, auth := nodewire.DecodeClone(r)
 	if err := spec.Validate(); err != nil {

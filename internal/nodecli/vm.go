@@ -320,3 +320,15 @@ func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []v
 	}
 	return c.do(ctx, call{args: []string{"vm", "volume", "--", ref, volume}, stdin: bytes.NewReader(text)})
 }
+
+// AddContainer starts one more container in a running VM; see guest.Containers.
+func (c *Client) AddContainer(ctx context.Context, ref string, add vm.Container) (vm.Record, error) {
+	text, err := json.Marshal(add)
+	if err != nil {
+		return vm.Record{}, fmt.Errorf("encode container %s: %w", add.Name, err)
+	}
+	if err := c.do(ctx, call{args: []string{"vm", "add-container", "--", ref}, stdin: bytes.NewReader(text)}); err != nil {
+		return vm.Record{}, err
+	}
+	return c.Inspect(ctx, ref)
+}

@@ -92,6 +92,11 @@ func (c *Client) ReleaseContainer(ctx context.Context, ref, container string) er
 	return do(ctx, c, c.vms.ReleaseContainer, &nodev1.ReleaseContainerRequest{Ref: ref, Container: container})
 }
 
+// AddContainer starts one more container in a running VM; see guest.Containers.
+func (c *Client) AddContainer(ctx context.Context, ref string, add vm.Container) (vm.Record, error) {
+	return ask(ctx, c, c.vms.AddContainer, &nodev1.AddContainerRequest{Ref: ref, Container: nodewire.EncodeContainer(add)}, nodewire.DecodeRecord)
+}
+
 func graceNS(grace time.Duration) *int64 {
 	if grace < 0 {
 		return nil

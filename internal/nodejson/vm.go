@@ -36,6 +36,7 @@ type VM struct {
 	Volumes []vm.Volume `json:"volumes,omitempty"` // without their content
 
 	Containers []Container `json:"containers,omitempty"`
+	Ephemeral  []Container `json:"ephemeral,omitempty"` // added while it ran
 
 	AgentReady bool              `json:"agent_ready"`
 	ExitCode   *int              `json:"exit_code"`
@@ -113,7 +114,7 @@ func FromRecord(r vm.Record) VM {
 			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
 		PID: r.PID, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: newIDs(r.SnapshotIDs),
-		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Containers: containers(r.Containers),
+		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Containers: containers(r.Containers), Ephemeral: ephemeral(r.Ephemeral),
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
 		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
 		Restarts: r.Restarts, Labels: r.Spec.Labels, Revision: r.Revision,
@@ -162,7 +163,7 @@ func (v VM) Record() vm.Record {
 		},
 		PID: v.PID, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs.list(), Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
 		CreatedAt: v.CreatedAt, UpdatedAt: v.UpdatedAt, StartedAt: given(v.StartedAt), StoppedAt: given(v.StoppedAt),
-		Containers: containerRecords(v.Containers),
+		Containers: containerRecords(v.Containers), Ephemeral: ephemeralRecords(v.Ephemeral),
 		AgentReady: v.AgentReady, ExitCode: v.ExitCode, Reason: v.Reason, Message: v.Message, Restarts: v.Restarts, Revision: v.Revision,
 	}
 	for _, n := range v.NetworkConfigs {

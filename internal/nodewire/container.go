@@ -8,14 +8,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-func encodeContainer(c vm.Container) *nodev1.Container {
+// EncodeContainer returns c as a message.
+func EncodeContainer(c vm.Container) *nodev1.Container {
 	return &nodev1.Container{
 		Name: c.Name, Image: c.Image, Kind: string(c.Kind), Process: EncodeProcess(c.Process), Mounts: each(c.Mounts, encodeMount),
 		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
 	}
 }
 
-func decodeContainer(m *nodev1.Container) vm.Container {
+// DecodeContainer returns the container in m.
+func DecodeContainer(m *nodev1.Container) vm.Container {
 	return vm.Container{
 		Name: m.GetName(), Image: m.GetImage(), Kind: vm.ContainerKind(m.GetKind()),
 		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount), Hold: m.GetHold(), Root: m.GetRoot(),
@@ -69,4 +71,12 @@ func decodeContainerExit(m *nodev1.ContainerExit) *vm.ContainerExit {
 		Code: int(m.GetCode()), Reason: m.GetReason(), Message: m.GetMessage(),
 		StartedAt: DecodeTime(m.GetStartedAtNs()), FinishedAt: DecodeTime(m.GetFinishedAtNs()),
 	}
+}
+
+func encodeEphemeral(e vm.Ephemeral) *nodev1.Ephemeral {
+	return &nodev1.Ephemeral{Spec: EncodeContainer(e.Spec), Record: encodeContainerRecord(e.Record)}
+}
+
+func decodeEphemeral(m *nodev1.Ephemeral) vm.Ephemeral {
+	return vm.Ephemeral{Spec: DecodeContainer(m.GetSpec()), Record: decodeContainerRecord(m.GetRecord())}
 }

@@ -35,7 +35,7 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		CloudInit:   encodeCloudInit(s.CloudInit),
 		Volumes:     each(s.Volumes, encodeVolume),
 		Mounts:      each(s.Mounts, encodeMount),
-		Containers:  each(s.Containers, encodeContainer),
+		Containers:  each(s.Containers, EncodeContainer),
 		Restart:     string(s.Restart),
 		Sysctls:     each(s.Sysctls, encodeSysctl),
 		Domain:      s.Domain,
@@ -65,7 +65,7 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 		Volumes:   each(m.GetVolumes(), decodeVolume),
 		Mounts:    each(m.GetMounts(), decodeMount),
 
-		Containers: each(m.GetContainers(), decodeContainer),
+		Containers: each(m.GetContainers(), DecodeContainer),
 		Restart:    vm.RestartPolicy(m.GetRestart()),
 		Sysctls:    each(m.GetSysctls(), decodeSysctl),
 		Domain:     m.GetDomain(),
@@ -198,7 +198,7 @@ func EncodeRecord(r vm.Record) *nodev1.Record {
 		Restarts:    int64(r.Restarts),
 		Revision:    r.Revision,
 		Snapshot:    r.Snapshot, SnapshotIds: slices.Clone(r.SnapshotIDs), Resume: encodeResume(r.Resume), Cloned: r.Cloned,
-		Containers: each(r.Containers, encodeContainerRecord),
+		Containers: each(r.Containers, encodeContainerRecord), Ephemeral: each(r.Ephemeral, encodeEphemeral),
 	}
 }
 
@@ -233,7 +233,7 @@ func DecodeRecord(m *nodev1.Record) vm.Record {
 		Restarts:    int(m.GetRestarts()),
 		Revision:    m.GetRevision(),
 		Snapshot:    m.GetSnapshot(), SnapshotIDs: cloneSlice(m.GetSnapshotIds()), Resume: decodeResume(m.GetResume()), Cloned: m.GetCloned(),
-		Containers: each(m.GetContainers(), decodeContainerRecord),
+		Containers: each(m.GetContainers(), decodeContainerRecord), Ephemeral: each(m.GetEphemeral(), decodeEphemeral),
 	}
 }
 
@@ -296,7 +296,7 @@ func decodeNIC(m *nodev1.NIC) vm.NIC {
 }
 
 func encodeDisk(d vm.Disk) *nodev1.Disk {
-	m := &nodev1.Disk{Path: d.Path, Format: string(d.Format), ReadOnly: d.ReadOnly, Serial: d.Serial, Role: string(d.Role)}
+	m := &nodev1.Disk{Path: d.Path, Format: string(d.Format), ReadOnly: d.ReadOnly, Serial: d.Serial, Role: string(d.Role), Port: int64(d.Port)}
 	if d.Backing != nil {
 		m.Backing = encodeDisk(*d.Backing)
 	}
@@ -306,7 +306,7 @@ func encodeDisk(d vm.Disk) *nodev1.Disk {
 func decodeDisk(m *nodev1.Disk) vm.Disk {
 	d := vm.Disk{
 		Path: m.GetPath(), Format: vm.DiskFormat(m.GetFormat()), ReadOnly: m.GetReadOnly(),
-		Serial: m.GetSerial(), Role: vm.DiskRole(m.GetRole()),
+		Serial: m.GetSerial(), Role: vm.DiskRole(m.GetRole()), Port: int(m.GetPort()),
 	}
 	if m.GetBacking() != nil {
 		b := decodeDisk(m.GetBacking())

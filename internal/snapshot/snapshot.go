@@ -86,19 +86,32 @@ type Image struct {
 	Type     vm.ImageType
 }
 
-// Images returns the images that the disks of s are based on: the image of its VM, then those of its containers in
-// order, except a container whose root is the VM's own.
+// Images returns the images that the disks of s are based on: the image of its VM, then those of Layered in order.
 func (s Snapshot) Images() []Image {
 	out := []Image{{Name: s.Image, Digest: s.ImageDigest, Manifest: s.ImageManifest, Type: s.ImageType}}
-	if s.Record.RootContainer() {
-		return out
+	names := map[string]string{}
+	for _, c := range s.Record.Spec.Containers {
+		names[c.Name] = c.Image
 	}
-	for i, c := range s.Record.Containers {
-		img := Image{Digest: c.ImageDigest, Manifest: c.ImageManifest, Type: vm.ImageOCI}
-		if i < len(s.Record.Spec.Containers) {
-			img.Name = s.Record.Spec.Containers[i].Image
+	for _, e := range s.Record.Ephemeral {
+		names[e.Record.Name] = e.Spec.Image
+	}
+	for _, c := range s.Layered() {
+		out = append(out, Image{Name: names[c.Name], Digest: c.ImageDigest, Manifest: c.ImageManifest, Type: vm.ImageOCI})
+	}
+	return out
+}
+
+// Layered returns the containers whose images are disks of s: those of its VM, except a container whose root is the VM's own,
+// then those that were added to its guest and have disks in it.
+func (s Snapshot) Layered() (out []vm.ContainerRecord) {
+	if !s.Record.RootContainer() {
+		out = append(out, s.Record.Containers...)
+	}
+	for _, e := range s.Record.Ephemeral {
+		if len(e.Record.Layers) > 0 {
+			out = append(out, e.Record)
 		}
-		out = append(out, img)
 	}
 	return out
 }

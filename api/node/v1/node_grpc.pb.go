@@ -47,6 +47,7 @@ const (
 	VMs_UpdateVolume_FullMethodName     = "/cocoon.node.v1.VMs/UpdateVolume"
 	VMs_KillContainer_FullMethodName    = "/cocoon.node.v1.VMs/KillContainer"
 	VMs_ReleaseContainer_FullMethodName = "/cocoon.node.v1.VMs/ReleaseContainer"
+	VMs_AddContainer_FullMethodName     = "/cocoon.node.v1.VMs/AddContainer"
 	VMs_Clone_FullMethodName            = "/cocoon.node.v1.VMs/Clone"
 	VMs_Restore_FullMethodName          = "/cocoon.node.v1.VMs/Restore"
 	VMs_Hibernate_FullMethodName        = "/cocoon.node.v1.VMs/Hibernate"
@@ -95,6 +96,9 @@ type VMsClient interface {
 	KillContainer(ctx context.Context, in *KillContainerRequest, opts ...grpc.CallOption) (*KillContainerResponse, error)
 	// ReleaseContainer lets the containers of a running VM start that wait for one that holds them. Idempotent.
 	ReleaseContainer(ctx context.Context, in *ReleaseContainerRequest, opts ...grpc.CallOption) (*ReleaseContainerResponse, error)
+	// AddContainer starts one more container, of kind ephemeral, in a running VM. It runs once, and its end changes nothing for the
+	// VM. It returns when the guest has got the container; Watch tells its state. A container that was added already is no error.
+	AddContainer(ctx context.Context, in *AddContainerRequest, opts ...grpc.CallOption) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -332,6 +336,16 @@ func (c *vMsClient) ReleaseContainer(ctx context.Context, in *ReleaseContainerRe
 	return out, nil
 }
 
+func (c *vMsClient) AddContainer(ctx context.Context, in *AddContainerRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_AddContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -414,6 +428,9 @@ type VMsServer interface {
 	KillContainer(context.Context, *KillContainerRequest) (*KillContainerResponse, error)
 	// ReleaseContainer lets the containers of a running VM start that wait for one that holds them. Idempotent.
 	ReleaseContainer(context.Context, *ReleaseContainerRequest) (*ReleaseContainerResponse, error)
+	// AddContainer starts one more container, of kind ephemeral, in a running VM. It runs once, and its end changes nothing for the
+	// VM. It returns when the guest has got the container; Watch tells its state. A container that was added already is no error.
+	AddContainer(context.Context, *AddContainerRequest) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(context.Context, *CloneRequest) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -485,6 +502,9 @@ func (UnimplementedVMsServer) KillContainer(context.Context, *KillContainerReque
 }
 func (UnimplementedVMsServer) ReleaseContainer(context.Context, *ReleaseContainerRequest) (*ReleaseContainerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseContainer not implemented")
+}
+func (UnimplementedVMsServer) AddContainer(context.Context, *AddContainerRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddContainer not implemented")
 }
 func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
@@ -778,6 +798,24 @@ func _VMs_ReleaseContainer_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_AddContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).AddContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_AddContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).AddContainer(ctx, req.(*AddContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CloneRequest)
 	if err := dec(in); err != nil {
@@ -900,6 +938,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReleaseContainer",
 			Handler:    _VMs_ReleaseContainer_Handler,
+		},
+		{
+			MethodName: "AddContainer",
+			Handler:    _VMs_AddContainer_Handler,
 		},
 		{
 			MethodName: "Clone",

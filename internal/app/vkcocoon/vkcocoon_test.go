@@ -38,6 +38,10 @@ func (idle) KillContainer(context.Context, string, string, int, time.Duration) e
 
 func (idle) ReleaseContainer(context.Context, string, string) error { return errNone }
 
+func (idle) AddContainer(context.Context, string, vm.Container) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
+
 func (idle) UpdateVolume(context.Context, string, string, []vm.VolumeFile) error { return errNone }
 
 func (idle) Pull(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error) {

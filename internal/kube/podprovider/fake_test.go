@@ -207,6 +207,33 @@ func (e *engine) ReleaseContainer(ctx context.Context, ref, container string) er
 	return nil
 }
 
+// AddContainer adds a container, which runs immediately.
+func (e *engine) AddContainer(ctx context.Context, ref string, c vm.Container) (vm.Record, error) {
+	leave, err := e.enter("add " + c.Name)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	r := e.findFor(ctx, ref)
+	leave()
+	switch {
+	case r == nil:
+		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	case e.older, len(r.Containers) == 0:
+		return vm.Record{}, errdefs.Unsupportedf("not known")
+	}
+	if err := c.ValidateEphemeral(); err != nil {
+		return vm.Record{}, err
+	}
+	e.change(r.ID, func(r *vm.Record) {
+		if r.Ephemeral == nil || r.Container(c.Name).Name != c.Name {
+			added := vm.ContainerRecord{Name: c.Name, ImageDigest: "sha256:debug", Process: c.Process}
+			added.Status = vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now()}
+			r.Ephemeral = append(slices.Clip(r.Ephemeral), vm.Ephemeral{Spec: c, Record: added})
+		}
+	})
+	return e.Inspect(ctx, ref)
+}
+
 // KillContainer ends a run immediately and starts the next one.
 func (e *engine) KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error {
 	leave, err := e.enter(fmt.Sprintf("kill %s/%d %s", container, run, grace))

@@ -137,6 +137,10 @@ func (v ownContainers) ReleaseContainer(ctx context.Context, ref, container stri
 	return v.r.ReleaseContainer(vm.OnBehalf(ctx, v.o), ref, container)
 }
 
+func (v ownContainers) AddContainer(ctx context.Context, ref string, c vm.Container) (vm.Record, error) {
+	return v.r.AddContainer(vm.OnBehalf(ctx, v.o), ref, c)
+}
+
 func (v ownPuller) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	return v.r.Pull(vm.OnBehalf(ctx, v.o), r, progress)
 }

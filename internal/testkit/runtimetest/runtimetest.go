@@ -142,6 +142,13 @@ func strangers(ctx context.Context, t T, r guest.Containers) {
 	if err := r.ReleaseContainer(ctx, "one", "none"); !errdefs.IsNotFound(err) {
 		t.Errorf("release of a container of a VM that is one process: %v", err)
 	}
+	add := vm.Container{Name: "debug", Image: "anything", Kind: vm.ContainerEphemeral}
+	if _, err := r.AddContainer(ctx, "nothing", add); !errdefs.IsNotFound(err) {
+		t.Errorf("a container for what is not: %v", err)
+	}
+	if _, err := r.AddContainer(ctx, "one", add); !errdefs.Is(err, errdefs.Unsupported) {
+		t.Errorf("a container for a VM that is one process: %v", err)
+	}
 }
 
 func notFound(ctx context.Context, t T, r puller) {

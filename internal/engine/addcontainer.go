@@ -1,0 +1,196 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func (m *machine) addContainer(ctx context.Context, c vm.Container) (vm.Record, error) {
+	r := m.record()
+	switch run := m.run.Load(); {
+	case find(r.Ephemeral, c.Name) >= 0:
+		return r, nil
+	case slices.ContainsFunc(r.Containers, func(have vm.ContainerRecord) bool { return have.Name == c.Name }):
+		return r, errdefs.Existsf("it has a container %s", c.Name)
+	case r.ImageType != vm.ImageOCI:
+		return r, errdefs.Unsupportedf("its guest boots its own system, and no container can be added to that")
+	case len(r.Containers) == 0:
+		return r, errdefs.Unsupportedf("it has a process instead of containers, and no container can be added to that")
+	case r.State != vm.StateRunning || run == nil:
+		return r, errdefs.Preconditionf("it does not run (%s), so no container can be added to it", r.State)
+	case len(r.Ephemeral) >= maxEphemeral:
+		return r, errdefs.Exhaustedf("%d containers were added to it already, which is the maximum", maxEphemeral)
+	}
+	img, err := m.images.Get(ctx, c.Image)
+	if err != nil {
+		return r, fmt.Errorf("container %s: %w", c.Name, err)
+	}
+	if img.Type != vm.ImageOCI {
+		return r, errdefs.Invalidf("container %s: image %s boots itself, so it cannot be added to a running VM", c.Name, c.Image)
+	}
+	process := c.Process.Over(img.Config)
+	if process.Empty() {
+		return r, errdefs.Invalidf("container %s: image %s has no entrypoint; give a command", c.Name, c.Image)
+	}
+	if err := process.Allowed(); err != nil {
+		return r, fmt.Errorf("container %s: %w", c.Name, err)
+	}
+	a := &addition{machine: m, image: img, name: c.Name, want: vm.Ephemeral{Spec: c, Record: vm.ContainerRecord{
+		Name: c.Name, ImageDigest: img.ID, Process: process,
+		Status: vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerCreating},
+	}}}
+	return additionOperation.run(ctx, m, a, additionArgs{c.Name}.json())
+}
+
+// addition adds a container to a running VM. From the first step on, the record has the container, and every session
+// with the guest begins with telling it.
+type addition struct {
+	*machine
+	name  string
+	want  vm.Ephemeral // with image, unless an earlier process of the engine recorded it
+	image image.Image
+}
+
+var additionOperation = operation[*addition]{
+	name: opAddContainer, told: true, recall: recallAddition,
+	steps: []step[*addition]{
+		{word: stepDisks, run: (*addition).plug, undo: (*addition).undo, recover: (*addition).recover, lasting: true},
+		{word: stepJoin, run: (*addition).join, undo: (*addition).undo, recover: (*addition).recover, lasting: true},
+	},
+}
+
+// additionArgs are the journal arguments.
+type additionArgs struct {
+	Name string `json:"name"` // of the container
+}
+
+func (a additionArgs) json() []byte {
+	b, _ := json.Marshal(a) // a string always encodes
+	return b
+}
+
+func recallAddition(m *machine, in journal.Intent) (*addition, error) {
+	var args additionArgs
+	if err := json.Unmarshal(in.Args, &args); err != nil || args.Name == "" {
+		return nil, errdefs.DataLossf("the arguments of its unfinished %s are damaged", in.Op)
+	}
+	return &addition{machine: m, name: args.Name}, nil
+}
+
+// plug records the container and its disks, and plugs them.
+func (a *addition) plug(ctx context.Context) (outcome, error) {
+	plugger, err := a.plugger()
+	if err != nil {
+		return outcome{}, err
+	}
+	if find(a.record().Ephemeral, a.name) < 0 {
+		if err := a.plan(ctx); err != nil {
+			return outcome{}, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.AgentTimeout)
+	defer cancel()
+	for _, d := range a.own() {
+		if err := plugger.PlugDisk(ctx, d); errdefs.IsNotFound(err) {
+			return outcome{}, errdefs.Preconditionf("its process has ended: %w", err)
+		} else if err != nil {
+			return outcome{}, err
+		}
+	}
+	return outcome{}, nil
+}
+
+// plan puts the container and its disks on record.
+func (a *addition) plan(ctx context.Context) error {
+	layers, err := a.images.Base(ctx, a.image)
+	if err != nil {
+		return fmt.Errorf("container %s: %w", a.name, err)
+	}
+	r := a.record()
+	serials, add, err := plugged(r.Disks, layers)
+	if err != nil {
+		return err
+	}
+	a.want.Record.Layers = serials
+	_, err = a.commit(ctx, a.step(stepDisks), func(r *vm.Record) {
+		r.Ephemeral, r.Disks = append(slices.Clip(r.Ephemeral), a.want), append(slices.Clip(r.Disks), add...)
+	})
+	return err
+}
+
+// own returns the disks that only the container uses.
+func (a *addition) own() (disks []vm.Disk) {
+	r := a.record()
+	for _, d := range r.Disks {
+		uses := func(e vm.Ephemeral) bool { return slices.Contains(e.Record.Layers, d.Serial) }
+		at := slices.IndexFunc(r.Ephemeral, uses) // the first one that has it brought it
+		if d.Port != 0 && at >= 0 && at == find(r.Ephemeral, a.name) {
+			disks = append(disks, d)
+		}
+	}
+	return disks
+}
+
+func (a *addition) plugger() (hypervisor.DiskPlugger, error) {
+	run := a.run.Load()
+	if run == nil {
+		return nil, errdefs.Preconditionf("its process has ended")
+	}
+	plugger, ok := hypervisor.As[hypervisor.DiskPlugger](run.Inst)
+	if !ok {
+		return nil, errdefs.Unsupportedf("driver %s cannot plug disks into a running VM", a.record().Driver)
+	}
+	return plugger, nil
+}
+
+// join tells the guest. A guest that cannot be reached now is told by the next session.
+func (a *addition) join(ctx context.Context) (outcome, error) {
+	if run := a.run.Load(); run != nil {
+		return outcome{}, run.link.AddContainer(ctx, a.name)
+	}
+	return outcome{}, errdefs.Preconditionf("its process has ended")
+}
+
+// undo takes the container off the record, and its disks if the guest gives them back. Others stay until the guest ends.
+func (a *addition) undo(ctx context.Context, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undo.Limit)
+	defer cancel()
+	gone := map[string]bool{}
+	plugger, err := a.plugger()
+	for _, d := range a.own() {
+		if err == nil {
+			err = plugger.UnplugDisk(ctx, d.Serial)
+		}
+		if err == nil || errdefs.IsNotFound(err) { // its process has ended
+			gone[d.Serial] = true
+		}
+	}
+	if err != nil {
+		a.log.Warn("disks of a container that was not added are still plugged", "vm", a.id, "err", err)
+	}
+	a.settleFailed(ctx, opAddContainer, func(r *vm.Record) {
+		r.Ephemeral = slices.DeleteFunc(slices.Clone(r.Ephemeral), func(e vm.Ephemeral) bool { return e.Record.Name == a.name })
+		r.Disks = slices.DeleteFunc(slices.Clone(r.Disks), func(d vm.Disk) bool { return gone[d.Serial] })
+	})
+	return cause
+}
+
+// recover goes on where the earlier process of the engine ended. If the guest has ended meanwhile, so has the container.
+func (a *addition) recover(ctx context.Context) (next string, err error) {
+	if err := a.adopt(ctx); err != nil {
+		return "", err
+	}
+	if a.machine.run.Load() == nil || find(a.record().Ephemeral, a.name) < 0 {
+		return "", a.settle(ctx, same)
+	}
+	return stepDisks, nil
+}

@@ -1,0 +1,101 @@
+package engine
+
+import (
+	"slices"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// maxEphemeral is how many containers may be added to one VM, including ended ones.
+const maxEphemeral = 64
+
+// plugged returns the places for the layers of one more image in a guest with these disks: the serials of its layers, and
+// the disks to plug. A layer that the guest has already gets no disk.
+func plugged(disks, layers []vm.Disk) (serials []string, add []vm.Disk, err error) {
+	byPath, ports, used := map[string]string{}, map[int]bool{}, map[string]bool{}
+	for _, d := range disks {
+		ports[d.Port], used[d.Serial] = true, true
+		if d.Role == vm.RoleLayer {
+			byPath[d.Path] = d.Serial
+		}
+	}
+	port, number := 1, 0
+	for _, d := range layers {
+		serial, have := byPath[d.Path]
+		if !have {
+			for ports[port] {
+				port++
+			}
+			for used[image.SerialContainerLayer(number)] {
+				number++
+			}
+			serial = image.SerialContainerLayer(number)
+			if port > vm.MaxPort {
+				return nil, nil, errdefs.Exhaustedf("the guest has %d plugged disks and no place for another one; restart the VM to free those of ended containers", vm.MaxPort)
+			}
+			d.Serial, d.Port = serial, port
+			ports[port], used[serial], byPath[d.Path] = true, true, serial
+			add = append(add, d)
+		}
+		serials = append(serials, serial)
+	}
+	return serials, add, nil
+}
+
+// withoutPlugged returns the disks that a guest has when it boots.
+func withoutPlugged(disks []vm.Disk) []vm.Disk {
+	if !slices.ContainsFunc(disks, func(d vm.Disk) bool { return d.Port != 0 }) {
+		return disks
+	}
+	return slices.DeleteFunc(slices.Clone(disks), func(d vm.Disk) bool { return d.Port != 0 })
+}
+
+// endedWith returns the added containers of a guest that has ended at that time.
+func endedWith(all []vm.Ephemeral, at time.Time) []vm.Ephemeral {
+	all = slices.Clone(all)
+	for i := range all {
+		r := &all[i].Record
+		r.Layers = nil
+		if r.Status.State == vm.ContainerTerminated {
+			continue
+		}
+		r.Status.State = vm.ContainerRunning
+		r.Status = r.Status.Cut(at)
+	}
+	return all
+}
+
+// over returns the containers of below, with those of top instead of those of the same name.
+func over(below, top []vm.Ephemeral) []vm.Ephemeral {
+	out := slices.DeleteFunc(slices.Clone(below), func(e vm.Ephemeral) bool { return find(top, e.Record.Name) >= 0 })
+	return append(out, top...)
+}
+
+// find returns the index of the container called name; -1: there is none.
+func find(all []vm.Ephemeral, name string) int {
+	return slices.IndexFunc(all, func(e vm.Ephemeral) bool { return e.Record.Name == name })
+}
+
+// ephemeralIn returns the added containers of a VM that resumes from x. A VM that boots has none. A snapshot from elsewhere
+// may say anything.
+func ephemeralIn(x snapshot.Snapshot, live bool) ([]vm.Ephemeral, error) {
+	if !live {
+		return nil, nil
+	}
+	out := x.Record.Clone().Ephemeral
+	if len(out) > maxEphemeral {
+		return nil, errdefs.DataLossf("snapshot %s is damaged: %d containers were added to its VM; at most %d are possible", x.Name, len(out), maxEphemeral)
+	}
+	for i := range out {
+		e := &out[i]
+		if err := e.Spec.ValidateEphemeral(); err != nil || e.Spec.Name != e.Record.Name || find(out, e.Record.Name) != i {
+			return nil, errdefs.DataLossf("snapshot %s is damaged: container %q, which was added to its VM, is not valid", x.Name, e.Record.Name)
+		}
+		e.Record.ImageManifest = ""
+	}
+	return out, nil
+}
