@@ -167,7 +167,13 @@ func (d *door) locate(namespace, pod, container string) (*podState, facts, error
 	f := st.look()
 	rec := f.rec
 	if slices.ContainsFunc(f.pod.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == container }) {
-		return nil, facts{}, errdefs.Preconditionf("container %q in pod %q does not run: %s", container, pod, podstatus.NoEphemeral)
+		switch {
+		case !podstatus.TakesEphemeral(f.pod, rec):
+			return nil, facts{}, errdefs.Preconditionf("container %q in pod %q does not run: %s", container, pod, podstatus.NoEphemeral)
+		case podstatus.EphemeralOf(rec, container) == nil:
+			return nil, facts{}, errdefs.Preconditionf("container %q in pod %q is waiting to start: %s", container, pod, f.whyEphemeral(container))
+		}
+		return st, f, nil
 	}
 	if !hasContainer(f.pod, container) || rec != nil && len(rec.Containers) > 0 && rec.Container(container) == nil {
 		return nil, facts{}, errdefs.NotFoundf("container %q not found in pod %q", container, pod)

@@ -25,6 +25,7 @@ const (
 	actStart                        // starts a VM that never ran
 	actShow                         // only updates the pod's status
 	actKeep                         // monitors a running VM and keeps its volumes up to date
+	actAddContainers                // adds ephemeral containers to a running VM
 	actStopForKill                  // stops the VM because a probe or hook requires that
 	actHibernate                    // hibernates the VM
 	actStore                        // stores the state of the hibernated VM in the registry, if the node has one
@@ -50,6 +51,7 @@ type observation struct {
 	answers bool          // the guest answers at its address
 	killed  time.Time     // start of the run that was stopped for a probe or hook
 	stored  bool          // the state of the hibernated VM is stored; see actStore
+	adds    bool          // the VM lacks ephemeral containers of the pod that nobody adds at the moment
 	waits   waits
 }
 
@@ -62,6 +64,7 @@ type abilities struct {
 // waits holds the delays before the next attempts. An attempt is due if its delay is zero or negative.
 type waits struct {
 	hibernate, wake time.Duration
+	add             time.Duration
 	start           time.Duration
 	scheduled       bool // start is set for the last end of the VM
 }
@@ -106,13 +109,24 @@ func (s observation) running() (action, turn) {
 	case s.kill:
 		return actStopForKill, whenWoken
 	case !contract.Hibernate(s.pod.Annotations) || !s.node.snapshots:
-		return actKeep, whenWoken
+		return s.keeps()
 	case !podstatus.Up(s.rec) || !hasIdentity(s.rec, s.answers): // a VM can be saved only when its guest has its own identity
 		return actKeep, whenWoken
 	case s.waits.hibernate > 0:
 		return actKeep, after(s.waits.hibernate)
 	}
 	return actHibernate, whenWoken
+}
+
+// keeps returns the action for a running VM that continues to run. A guest that is not set up gets no container.
+func (s observation) keeps() (action, turn) {
+	switch {
+	case !s.adds || !podstatus.Up(s.rec) || s.rec.Resume != nil:
+		return actKeep, whenWoken
+	case s.waits.add > 0:
+		return actKeep, after(s.waits.add)
+	}
+	return actAddContainers, whenWoken
 }
 
 func (s observation) hibernated() (action, turn) {

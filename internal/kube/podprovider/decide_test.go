@@ -37,24 +37,29 @@ func TestDecide(t *testing.T) {
 		want action
 		next turn
 	}{
-		"no VM":                                  {seen(""), actCreate, whenWoken},
-		"being deleted":                          {with(seen(vm.StateRunning), func(s *observation) { s.leaving, s.ended = true, true }), actRemove, whenWoken},
-		"ended":                                  {with(seen(vm.StateStopped), func(s *observation) { s.ended = true }), actNone, whenWoken},
-		"has a verdict":                          {with(seen(""), func(s *observation) { s.judged = true }), actReport, whenWoken},
-		"static":                                 {with(seen(""), func(s *observation) { s.static = true }), actMonitorMachine, whenWoken},
-		"VM lost":                                {with(seen(vm.StateRunning), func(s *observation) { s.lost = true }), actGiveUp, whenWoken},
-		"VM lost before it ran":                  {with(seen(vm.StateCreating), func(s *observation) { s.lost, s.rec.StartedAt = true, time.Time{} }), actForget, whenWoken},
-		"VM lost, hibernated":                    {with(seen(vm.StateHibernated), func(s *observation) { s.lost = true }), actForget, whenWoken},
-		"VM lost, hibernated without a registry": {with(seen(vm.StateHibernated), func(s *observation) { s.lost, s.node.remote = true, false }), actGiveUp, whenWoken},
-		"deadline exceeded":                      {with(seen(vm.StateRunning), func(s *observation) { s.left = 0 }), actExpire, whenWoken},
-		"deadline exceeded, no VM":               {with(seen(""), func(s *observation) { s.left = -1 }), actExpire, whenWoken},
-		"being created":                          {seen(vm.StateCreating), actShow, whenWoken},
-		"created":                                {seen(vm.StateCreated), actStart, whenWoken},
-		"running":                                {seen(vm.StateRunning), actKeep, whenWoken},
-		"kill requested":                         {with(seen(vm.StateRunning), func(s *observation) { s.kill = true }), actStopForKill, whenWoken},
-		"to hibernate":                           {seen(vm.StateRunning, hibernated...), actHibernate, whenWoken},
-		"to hibernate, retry is not due":         {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.waits.hibernate = soon }), actKeep, after(soon)},
-		"to hibernate, without agent":            {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.rec.AgentReady = false }), actKeep, whenWoken},
+		"no VM":                                    {seen(""), actCreate, whenWoken},
+		"being deleted":                            {with(seen(vm.StateRunning), func(s *observation) { s.leaving, s.ended = true, true }), actRemove, whenWoken},
+		"ended":                                    {with(seen(vm.StateStopped), func(s *observation) { s.ended = true }), actNone, whenWoken},
+		"has a verdict":                            {with(seen(""), func(s *observation) { s.judged = true }), actReport, whenWoken},
+		"static":                                   {with(seen(""), func(s *observation) { s.static = true }), actMonitorMachine, whenWoken},
+		"VM lost":                                  {with(seen(vm.StateRunning), func(s *observation) { s.lost = true }), actGiveUp, whenWoken},
+		"VM lost before it ran":                    {with(seen(vm.StateCreating), func(s *observation) { s.lost, s.rec.StartedAt = true, time.Time{} }), actForget, whenWoken},
+		"VM lost, hibernated":                      {with(seen(vm.StateHibernated), func(s *observation) { s.lost = true }), actForget, whenWoken},
+		"VM lost, hibernated without a registry":   {with(seen(vm.StateHibernated), func(s *observation) { s.lost, s.node.remote = true, false }), actGiveUp, whenWoken},
+		"deadline exceeded":                        {with(seen(vm.StateRunning), func(s *observation) { s.left = 0 }), actExpire, whenWoken},
+		"deadline exceeded, no VM":                 {with(seen(""), func(s *observation) { s.left = -1 }), actExpire, whenWoken},
+		"being created":                            {seen(vm.StateCreating), actShow, whenWoken},
+		"created":                                  {seen(vm.StateCreated), actStart, whenWoken},
+		"running":                                  {seen(vm.StateRunning), actKeep, whenWoken},
+		"containers to add":                        {with(seen(vm.StateRunning), func(s *observation) { s.adds = true }), actAddContainers, whenWoken},
+		"containers to add, retry is not due":      {with(seen(vm.StateRunning), func(s *observation) { s.adds, s.waits.add = true, soon }), actKeep, after(soon)},
+		"containers to add, without agent":         {with(seen(vm.StateRunning), func(s *observation) { s.adds, s.rec.AgentReady = true, false }), actKeep, whenWoken},
+		"containers to add, to hibernate":          {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.adds = true }), actHibernate, whenWoken},
+		"containers to add, stopped":               {with(seen(vm.StateStopped), func(s *observation) { s.adds = true }), actSchedule, whenWoken},
+		"kill requested":                           {with(seen(vm.StateRunning), func(s *observation) { s.kill = true }), actStopForKill, whenWoken},
+		"to hibernate":                             {seen(vm.StateRunning, hibernated...), actHibernate, whenWoken},
+		"to hibernate, retry is not due":           {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.waits.hibernate = soon }), actKeep, after(soon)},
+		"to hibernate, without agent":              {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.rec.AgentReady = false }), actKeep, whenWoken},
 		"to hibernate, clone without its identity": {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.rec.Cloned, s.rec.Resume = true, &vm.Resume{Clone: true} }), actKeep, whenWoken},
 		"to hibernate, node keeps no snapshots":    {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.node = abilities{} }), actKeep, whenWoken},
 		"hibernated":                               {seen(vm.StateHibernated, hibernated...), actStore, whenWoken},
@@ -97,7 +102,7 @@ type model struct {
 // event lets a random event happen to the pod, the VM or the node.
 func (w *model) event() string {
 	running := w.rec != nil && w.rec.State == vm.StateRunning
-	switch n := w.r.IntN(12); {
+	switch n := w.r.IntN(13); {
 	case n == 0:
 		w.pod.Annotations[contract.KeyHibernate] = fmt.Sprint(w.r.IntN(2) == 0)
 		return "hibernate=" + w.pod.Annotations[contract.KeyHibernate]
@@ -122,8 +127,11 @@ func (w *model) event() string {
 		w.leaving = true
 		return "the pod is deleted"
 	case n == 7:
-		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, scheduled: w.waits.scheduled}
+		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, scheduled: w.waits.scheduled}
 		return "something failed"
+	case n == 9:
+		w.adds = true
+		return "the pod gets an ephemeral container"
 	case n == 8:
 		w.stored = false
 		return "the state is no longer in the registry"
@@ -157,6 +165,8 @@ func (w *model) do(what action) bool {
 		w.killed = w.rec.StartedAt
 		w.rec.State, w.rec.StoppedAt = vm.StateStopped, time.Unix(w.r.Int64N(1e6), 0)
 		w.kill, w.waits.scheduled = false, false
+	case actAddContainers:
+		w.adds = false
 	case actHibernate:
 		w.rec.State, w.rec.Snapshot, w.stored = vm.StateHibernated, "snap", false
 	case actStore:
@@ -189,7 +199,7 @@ func (w *model) reached() bool {
 	case contract.Hibernate(w.pod.Annotations):
 		return w.rec.State == vm.StateHibernated && w.stored
 	}
-	return w.rec.State == vm.StateRunning && w.rec.AgentReady && !w.kill
+	return w.rec.State == vm.StateRunning && w.rec.AgentReady && !w.kill && !w.adds
 }
 
 // TestDecideReachesWantedState lets random events happen, with actions that succeed or fail. After the last event, a few

@@ -25,6 +25,7 @@ func (r *report) publish(hold time.Duration) {
 		Reach: r.health.Reach(), Verdict: r.verdict, Asleep: r.sleeping(f),
 		Health: r.health.Shown(f.pod, f.rec), Cut: f.removal == nil && r.verdict == nil && stoppedOutside(f.rec, r.killed),
 	}
+	v.Pause.Ephemeral = r.debug
 	if f.rec != nil {
 		v.Image, v.Images = r.images[convert.Image(f.pod)].shown(f.rec.ImageDigest), r.containerImages(f)
 	}
@@ -56,6 +57,11 @@ func (r *report) containerImages(f facts) map[string]podstatus.Image {
 			out[c.Name] = r.images[convert.ImageOf(f.pod, &c)].shown(x.ImageDigest)
 		}
 	}
+	for _, c := range f.pod.Spec.EphemeralContainers {
+		if x := podstatus.EphemeralOf(f.rec, c.Name); x != nil {
+			out[c.Name] = r.images[c.Image].shown(x.Record.ImageDigest)
+		}
+	}
 	return out
 }
 
@@ -76,7 +82,7 @@ func (r *report) supported(pod *corev1.Pod) bool {
 // Failed, because a controller would immediately replace it by another pod that is refused.
 func (r *report) refuse(reason, message string) turn {
 	pause := podstatus.Pause{Reason: reasonConfigError, Message: message, Refused: reason}
-	if r.pause != pause {
+	if r.pause.Reason != pause.Reason || r.pause.Message != pause.Message || r.pause.Refused != pause.Refused {
 		r.log.Warn("pod refused", "err", message)
 		r.event(corev1.EventTypeWarning, reason, "%s", message)
 		r.Metrics.lifecycle.WithLabelValues("create", "refused").Inc()

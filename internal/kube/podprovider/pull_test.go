@@ -80,6 +80,13 @@ func (o *origin) set(here bool, img image.Image) {
 	}
 }
 
+// fail sets the result of every later transfer.
+func (o *origin) fail(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.err = err
+}
+
 func pullPolicy(p corev1.PullPolicy) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.Spec.Containers[0].ImagePullPolicy = p }
 }

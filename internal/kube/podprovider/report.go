@@ -25,6 +25,7 @@ type report struct {
 
 	verdict *podstatus.Verdict
 	pause   podstatus.Pause
+	debug   map[string]podstatus.Pause       // of the ephemeral containers that the VM does not have
 	tries   wait.Backoff                     // back-off of the current attempts; see retry
 	last    *corev1.ContainerStateTerminated // the end of the run before this one
 	again   bool                             // another run follows
@@ -45,7 +46,7 @@ type announced struct {
 
 // newReport returns the report for s. It restores the state of an earlier process from the pod's status.
 func newReport(c *common, s *podState) *report {
-	r := &report{common: c, podState: s, health: c.newHealth(s), images: map[string]pulled{}, announced: announced{heldBack: map[string]int{}}}
+	r := &report{common: c, podState: s, health: c.newHealth(s), debug: map[string]podstatus.Pause{}, images: map[string]pulled{}, announced: announced{heldBack: map[string]int{}}}
 	f := s.look()
 	r.life, _ = contract.ParseLifecycle(f.pod.Annotations)
 	status := f.status.ContainerStatuses

@@ -124,6 +124,20 @@ func (f facts) whyWaiting() string {
 	return podstatus.ReasonCreating
 }
 
+// whyEphemeral returns the reason for which an ephemeral container does not run yet.
+func (f facts) whyEphemeral(name string) string {
+	for _, c := range f.status.EphemeralContainerStatuses {
+		switch {
+		case c.Name != name:
+		case c.State.Waiting != nil:
+			return c.State.Waiting.Reason
+		case c.State.Terminated != nil:
+			return c.State.Terminated.Message
+		}
+	}
+	return podstatus.ReasonCreating
+}
+
 func (s *podState) event(kind, reason, format string, args ...any) {
 	s.events.Eventf(s.look().pod, kind, reason, format, args...)
 }
@@ -134,7 +148,7 @@ func (s *podState) update(pod *corev1.Pod) {
 	before := s.facts
 	s.pod = bare(pod)
 	s.mu.Unlock()
-	if len(pod.Spec.EphemeralContainers) > len(before.pod.Spec.EphemeralContainers) {
+	if len(pod.Spec.EphemeralContainers) > len(before.pod.Spec.EphemeralContainers) && !podstatus.TakesEphemeral(pod, before.rec) {
 		s.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "%s", podstatus.NoEphemeral)
 	}
 	if before.rec != nil && !slices.Equal(imagesOf(pod), imagesOf(before.pod)) {

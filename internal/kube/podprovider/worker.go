@@ -21,6 +21,7 @@ type worker struct {
 	creation *creation
 	offers   *forkOffer
 	runs     *runs
+	adds     *additions
 	end      *teardown
 	trusted  bool // the guest was ready at the last check of an earlier process
 }
@@ -32,7 +33,7 @@ func newWorker(c *common, s, prior *podState) *worker {
 	return &worker{
 		base: b, asleep: asleep,
 		creation: &creation{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
-		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b},
+		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b}, adds: newAdditions(b),
 		trusted: slices.ContainsFunc(s.look().status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready }),
 	}
 }
@@ -42,6 +43,7 @@ func (w *worker) run(ctx context.Context) {
 	defer close(w.freed)
 	defer w.health.Stop()
 	defer w.volumes.Stop()
+	defer w.adds.stop()
 	for ctx.Err() == nil {
 		op, cancel := context.WithCancel(ctx)
 		s, r := w.observe(cancel)
@@ -74,6 +76,7 @@ func (w *worker) observe(cancel context.CancelFunc) (observation, *removal) {
 	}
 	if f.rec != nil {
 		s.kill = w.health.StopRequested(f.rec) != nil
+		s.adds, s.waits.add = w.adds.due(f)
 		s.stored = w.asleep.kept != "" && w.asleep.kept == f.rec.Snapshot
 		s.waits.scheduled = w.runs.dueFor.Equal(f.rec.StoppedAt) && !w.runs.due.IsZero()
 	}
@@ -118,6 +121,8 @@ func (w *worker) act(ctx context.Context, what action, s observation, next turn)
 		w.publish(hold)
 	case actKeep:
 		next = sooner(next, w.keepRunning(ctx, s))
+	case actAddContainers:
+		next = w.adds.add(pod, rec)
 	case actStopForKill:
 		next = w.runs.stopForKill(ctx, pod, rec, w.health.StopRequested(rec))
 	case actHibernate:

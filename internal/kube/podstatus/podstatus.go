@@ -34,11 +34,8 @@ const (
 	reasonGatesNotReady  = "ReadinessGatesNotReady"
 )
 
-// NoEphemeral says why an ephemeral container does not run.
-const NoEphemeral = "ephemeral containers cannot run in a VM; use kubectl exec"
-
-// exitCannotRun is the exit code of a container that cannot run.
-const exitCannotRun = 128
+// NoEphemeral says why an ephemeral container does not run in a VM that boots its own system, or on another machine.
+const NoEphemeral = "the system of this machine is its own, so it cannot run ephemeral containers; use kubectl exec"
 
 // View is everything that a pod's status depends on.
 type View struct {
@@ -84,6 +81,9 @@ var Well = Health{Started: true, Ready: true}
 type Pause struct {
 	Reason, Message string
 	Refused         string // the reason in the pod's status if the node refuses the pod; otherwise ""
+
+	// Ephemeral has the ephemeral containers that the VM does not have yet, by name. If one is Refused, it never runs.
+	Ephemeral map[string]Pause
 }
 
 // Verdict ends a pod permanently, for example because it was evicted or exceeded its deadline.
@@ -170,7 +170,8 @@ func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	keepImages(s.InitContainerStatuses, prev.InitContainerStatuses)
 	resources(s.ContainerStatuses, prev.ContainerStatuses, v.Pod.Spec.Containers)
 	resources(s.InitContainerStatuses, prev.InitContainerStatuses, v.Pod.Spec.InitContainers)
-	s.EphemeralContainerStatuses = v.unserved()
+	s.EphemeralContainerStatuses = v.ephemeral()
+	keepImages(s.EphemeralContainerStatuses, prev.EphemeralContainerStatuses)
 	s.Phase = v.phase(s)
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
 		s.Phase = corev1.PodRunning // a VM that wakes was Running before
@@ -189,17 +190,6 @@ func keepImages(now, before []corev1.ContainerStatus) {
 			}
 		}
 	}
-}
-
-// unserved returns the statuses of ephemeral containers, which do not run in a VM.
-func (v View) unserved() (out []corev1.ContainerStatus) {
-	for i := range v.Pod.Spec.EphemeralContainers {
-		c := &v.Pod.Spec.EphemeralContainers[i]
-		out = append(out, corev1.ContainerStatus{Name: c.Name, Image: c.Image, Started: new(false), State: corev1.ContainerState{
-			Terminated: &corev1.ContainerStateTerminated{ExitCode: exitCannotRun, Reason: ReasonUnserved, Message: NoEphemeral},
-		}})
-	}
-	return out
 }
 
 // hibernatedState returns the state of a container whose VM is hibernated.
