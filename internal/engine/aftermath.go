@@ -49,9 +49,12 @@ func (a *aftermath) undo(m *machine, err error) error {
 	return nil
 }
 
-// dropSlept removes the snapshot id that m was hibernated in, "" for none.
+// dropSlept removes the snapshot id that m was hibernated in, "" for none. A snapshot that was kept stays.
 func (m *machine) dropSlept(ctx context.Context, id string) {
 	if id == "" {
+		return
+	}
+	if x, err := m.snapshots.Get(ctx, id); err == nil && x.Kept {
 		return
 	}
 	if err := m.removeStored(context.WithoutCancel(ctx), id); err != nil && !errdefs.IsNotFound(err) {

@@ -42,7 +42,7 @@ func (m *machine) capture(ctx context.Context, quiesce bool) (capture, error) {
 		return c, nil
 	case vm.StateRunning:
 	case vm.StateHibernated:
-		return c, errdefs.Preconditionf("it is hibernated in snapshot %s; export that, or wake it first", r.Snapshot)
+		return c, errdefs.Preconditionf("it is hibernated in snapshot %s; wake it first", r.Snapshot)
 	default:
 		return c, broken(r)
 	}

@@ -45,8 +45,8 @@ func TestHibernateAndWake(t *testing.T) {
 	if stopped := r.must(r.Stop(ctx, "web", 0)); stopped.State != vm.StateHibernated {
 		t.Errorf("stopped %+v", stopped)
 	}
-	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "x"})
-	wantClass(t, "save a hibernated VM", err, errdefs.FailedPrecondition)
+	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "x", Quiesce: true})
+	wantClass(t, "freeze a hibernated VM", err, errdefs.FailedPrecondition)
 	wantClass(t, "remove what it is in", r.RemoveSnapshot(ctx, slept.Snapshot), errdefs.FailedPrecondition)
 	want := []string{"leases/" + rec.NICs[0].IP, "run/vms/" + string(rec.ID), "snapshots/" + slept.Snapshot, "state/vms/" + string(rec.ID)}
 	if left := leftovers(t, r.dir, r.world); !slices.Equal(left, want) {
@@ -371,4 +371,41 @@ func TestWakeWithOtherMACs(t *testing.T) {
 	r.must(r.Wake(ctx, "web"))
 	r.await("web", "ready", ready)
 	r.clearAll()
+}
+
+// A save of a hibernated VM keeps the snapshot that the VM is in: it stays when the VM is removed, or wakes.
+func TestHibernatedStateIsKept(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	r.source()
+	slept := r.must(r.Hibernate(ctx, "web", "night"))
+	labels := map[string]string{"a": "b"}
+	kept, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "web:hibernate", Labels: labels})
+	if err != nil || kept.ID != slept.Snapshot || kept.Name != "web:hibernate" || kept.Labels["a"] != "b" || !kept.Live {
+		t.Fatalf("kept %+v, %v", kept, err)
+	}
+	if again, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "web:hibernate", Labels: labels}); err != nil || again.ID != kept.ID {
+		t.Errorf("kept again: %s, %v", again.ID, err)
+	}
+	wantClass(t, "remove what it is in", r.RemoveSnapshot(ctx, kept.ID), errdefs.FailedPrecondition)
+	r.restart()
+	r.must(r.Wake(ctx, "web"))
+	r.await("web", "ready", ready)
+	if _, err := r.world.Snapshots().Get(ctx, kept.ID); err != nil {
+		t.Errorf("the kept snapshot is gone after the wake: %v", err)
+	}
+	r.must(r.Hibernate(ctx, "web", "again"))
+	if kept, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "last"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Remove(ctx, "web", false); err != nil {
+		t.Fatal(err)
+	}
+	clone := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: kept.ID, Name: "web"}))
+	r.await("web", "ready", ready)
+	if r.disk(clone.ID) != "one." {
+		t.Errorf("its disk holds %q", r.disk(clone.ID))
+	}
+	if err := r.RemoveSnapshot(ctx, kept.ID); err != nil {
+		t.Error(err)
+	}
 }

@@ -93,7 +93,7 @@ func (m *machine) erase(ctx context.Context, thorough bool) error {
 // dropStale removes the snapshot ref of m, in which m is no longer hibernated.
 func (m *machine) dropStale(ctx context.Context, ref string) {
 	x, err := m.snapshots.Get(ctx, ref)
-	if err != nil || x.Source.VMID != m.id {
+	if err != nil || x.Source.VMID != m.id || x.Kept {
 		return
 	}
 	if err := m.removeStored(ctx, x.ID); err != nil {
@@ -102,7 +102,7 @@ func (m *machine) dropStale(ctx context.Context, ref string) {
 }
 
 // dropHibernation removes the snapshots in which m is or was hibernated. The snapshot that a VM was cloned from is
-// not its own. A snapshot that somebody holds stays.
+// not its own. A snapshot that somebody holds or that was kept (SaveSnapshot) stays.
 func (m *machine) dropHibernation(ctx context.Context) {
 	if m.snapshots == nil {
 		return

@@ -12,7 +12,7 @@ import (
 )
 
 // SaveSnapshot saves the VM of ref: a running VM with its memory, while it keeps running; a stopped VM with its
-// disks.
+// disks. Of a hibernated VM it keeps the snapshot that the VM is hibernated in, under the name of spec.
 // Errors: InvalidArgument and AlreadyExists (name), FailedPrecondition (state, a guest that cannot be frozen) and
 // Unsupported before anything changes. Whatever fails, the VM continues as before and no snapshot remains.
 func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSpec) (snapshot.Snapshot, error) {
@@ -20,6 +20,10 @@ func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSp
 	_, err := e.operate(caller, opSave, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
 		store, err := m.store()
 		if err != nil {
+			return m.record(), err
+		}
+		if m.record().State == vm.StateHibernated {
+			saved, err = m.keepHibernated(ctx, spec)
 			return m.record(), err
 		}
 		c, err := m.capture(ctx, spec.Quiesce)
@@ -39,6 +43,28 @@ func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSp
 		return snapshot.Snapshot{}, err
 	}
 	return saved, nil
+}
+
+// keepHibernated makes the snapshot that m is hibernated in one of its own: it stays when m wakes or is removed. That is
+// one write to the store, so it needs no intent. Nothing is copied.
+func (m *machine) keepHibernated(ctx context.Context, spec vm.SaveSpec) (snapshot.Snapshot, error) {
+	r := m.record()
+	if spec.Quiesce {
+		return snapshot.Snapshot{}, errdefs.Preconditionf("it is hibernated, so its file systems cannot be frozen; save it without quiescing")
+	}
+	x, err := m.snapshots.Update(ctx, r.Snapshot, func(x *snapshot.Snapshot) {
+		x.Kept, x.Name, x.Description, x.Labels = true, spec.Name, spec.Description, spec.Labels
+	})
+	if errdefs.IsNotFound(err) {
+		return x, errdefs.DataLossf("the snapshot %s with its memory is missing; restore it from a backup, or remove the VM", r.Snapshot)
+	}
+	if err != nil {
+		return x, err
+	}
+	if _, err := m.update(ctx, func(r *vm.Record) { listed(r, x.ID) }); err != nil {
+		m.log.Warn("kept snapshot not listed in the record of its vm", "vm", m.id, "snapshot", x.ID, "err", err)
+	}
+	return x, nil
 }
 
 // save makes a snapshot of a VM, which goes on as before.

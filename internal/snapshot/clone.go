@@ -82,7 +82,7 @@ func (s Snapshot) Travels() Snapshot {
 // as the process, paths, taps and the namespaces that its operator publishes it to.
 func (s Snapshot) Foreign() Snapshot {
 	s = s.Clone()
-	s.Published = nil
+	s.Published, s.Kept = nil, false
 	s.Record.Handle, s.Record.PID = nil, 0
 	for i := range s.Record.Disks {
 		s.Record.Disks[i].Path, s.Record.Disks[i].Backing = "", nil

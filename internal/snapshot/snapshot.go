@@ -74,6 +74,7 @@ type Snapshot struct {
 	CreatedAt time.Time         `json:"created_at"`
 	UsedAt    time.Time         `json:"used_at,omitzero"`
 	Summed    bool              `json:"summed,omitempty"` // the files have checksums beside them; false: saved before there were checksums
+	Kept      bool              `json:"kept,omitempty"`   // it stays when the VM that is hibernated in it wakes or is removed
 	Digest    string            `json:"digest,omitempty"` // sha256:<hex> of the manifest that it was pushed as or pulled from
 	Labels    map[string]string `json:"labels,omitempty"` // opaque; doors keep their own keys here
 }
