@@ -40,6 +40,7 @@ const (
 	KeyResources            = PrefixSet + "resources"
 	KeySticky               = PrefixVM + "sticky"
 	KeyEvictionPolicy       = PrefixVM + "eviction-policy"
+	KeyDeletionPolicy       = PrefixVM + "deletion-policy"
 	KeyForkFromID           = PrefixVM + "fork-from-id"
 	KeyOfferFork            = PrefixVM + "offer-fork"
 	KeyAllowScaleDown       = PrefixNode + "allow-scale-down" // on a Deployment or StatefulSet
@@ -87,6 +88,10 @@ const (
 	VMLabelPodUID       = PrefixNode + "pod-uid"
 	// VMLabelSave is "true" on a VM that must be saved before it is deleted. It keeps the pod's policy after the pod is gone.
 	VMLabelSave = PrefixNode + "save-before-delete"
+	// VMLabelHibernate is "true" on a VM that hibernates when its pod is deleted. It keeps the pod's policy after the pod is gone.
+	VMLabelHibernate = PrefixNode + "hibernate-on-delete"
+	// VMLabelOwnerUID is the UID of the controller of the VM's pod, on a snapshot that the node took.
+	VMLabelOwnerUID = PrefixNode + "owner-uid"
 )
 
 // ContainerIDScheme is the scheme of the container ids in pod statuses. The VM's id follows it.

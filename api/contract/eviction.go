@@ -17,7 +17,28 @@ func ParseEvictionPolicy(annotations map[string]string) (EvictionPolicy, error) 
 	return p, r.errs.err()
 }
 
-// ComesBack reports whether a recreated pod with these annotations may find its VM hibernated in the registry.
+// ComesBack reports whether a recreated pod with these annotations may find its VM hibernated.
 func ComesBack(annotations map[string]string) bool {
-	return annotations[KeyManaged] == "true" || annotations[KeyEvictionPolicy] == string(EvictHibernate)
+	return annotations[KeyManaged] == "true" || annotations[KeyEvictionPolicy] == string(EvictHibernate) || HibernatesOnDelete(annotations)
+}
+
+// DeletionPolicy says what the deletion of a pod does with its VM. Empty means delete.
+type DeletionPolicy string
+
+// The deletion policies.
+const (
+	DeleteHibernates DeletionPolicy = "hibernate" // the VM hibernates; the next pod of the name and owner resumes it
+	DeleteRemoves    DeletionPolicy = "delete"    // the VM is removed
+)
+
+// ParseDeletionPolicy reads the policy. The error, if any, is an Errors.
+func ParseDeletionPolicy(annotations map[string]string) (DeletionPolicy, error) {
+	r := &reader{from: annotations}
+	p := oneOf(r, KeyDeletionPolicy, DeleteHibernates, DeleteRemoves)
+	return p, r.errs.err()
+}
+
+// HibernatesOnDelete reports whether the VM hibernates when its pod is deleted.
+func HibernatesOnDelete(annotations map[string]string) bool {
+	return annotations[KeyDeletionPolicy] == string(DeleteHibernates)
 }

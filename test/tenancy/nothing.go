@@ -4,8 +4,9 @@ package tenancy
 var nothing = map[string]string{
 	// Words and numbers.
 	"KeyOS": word, "KeyStorage": size, "KeyConnType": word, "KeyBackend": word, "KeyNoDirectIO": word,
-	"KeyKeepSnapshot": word, "KeyResources": size, "KeySticky": "a claim is an object of the pod's namespace, called as the VM", "KeyAllowScaleDown": "it is on a Deployment, about its own pods",
-	"KeyVirtletVCPUs": size, "KeyVirtletDiskDriver": word, "KeyVirtletRootVolumeSize": size, "KeyVirtletCPUModel": word, "KeyVirtletCPUSetting": document,
+	"KeyKeepSnapshot": word, "KeyResources": size, "KeySticky": "a claim is an object of the pod's namespace, called as the VM", "KeyDeletionPolicy": "the state that it keeps belongs to the namespace and has the name of the VM",
+	"KeyAllowScaleDown": "it is on a Deployment, about its own pods",
+	"KeyVirtletVCPUs":   size, "KeyVirtletDiskDriver": word, "KeyVirtletRootVolumeSize": size, "KeyVirtletCPUModel": word, "KeyVirtletCPUSetting": document,
 	"KeyVirtletSystemUUID": "the guest's own, in its firmware", "KeyVirtletChownMounts": word, "KeyVirtletImageType": word, "KeyVirtletMetaData": document,
 	"KeyVirtletUserData": document, "KeyVirtletUserDataOverwrite": word, "KeyVirtletUserDataScript": document, "KeyVirtletUserDataKey": "a key of the source",
 	"KeyVirtletUserDataEncoding": word, "KeyVirtletSSHKeys": document, "KeyVirtletForceDHCP": word, "MountScript": document,

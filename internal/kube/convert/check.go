@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"cocoonstack.io/cocoon/api/contract"
@@ -48,10 +49,28 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	errs = append(errs, badKeys(err)...)
 	_, err = contract.ParseSticky(pod.Annotations)
 	errs = append(errs, badKeys(err)...)
+	errs = append(errs, checkDeletion(pod, ask)...)
 	errs = append(errs, checkVirtlet(pod)...)
 	errs = append(errs, checkOrigin(pod, ask)...)
 	errs = append(errs, CheckNames(pod)...)
 	forbid(&errs)(ask.OS != "" && ask.OS != contract.OSLinux, annotationPath(contract.KeyOS), "this node runs only Linux guests")
+	return errs
+}
+
+// checkDeletion refuses to hibernate a VM at its pod's deletion if no later pod would resume it, or if another annotation
+// decides what is saved.
+func checkDeletion(pod *corev1.Pod, ask contract.VMSpec) field.ErrorList {
+	policy, err := contract.ParseDeletionPolicy(pod.Annotations)
+	errs := badKeys(err)
+	if policy != contract.DeleteHibernates {
+		return errs
+	}
+	no, path := forbid(&errs), annotationPath(contract.KeyDeletionPolicy)
+	controller := metav1.GetControllerOf(pod)
+	no(controller == nil, path, "the state is kept as long as the controller of the pod exists, and this pod has none")
+	no(controller != nil && Renames(controller.Kind), path, "the state is kept for the next pod of the same name, and the controller of this pod gives each pod another name")
+	no(ask.Managed, path, "conflicts with "+contract.KeyManaged+", because the policies of a managed VM decide what is saved; remove one of them")
+	no(ask.SnapshotPolicy != "", path, "conflicts with "+contract.KeySnapshotPolicy+"; remove one of them")
 	return errs
 }
 
@@ -161,9 +180,10 @@ func CheckKeys(pod *corev1.Pod) field.ErrorList {
 	_, spec := contract.ParseVMSpec(pod.Annotations)
 	_, runtime := contract.ParseVMRuntime(pod.Annotations)
 	_, eviction := contract.ParseEvictionPolicy(pod.Annotations)
+	_, deletion := contract.ParseDeletionPolicy(pod.Annotations)
 	_, sticky := contract.ParseSticky(pod.Annotations)
 	var errs field.ErrorList
-	for _, err := range []error{spec, runtime, eviction, sticky} {
+	for _, err := range []error{spec, runtime, eviction, deletion, sticky} {
 		errs = append(errs, badKeys(err)...)
 	}
 	return errs
@@ -191,6 +211,7 @@ func checkStatic(pod *corev1.Pod) field.ErrorList {
 	no := forbid(&errs)
 	no(ask.Managed, annotationPath(contract.KeyManaged), "a node cannot manage a static VM")
 	no(contract.Hibernate(pod.Annotations), annotationPath(contract.KeyHibernate), "a node cannot hibernate a static VM")
+	no(contract.HibernatesOnDelete(pod.Annotations), annotationPath(contract.KeyDeletionPolicy), "a node cannot hibernate a static VM")
 	no(len(pod.Spec.Containers) > 1 || len(pod.Spec.InitContainers) > 0, field.NewPath("spec", "containers"), "a pod of a static VM must have one container and no init containers")
 	no(pod.Spec.ActiveDeadlineSeconds != nil, field.NewPath("spec", "activeDeadlineSeconds"), "a node cannot stop a static VM")
 	for i := range pod.Spec.Containers {

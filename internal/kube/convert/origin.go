@@ -69,6 +69,16 @@ func Member(pod *corev1.Pod) contract.Member {
 	return contract.Member{Namespace: pod.Namespace, Labels: pod.Labels, Owners: pod.OwnerReferences}
 }
 
+// Renames reports whether a controller of that kind gives each pod a name of its own. The next pod of any other controller,
+// such as a StatefulSet or a custom resource, has the name of the pod that it replaces, and so the same VM.
+func Renames(kind string) bool {
+	switch kind {
+	case "ReplicaSet", "Job", "DaemonSet", "ReplicationController":
+		return true
+	}
+	return false
+}
+
 // Saves reports whether pod's VM must be saved before it is deleted.
 func Saves(pod *corev1.Pod) bool {
 	if !contract.AsksSnapshot(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) {
@@ -126,6 +136,9 @@ func labels(pod *corev1.Pod, node Node) map[string]string {
 	}
 	if Saves(pod) {
 		l[contract.VMLabelSave] = "true"
+	}
+	if contract.HibernatesOnDelete(pod.Annotations) {
+		l[contract.VMLabelHibernate] = "true"
 	}
 	return l
 }

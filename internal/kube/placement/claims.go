@@ -18,6 +18,7 @@ import (
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
 // Resource is the VMPlacement resource. A VMPlacement is called a claim here.
@@ -68,6 +69,26 @@ func (c Claims) Hold(ctx context.Context, pod *corev1.Pod) error {
 	return errdefs.Unavailablef("claim node %s for VM %s: %w", c.Node, name, err)
 }
 
+// Holder returns the node that has claimed the VM. found is false if no node has: the VM has no claim, or its claim is being
+// deleted.
+func (c Claims) Holder(ctx context.Context, namespace, vmName string) (node string, found bool, err error) {
+	got, err := Lookup(namespace, vmName, func(name string) (*unstructured.Unstructured, error) {
+		return c.Custom.Resource(Resource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+	})
+	if apierrors.IsNotFound(err) {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, errdefs.Unavailablef("get the VMPlacement of VM %s: %w", vmName, err)
+	}
+	claim, err := decode(got)
+	if err != nil {
+		return "", false, err
+	}
+	node = Bound(claim)
+	return node, node != "", nil
+}
+
 // find reads the VM's claim, and creates it if the VM has none.
 func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) (*v1.VMPlacement, error) {
 	claims := c.Custom.Resource(Resource).Namespace(pod.Namespace)
@@ -89,8 +110,19 @@ func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) 
 	case err != nil:
 		return nil, err
 	}
+	claim, err := decode(got)
+	if err != nil {
+		return nil, err
+	}
+	if owner := ownerOf(pod); contract.HibernatesOnDelete(pod.Annotations) && owner != nil && len(claim.OwnerReferences) > 0 && claim.OwnerReferences[0].UID != owner.UID {
+		return nil, fmt.Errorf("VMPlacement %s belongs to an earlier %s, with which it is about to be deleted", claim.Name, claim.OwnerReferences[0].Kind)
+	}
+	return claim, nil
+}
+
+func decode(o *unstructured.Unstructured) (*v1.VMPlacement, error) {
 	claim := &v1.VMPlacement{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(got.Object, claim); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, claim); err != nil {
 		return nil, fmt.Errorf("decode VMPlacement: %w", err)
 	}
 	return claim, nil
@@ -127,12 +159,8 @@ func ownerOf(pod *corev1.Pod) *metav1.OwnerReference {
 	if controller == nil {
 		return nil
 	}
-	owner := &metav1.OwnerReference{APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID}
-	switch controller.Kind {
-	case "ReplicaSet", "Job", "DaemonSet", "ReplicationController": // their next pod has another name, and so another VM
-		if pod.Annotations[contract.KeyName] == "" {
-			owner = &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
-		}
+	if convert.Renames(controller.Kind) && pod.Annotations[contract.KeyName] == "" { // its next pod has another VM
+		return &metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
 	}
-	return owner
+	return &metav1.OwnerReference{APIVersion: controller.APIVersion, Kind: controller.Kind, Name: controller.Name, UID: controller.UID}
 }

@@ -21,6 +21,8 @@ type registrar struct {
 	answer error
 	asked  int
 	early  bool
+	lost   bool   // the claim does not exist any more; Hold creates another
+	holder string // "": the node
 }
 
 func (r *registrar) Hold(ctx context.Context, _ *corev1.Pod) error {
@@ -30,7 +32,26 @@ func (r *registrar) Hold(ctx context.Context, _ *corev1.Pod) error {
 	if _, err := r.e.Inspect(ctx, vmName); err == nil {
 		r.early = true
 	}
+	if r.answer == nil {
+		r.lost = false
+	}
 	return r.answer
+}
+
+func (r *registrar) Holder(context.Context, string, string) (node string, found bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.holder != "" {
+		return r.holder, true, r.answer
+	}
+	return "node-1", !r.lost, r.answer
+}
+
+// lose deletes the claim, as the garbage collector does when the owner is gone.
+func (r *registrar) lose() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lost = true
 }
 
 func (r *registrar) say(answer error) {

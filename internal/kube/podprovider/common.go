@@ -21,6 +21,7 @@ type common struct {
 	node       operator // access to Runtime and Snapshots for the operator; pods have access through a tenant
 	index      *index
 	deletions  deletionLog
+	keeper     keeper
 	pace       *rate.Limiter // rate limit of the status writes that may be delayed
 	objects    *podvolumes.Objects
 	probes     *probe.Scheduler

@@ -25,6 +25,9 @@ func (c *creation) createAndStart(ctx context.Context, pod *corev1.Pod) turn {
 	if c.remote() && (contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations)) && !contract.Pushable(c.vmName) {
 		return c.refuse(reasonNotSupported, "the VM name "+c.vmName+" is not a valid repository name, and the state of the VM is stored under that name; use lower-case letters and digits, with single . _ - between them")
 	}
+	if c.states == nil && contract.HibernatesOnDelete(pod.Annotations) {
+		return c.refuse(reasonNotSupported, "the VM cannot hibernate when its pod is deleted ("+contract.KeyDeletionPolicy+"), because this node does not store snapshots")
+	}
 	if c.prior != nil {
 		if c.prior.look().removal != nil {
 			c.publish(c.cfg.Settle)
@@ -80,6 +83,25 @@ func (c *creation) claim(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 	c.claimed = true
 	c.succeeded()
 	return whenWoken, true
+}
+
+// claimLate claims this node for a running VM that hibernates when its pod is deleted, because the annotation may be newer than
+// the VM. It returns when to retry.
+func (c *creation) claimLate(ctx context.Context, pod *corev1.Pod) turn {
+	if !contract.HibernatesOnDelete(pod.Annotations) || c.claimed || c.states == nil || c.Placements == nil || len(convert.Check(pod)) > 0 {
+		return whenWoken
+	}
+	if left := c.claiming.left(); left > 0 {
+		return after(left)
+	}
+	if err := c.Placements.Hold(ctx, pod); err != nil {
+		if ctx.Err() == nil && c.claiming.failed(err) {
+			c.log.Warn("node not claimed for vm that hibernates when its pod is deleted", "err", err)
+		}
+		return after(c.claiming.left())
+	}
+	c.claimed, c.claiming = true, retryTask{}
+	return whenWoken
 }
 
 // boot creates the pod's VM from its image.

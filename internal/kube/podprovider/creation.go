@@ -30,6 +30,7 @@ type creation struct {
 
 	prior    *podState        // the earlier pod with the same VM name; nil: none
 	claimed  bool             // this node has claimed the VM's state
+	claiming retryTask        // see claimLate
 	launched time.Time        // when this process requested the VM; zero when adopted
 	mode     string           // how this process created the VM
 	lacking  []convert.Absent // missing references that were already reported
@@ -100,6 +101,11 @@ func (c *creation) occupied(ctx context.Context, anew func() (vm.Record, error))
 		return rec, nil
 	case uid == "" || label[contract.VMLabelNode] != c.cfg.Node.Name || c.index.withUID(types.UID(uid)) != nil:
 		return vm.Record{}, errdefs.Unavailablef("the VM name %s is taken by pod %s/%s", c.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
+	case keepsState(rec): // nothing of it is lost, and this pod may resume its state
+		if err := c.removeOrphan(ctx, rec); err != nil {
+			return vm.Record{}, err
+		}
+		return vm.Record{}, errdefs.Unavailablef("the VM %s of the deleted pod %s/%s was just removed", c.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
 	case c.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // the VM's content may still be needed
 		return vm.Record{}, leftover{errdefs.Unavailablef("VM %s (%s) of the deleted pod %s/%s is still on node %s, and the orphan policy %q does not remove it; "+
 			"if you need it, save it there with `cocoon snapshot save --name NAME %[2]s`; then remove it with `cocoon vm rm --force %[2]s`, or set VK_ORPHAN_POLICY=destroy",

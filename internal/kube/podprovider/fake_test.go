@@ -28,6 +28,7 @@ type engine struct {
 	execAs   func(ctx context.Context, command string) (int, error) // nil: the command writes hi and exits with 7
 	startAs  func() error                                           // nil: always succeeds
 	down     error                                                  // every call fails with it
+	removed  func(vm.Record)                                        // called with mu held; nil: nothing
 
 	mu       sync.Mutex
 	revision int64
@@ -350,6 +351,9 @@ func (e *engine) Remove(ctx context.Context, ref string, _ bool) error {
 		return errdefs.NotFoundf("no VM %s", ref)
 	}
 	delete(e.recs, r.ID)
+	if e.removed != nil {
+		e.removed(*r)
+	}
 	e.note(vm.EventDeleted, r)
 	return nil
 }

@@ -53,7 +53,16 @@ func newRegistry() *registry {
 }
 
 func newFakeSnapshots(e *engine, r *registry) *fakeSnapshots {
-	return &fakeSnapshots{engine: e, registry: r, snaps: map[string]snapshot.Snapshot{}, content: map[string]string{}, memory: map[vm.ID]string{}}
+	s := &fakeSnapshots{engine: e, registry: r, snaps: map[string]snapshot.Snapshot{}, content: map[string]string{}, memory: map[vm.ID]string{}}
+	e.removed = func(rec vm.Record) { // the snapshot of a hibernated VM goes with it, unless it was kept
+		defer s.lock()()
+		for key, x := range s.snaps {
+			if rec.State == vm.StateHibernated && x.ID == rec.Snapshot && !x.Kept {
+				delete(s.snaps, key)
+			}
+		}
+	}
+	return s
 }
 
 var _ podsnapshots.Snapshots = (*fakeSnapshots)(nil)
@@ -156,7 +165,27 @@ func (s *fakeSnapshots) SaveSnapshot(ctx context.Context, ref string, spec vm.Sa
 			return snapshot.Snapshot{}, err
 		}
 	}
+	if rec.State == vm.StateHibernated {
+		return s.retain(*rec, spec)
+	}
 	return s.put(snapshot.Snapshot{Name: spec.Name, Owner: rec.Owner, Labels: spec.Labels, Source: snapshot.Source{VMID: rec.ID, VMName: rec.Spec.Name}}, s.memory[rec.ID])
+}
+
+// retain keeps the snapshot that rec is hibernated in. Precondition: mu is held.
+func (s *fakeSnapshots) retain(rec vm.Record, spec vm.SaveSpec) (snapshot.Snapshot, error) {
+	to := rec.Owner.Qualify(spec.Name)
+	if other, taken := s.snaps[to]; taken && other.ID != rec.Snapshot {
+		return other, errdefs.Existsf("snapshot %s exists", spec.Name)
+	}
+	for key, x := range s.snaps {
+		if x.ID == rec.Snapshot {
+			delete(s.snaps, key)
+			x.Name, x.Labels, x.Kept = spec.Name, spec.Labels, true
+			s.snaps[to] = x
+			return x, nil
+		}
+	}
+	return snapshot.Snapshot{}, errdefs.DataLossf("no snapshot %s", rec.Snapshot)
 }
 
 func (s *fakeSnapshots) CloneWithImage(ctx context.Context, c vm.CloneSpec, _ []image.RegistryAuth) (vm.Record, error) {

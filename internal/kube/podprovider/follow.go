@@ -233,6 +233,7 @@ func (p *Provider) Run(ctx context.Context, ready func()) error {
 		return err // ctx has ended
 	}
 	ready()
+	p.background(p.sweepKept)
 	p.follow(ctx, revision)
 	return ctx.Err()
 }

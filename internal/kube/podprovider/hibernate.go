@@ -171,14 +171,15 @@ func (h *hibernation) elsewhere(ctx context.Context, pod *corev1.Pod) (at podsna
 
 // tidyUp removes what a hibernation left, when the VM is awake: the tag in the registry, from which a later VM of that name
 // would resume, and the imported snapshot. It returns when to retry, or whenWoken when nothing is left.
-func (h *hibernation) tidyUp(ctx context.Context, rec *vm.Record) turn {
+func (h *hibernation) tidyUp(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
 	if h.tidy || h.states == nil {
 		return whenWoken
 	}
 	if left := h.tidying.left(); left > 0 {
 		return after(left)
 	}
-	switch err := h.states.TidyUp(ctx, h.restored || h.slept(), rec.Snapshot != "" && h.life.State != contract.LifecycleReady); {
+	imported := rec.Snapshot != "" && (h.life.State != contract.LifecycleReady || contract.HibernatesOnDelete(pod.Annotations))
+	switch err := h.states.TidyUp(ctx, h.restored || h.slept(), imported); {
 	case err == nil:
 		h.tidy, h.restored, h.tidying = true, false, retryTask{}
 		return whenWoken

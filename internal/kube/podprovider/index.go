@@ -106,6 +106,13 @@ func (x *index) withUID(uid types.UID) *podState {
 	return x.byUID[uid]
 }
 
+// holds reports whether a pod has the VM with that key; see vmKey.
+func (x *index) holds(vmKey string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.holders[vmKey] != nil
+}
+
 // current returns the pods that find can return.
 func (x *index) current() []*podState {
 	x.mu.Lock()

@@ -103,6 +103,8 @@ type Placements interface {
 	// Hold claims this node for the pod's VM, which is about to be created. Errors: FailedPrecondition if the VM's state is on
 	// another machine.
 	Hold(ctx context.Context, pod *corev1.Pod) error
+	// Holder returns the node that has claimed the VM, found false for none. The claim of a VM ends with its owner.
+	Holder(ctx context.Context, namespace, vmName string) (node string, found bool, err error)
 }
 
 // Deps are the services that the provider uses. All are required except Snapshots, Placements, Services and Policed. Without Snapshots

@@ -60,7 +60,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 		podsnapshots.Metrics{Saved: m.saved, Pushed: m.pushed, Pulled: m.pulled})}
 	deps.Runtime, deps.Snapshots = nil, nil
 	c := &common{
-		cfg: cfg, Deps: deps, node: node, index: newIndex(m), deletions: deletionLog{pods: map[types.UID]time.Time{}}, pace: rate.NewLimiter(waitingRate, waitingBurst),
+		cfg: cfg, Deps: deps, node: node, index: newIndex(m), deletions: deletionLog{pods: map[types.UID]time.Time{}}, keeper: keeper{seen: map[string]time.Time{}}, pace: rate.NewLimiter(waitingRate, waitingBurst),
 		objects: podvolumes.NewObjects(deps.Client, deps.Log), probes: probe.NewScheduler(),
 	}
 	return &Provider{

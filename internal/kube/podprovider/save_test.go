@@ -182,13 +182,13 @@ func TestDeletingTheHibernated(t *testing.T) {
 			t.Errorf("%d VMs, tags %v, calls %v", s.count(), s.registry.tags, s.calls)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // without a registry, a hibernated VM is woken to be saved
+	synctest.Test(t, func(t *testing.T) { // without a registry, the snapshot of a hibernated VM is kept
 		s := newKept()
 		w := asleep(t, s, true, managedRun)
 		defer w.stop()
 		w.kill()
 		expect(t, w.after(5*time.Second), "gone")
-		if got := s.content[s.snaps["default/"+vmName].ID]; s.count() != 0 || got != "asleep" {
+		if got := s.content[s.snaps["default/"+vmName].ID]; s.count() != 0 || got != "asleep" || s.called("wake") != 0 {
 			t.Errorf("%d VMs, saved %q", s.count(), got)
 		}
 	})

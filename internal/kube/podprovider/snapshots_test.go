@@ -17,7 +17,13 @@ import (
 // keeping returns a world whose node keeps snapshots. The node has a registry unless bare is set.
 func keeping(t *testing.T, s *fakeSnapshots, bare bool) *world {
 	t.Helper()
-	w := &world{t: t, engine: s.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &answers{}, fakeSnapshots: s}
+	return keepingWith(t, s, bare, nil)
+}
+
+// keepingWith does the same as keeping, with claims of VMs.
+func keepingWith(t *testing.T, s *fakeSnapshots, bare bool, claims Placements) *world {
+	t.Helper()
+	w := &world{t: t, engine: s.engine, client: fake.NewClientset(), events: record.NewFakeRecorder(1000), reach: &answers{}, fakeSnapshots: s, claims: claims}
 	w.run(keepingConfig(bare))
 	return w
 }

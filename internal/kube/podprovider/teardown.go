@@ -18,8 +18,9 @@ import (
 // teardown removes the pod's VM, its forks' snapshots and the pod's object.
 type teardown struct {
 	base
-	saved  vm.ID // the VM that was saved before its removal
-	saving retryTask
+	retention *retention
+	saved     vm.ID // the VM that was saved before its removal
+	saving    retryTask
 }
 
 // tearDown shuts the pod's VM down within the grace period, and then removes it. It returns true when the VM is gone,
@@ -55,6 +56,10 @@ func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 	if rec == nil {
 		return whenWoken, true
 	}
+	if wait, ok := t.retention.first(ctx, rec); !ok {
+		return wait, false
+	}
+	rec = t.look().rec
 	if wait, ok := t.saveFirst(ctx, rec); !ok {
 		return wait, false
 	}
@@ -128,10 +133,11 @@ func (t *teardown) deletePod(ctx context.Context) {
 }
 
 // dropTag removes the hibernated state of a deleted pod, unless a later pod may need it. The state of a pod stays if the pod
-// belongs to a CocoonSet, is managed or hibernates on eviction. The pod's creator removes such a state.
+// belongs to a CocoonSet, is managed or hibernates on eviction. The pod's creator removes such a state. The state of a pod that
+// hibernates on deletion stays while its owner exists.
 func (t *teardown) dropTag(ctx context.Context) {
 	pod := t.look().pod
-	if !t.slept() || !t.remote() || t.states == nil || contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations) || contract.KeepSnapshot(pod.Annotations) ||
+	if !t.slept() || !t.remote() || t.states == nil || contract.AsksSnapshot(pod.Annotations) || contract.ComesBack(pod.Annotations) && !t.retention.gone || contract.KeepSnapshot(pod.Annotations) ||
 		convert.Member(pod).Set() != "" {
 		return
 	}
@@ -199,6 +205,10 @@ func (t *teardown) saveFirst(ctx context.Context, rec *vm.Record) (turn, bool) {
 func (c *common) removeOrphan(ctx context.Context, rec vm.Record) error {
 	t := c.on(ownerOfVM(rec))
 	states := c.node.snapshots.States(podsnapshots.Owner{Owner: t.owner, VM: rec.Spec.Name, Log: c.Log})
+	if err := c.keepOrphan(ctx, states, rec); err != nil {
+		return errdefs.New(errdefs.Unavailable, "VM %s of the deleted pod %s/%s cannot be hibernated, so it is not removed: %w", rec.Spec.Name,
+			rec.Spec.Labels[contract.VMLabelPodNamespace], rec.Spec.Labels[contract.VMLabelPodName], err)
+	}
 	if rec.Spec.Labels[contract.VMLabelSave] == "true" && states != nil && !rec.StartedAt.IsZero() {
 		if stage, err := states.SaveAway(ctx, rec); err != nil {
 			return errdefs.New(errdefs.Unavailable, "%s: VM %s of the deleted pod %s/%s is not removed: %w", stage, rec.Spec.Name,

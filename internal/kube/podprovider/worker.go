@@ -33,7 +33,7 @@ func newWorker(c *common, s, prior *podState) *worker {
 	return &worker{
 		base: b, asleep: asleep,
 		creation: &creation{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
-		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b}, adds: newAdditions(b),
+		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b),
 		trusted: slices.ContainsFunc(s.look().status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready }),
 	}
 }
@@ -167,9 +167,9 @@ func (w *worker) keepRunning(ctx context.Context, s observation) turn {
 		return whenWoken
 	}
 	w.asleep.hibernating = retryTask{}
-	var wait turn
+	wait := w.creation.claimLate(ctx, s.pod)
 	if podstatus.Up(s.rec) && hasIdentity(s.rec, s.answers) {
-		wait = sooner(w.asleep.tidyUp(ctx, s.rec), w.offers.offer(s.pod, s.rec))
+		wait = sooner(wait, sooner(w.asleep.tidyUp(ctx, s.pod, s.rec), w.offers.offer(s.pod, s.rec)))
 	}
 	w.running(ctx, s.pod, s.rec)
 	return sooner(wait, hintAfter(s.rec))

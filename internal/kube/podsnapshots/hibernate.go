@@ -86,9 +86,13 @@ func (s *States) Recover(ctx context.Context, cause error) error {
 	return err
 }
 
-// FindHibernated looks up the hibernated state of the VM, which is not on this node, in the registry or on a peer. must says
-// that such a state must exist. sleeps reports whether it exists.
+// FindHibernated looks up the hibernated state of the VM, which is not on this node: the state that Keep left here, or the
+// state in the registry or on a peer. must says that such a state must exist. sleeps reports whether it exists.
 func (s *States) FindHibernated(ctx context.Context, must bool) (at Place, sleeps bool, err error) {
+	here, kept, err := s.kept(ctx)
+	if err != nil || kept && (here.Digest == "" || !s.store.Remote()) { // the registry does not have it
+		return at, kept, err
+	}
 	if !s.store.Remote() {
 		if must && len(s.store.registry.Peers) == 0 {
 			err = errdefs.Preconditionf("VM %s cannot be restored because the node has no registry (EPOCH_URL) and no peers (VK_PEERS)", s.owner.VM)
@@ -100,6 +104,11 @@ func (s *States) FindHibernated(ctx context.Context, must bool) (at Place, sleep
 		_, err = s.Import(ctx, at)
 	}
 	switch {
+	case errdefs.IsNotFound(err) && kept: // the VM has woken elsewhere
+		if err := s.remove(ctx, here.ID); err != nil {
+			return at, false, err
+		}
+		return s.FindHibernated(ctx, must)
 	case errdefs.IsNotFound(err) && must:
 		return at, true, errdefs.NotFoundf("VM %s cannot be restored because the registry has no hibernated state of it", s.owner.VM)
 	case errdefs.IsNotFound(err):
@@ -110,11 +119,15 @@ func (s *States) FindHibernated(ctx context.Context, must bool) (at Place, sleep
 	return at, true, nil
 }
 
-// Import returns the VM's hibernated state as a snapshot on this node. It uses the snapshot of an earlier attempt, else
-// fetches the state from a peer, else from the registry. If at has a digest, the snapshot must have that digest.
+// Import returns the VM's hibernated state as a snapshot on this node. It uses the state that Keep left here, else the
+// snapshot of an earlier attempt, else fetches the state from a peer, else from the registry. If at has a digest, the snapshot
+// must have that digest. Errors: NotFound also if the state belongs to an earlier controller of the pod's name.
 func (s *States) Import(ctx context.Context, at Place) (snapshot.Snapshot, error) {
 	name, ref := importName(s.owner.VM), contract.SnapshotRef{Repo: s.owner.VM, Tag: contract.HibernateSnapshotTag}
-	fits := func(x snapshot.Snapshot) bool { return at.digest == "" || x.Digest == at.digest }
+	fits := func(x snapshot.Snapshot) bool { return (at.digest == "" || x.Digest == at.digest) && !s.strange(x) }
+	if here, ok, err := s.kept(ctx); err != nil || ok && fits(here) {
+		return here, err
+	}
 	have, ok, err := s.findFit(ctx, name, fits)
 	if ok || err != nil {
 		return have, err
@@ -132,9 +145,15 @@ func (s *States) Import(ctx context.Context, at Place) (snapshot.Snapshot, error
 	switch {
 	case err != nil:
 		return got, err
-	case !fits(got):
+	case !fits(got) && !s.strange(got):
 		s.discard(ctx, got.ID)
 		return got, errdefs.Unavailablef("the hibernated state of VM %s in the registry changed during the pull", s.owner.VM)
+	case s.strange(got):
+		s.discard(ctx, got.ID)
+		if err := s.own.deleteTag(ctx, at.ref); err != nil {
+			return got, err
+		}
+		return got, errdefs.NotFoundf("the hibernated state of VM %s in the registry belongs to an earlier owner of its pod", s.owner.VM)
 	}
 	return got, nil
 }
@@ -160,11 +179,16 @@ func (s *States) fromPeer(ctx context.Context, name string, fits func(snapshot.S
 }
 
 // TidyUp removes what a hibernation left, when the VM is awake: the tag in the registry, from which a later VM of that name
-// would resume, and the snapshot that Import fetched. slept says that the tag may exist, imported that the snapshot may.
+// would resume, the snapshot that Import fetched, and the state that Keep left. slept says that the tag may exist, imported
+// that the snapshots may.
 func (s *States) TidyUp(ctx context.Context, slept, imported bool) error {
-	var left snapshot.Snapshot
+	var left, kept snapshot.Snapshot
 	if imported {
 		var err error
+		if kept, _, err = s.kept(ctx); err != nil {
+			return err
+		}
+		slept = slept || kept.Digest != ""
 		if left, err = s.find(ctx, importName(s.owner.VM)); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
@@ -184,6 +208,11 @@ func (s *States) TidyUp(ctx context.Context, slept, imported bool) error {
 	}
 	if left.ID != "" {
 		s.discard(ctx, left.ID)
+	}
+	if kept.ID != "" {
+		if err := s.remove(ctx, kept.ID); err != nil {
+			return err
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -67,7 +67,7 @@ func New(node string, all Snapshots, r Registry, m Metrics) *Store {
 func (s *Store) Remote() bool { return s.registry.remote() }
 
 // Owner names the pod and its VM, and holds the functions that States need from the part that runs the VM. Without the
-// functions, only SaveAway of States may be called.
+// functions, only SaveAway, Hibernate, Keep and DropKept of States may be called.
 type Owner struct {
 	vm.Owner
 	Pod string // name of the pod

@@ -130,8 +130,14 @@ func TestCallsAreOnBehalfOfTheOwner(t *testing.T) {
 			}
 			return err
 		}, []string{
-			"ns ask " + hibernate + " secret", "ns get web-hibernate-import", "ns pull cocoon://peer:1/web:hibernate web-hibernate-import",
+			"ns get web:hibernate", "ns ask " + hibernate + " secret", "ns get web:hibernate", "ns get web-hibernate-import", "ns pull cocoon://peer:1/web:hibernate web-hibernate-import",
 			"ns pull " + hibernate + " web-hibernate-import secret", "ns clone pulled",
+		}},
+		"keep": {func(ctx context.Context, s *States) error {
+			_, err := s.Keep(ctx, &vm.Record{ID: "id", Snapshot: "slept"})
+			return errors.Join(err, s.DropKept(ctx, true))
+		}, []string{
+			"ns save id web:hibernate", "ns get slept", "ns push slept " + hibernate + " secret", "ns ask " + hibernate + " secret", "ns get web:hibernate",
 		}},
 		"save": {func(ctx context.Context, s *States) error {
 			_, err := s.SaveAway(ctx, rec)
@@ -153,7 +159,7 @@ func TestCallsAreOnBehalfOfTheOwner(t *testing.T) {
 		}, []string{"ns delete " + hibernate + " secret", "ns delete " + fork + " secret", "ns remove fork-web", "ns get", "ns wake id"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := &node{tags: map[string]string{hibernate: "sha256:there"}, fail: errdefs.Existsf("the snapshot exists")}
+			n := &node{tags: map[string]string{hibernate: "sha256:there"}, fail: errdefs.Existsf("the snapshot exists"), here: map[string]snapshot.Snapshot{"slept": {ID: "slept"}}}
 			store := New("node-1", n, Registry{URL: "http://r/", Auth: snapshot.Auth{Token: "secret"}, Peers: []string{"peer:1"}},
 				Metrics{func(time.Duration) {}, func(time.Duration, error) {}, func(time.Duration, error) {}})
 			s := store.States(Owner{

@@ -27,13 +27,8 @@ func (s *States) SaveAway(ctx context.Context, rec vm.Record) (failed string, er
 			return PushFailed, err
 		}
 	}
-	if rec.State == vm.StateHibernated {
-		if s.store.Remote() { // push the hibernation snapshot
-			return PushFailed, s.push(ctx, rec.Snapshot, at)
-		}
-		if rec, err = s.own.wake(ctx, rec.ID); err != nil { // wake the VM, because its hibernation snapshot is removed with the VM
-			return SaveFailed, err
-		}
+	if rec.State == vm.StateHibernated && s.store.Remote() { // push the hibernation snapshot
+		return PushFailed, s.push(ctx, rec.Snapshot, at)
 	}
 	snap, old, err := s.saveLatest(ctx, rec, ref)
 	if err != nil {
@@ -89,6 +84,9 @@ func (s *States) save(ctx context.Context, rec vm.Record, name, description stri
 		if v := rec.Spec.Labels[key]; v != "" {
 			labels[key] = v
 		}
+	}
+	if s.owner.SetUID != "" {
+		labels[contract.VMLabelOwnerUID] = s.owner.SetUID
 	}
 	labels[contract.VMLabelNode] = s.store.node // marks the snapshot as removable by a virtual node; see ours
 	got, err := s.own.save(ctx, rec.ID, vm.SaveSpec{Name: name, Description: description, Labels: labels})

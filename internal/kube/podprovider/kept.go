@@ -1,0 +1,203 @@
+package podprovider
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/pauses"
+	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
+	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file keeps the states of VMs whose pods were deleted with the deletion policy hibernate. The state is a snapshot on this
+// node; see podsnapshots.States.Keep. It is kept for as long as this node has the claim of the VM. The API server's garbage
+// collector deletes the claim with the controller of the pod, whatever kind that is, so the node needs no right to read it.
+
+// retention hibernates the VM of a pod that is being deleted.
+type retention struct {
+	base
+	kept   vm.ID // the VM whose state was kept
+	gone   bool  // the owner of the state is gone
+	saving retryTask
+}
+
+// first hibernates rec and keeps its state, if the pod's policy asks for that and its owner exists. Until the state is durable
+// it returns false and when to retry. Meanwhile the VM stays, and the pod is Terminating.
+func (k *retention) first(ctx context.Context, rec *vm.Record) (turn, bool) {
+	pod := k.look().pod
+	if !contract.HibernatesOnDelete(pod.Annotations) || k.states == nil || k.Placements == nil || k.kept == rec.ID {
+		return whenWoken, true
+	}
+	if left := k.saving.left(); left > 0 {
+		return after(left), false
+	}
+	stage, err := k.keep(ctx, rec)
+	switch {
+	case ctx.Err() != nil:
+		return atOnce, false
+	case err == nil:
+		k.saving, k.kept = retryTask{}, rec.ID
+		return whenWoken, true
+	}
+	k.Metrics.done("hibernate", err)
+	if k.saving.failed(err) {
+		k.event(corev1.EventTypeWarning, stage, "VM %s cannot be hibernated, so it is not removed (to give its state up, set the annotation %s to %s): %s",
+			k.vmName, contract.KeyDeletionPolicy, contract.DeleteRemoves, err)
+		k.log.Warn("vm not hibernated, so it is not removed", "vm", rec.ID, "op", stage, "err", err)
+	}
+	return after(k.saving.left()), false
+}
+
+// keep hibernates rec and keeps its state. On failure it returns the failed step, as the reason for an Event. A guest that is
+// not up has no state of its own yet: what it resumes from is kept already. A guest that has ended has none any more.
+func (k *retention) keep(ctx context.Context, rec *vm.Record) (failed string, err error) {
+	if rec.State == vm.StateRunning {
+		switch wanted, err := k.wanted(ctx); {
+		case err != nil || !wanted:
+			return eventHibernateFailed, err
+		case !podstatus.Up(rec) || !hasIdentity(rec, true):
+			return "", nil
+		}
+		if err := k.states.Check(ctx); err != nil {
+			return eventHibernateFailed, err
+		}
+		got, err := k.states.Hibernate(ctx, rec)
+		if err != nil {
+			return eventHibernateFailed, err
+		}
+		rec = k.take(got)
+		k.Metrics.done("hibernate", nil)
+	}
+	if rec.State != vm.StateHibernated {
+		return "", nil
+	}
+	// The owner may have gone while the guest was saved. Then the state goes with the VM.
+	if wanted, err := k.wanted(ctx); err != nil || !wanted {
+		return eventHibernateFailed, err
+	}
+	if failed, err = k.states.Keep(ctx, rec); err != nil {
+		return failed, err
+	}
+	k.keeper.saw(k.vmKey())
+	k.event(corev1.EventTypeNormal, eventHibernated, "VM %s is hibernated; the next pod %s resumes it", k.vmName, k.look().pod.Name)
+	k.log.Info("vm hibernated before its removal", "vm", rec.ID)
+	return "", nil
+}
+
+// wanted reports whether the state of the VM is kept, because its owner exists. If not, it removes a state that was kept
+// earlier.
+func (k *retention) wanted(ctx context.Context) (bool, error) {
+	node, found, err := k.Placements.Holder(ctx, k.owner.Namespace, k.vmName)
+	if err != nil || found && node == k.cfg.Node.Name {
+		return err == nil, err
+	}
+	k.gone = true
+	return false, k.states.DropKept(ctx, !found)
+}
+
+// keepsState reports whether the VM hibernates at the deletion of its pod.
+func keepsState(rec vm.Record) bool {
+	return rec.Spec.Labels[contract.VMLabelHibernate] == "true" && !rec.StartedAt.IsZero()
+}
+
+// keepOrphan hibernates a VM whose pod is gone and keeps its state, if a label of the VM requires that and its owner exists.
+func (c *common) keepOrphan(ctx context.Context, states *podsnapshots.States, rec vm.Record) error {
+	if !keepsState(rec) || states == nil || c.Placements == nil {
+		return nil
+	}
+	node, found, err := c.Placements.Holder(ctx, ownerOfVM(rec).Namespace, rec.Spec.Name)
+	if err != nil || !found || node != c.cfg.Node.Name {
+		return err
+	}
+	if podstatus.Up(&rec) && hasIdentity(&rec, true) {
+		if rec, err = states.Hibernate(ctx, &rec); err != nil {
+			return err
+		}
+	}
+	if rec.State == vm.StateHibernated {
+		_, err = states.Keep(ctx, &rec)
+	}
+	return err
+}
+
+// keeper removes the kept states of this node whose owners are gone.
+type keeper struct {
+	mu   sync.Mutex
+	seen map[string]time.Time // by namespace and VM name: when this node last had the claim
+}
+
+const (
+	sweepPeriod = 20 * time.Second
+	// sweepTrust is how long after the last sight of a claim its absence means that the owner is gone. The manager deletes the
+	// claims of a node that is away for longer than that, and then another node may need the state in the registry.
+	sweepTrust = 2 * sweepPeriod
+)
+
+// sweepKept removes kept states whose owners are gone until ctx ends.
+func (p *Provider) sweepKept(ctx context.Context) {
+	if p.Placements == nil {
+		return
+	}
+	for pauses.Sleep(ctx, nil, sweepPeriod, false) {
+		states, err := p.node.snapshots.Kept(ctx)
+		if err != nil && ctx.Err() == nil {
+			p.Log.Warn("kept states of vms not listed", "err", err)
+		}
+		for _, s := range states {
+			if err := p.sweepOne(ctx, s); err != nil && ctx.Err() == nil {
+				p.Log.Warn("kept state of vm not checked", "vm", s.Owner.Qualify(s.VM), "err", err)
+			}
+		}
+	}
+}
+
+// sweepOne removes a kept state if this node no longer has the claim of its VM. It leaves the states of VMs that have a pod or
+// exist to their workers.
+func (p *Provider) sweepOne(ctx context.Context, s podsnapshots.KeptState) error {
+	key := s.Owner.Qualify(s.VM)
+	if p.index.holds(key) {
+		return nil
+	}
+	if _, err := p.on(s.Owner).named(ctx, s.VM); err == nil || !errdefs.IsNotFound(err) {
+		return err
+	}
+	node, found, err := p.Placements.Holder(ctx, s.Owner.Namespace, s.VM)
+	if err != nil {
+		return err
+	}
+	if found && node == p.cfg.Node.Name {
+		p.keeper.saw(key)
+		return nil
+	}
+	states := p.node.snapshots.States(podsnapshots.Owner{Owner: s.Owner, VM: s.VM, Log: p.Log})
+	err = states.DropKept(ctx, !found && p.keeper.recent(key))
+	if err == nil {
+		p.Log.Info("kept state of vm removed, its owner is gone", "vm", key)
+		p.keeper.forget(key)
+	}
+	return err
+}
+
+func (k *keeper) saw(key string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.seen[key] = time.Now()
+}
+
+func (k *keeper) recent(key string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return time.Since(k.seen[key]) <= sweepTrust
+}
+
+func (k *keeper) forget(key string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.seen, key)
+}
