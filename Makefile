@@ -65,6 +65,13 @@ helm: ## helm, for the test of the chart
 	@mkdir -p $(BIN)
 	@go -C tools/helm build $(GOFLAGS_) -ldflags '-s -w' -o $(CURDIR)/$(BIN)/helm helm.sh/helm/v4/cmd/helm
 
+.PHONY: agent-sandbox
+agent-sandbox: ## the controller of agents' sandboxes with its custom resources and rights, for its test
+	@mkdir -p $(BIN)
+	@go -C tools/agent-sandbox build $(GOFLAGS_) -ldflags '-s -w' -o $(CURDIR)/$(BIN)/agent-sandbox-controller sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller
+	@cd "$$(go -C tools/agent-sandbox list -m -f '{{.Dir}}' sigs.k8s.io/agent-sandbox)/k8s" && \
+		for f in crds/*.yaml *rbac.generated.yaml extensions.yaml; do echo ---; cat "$$f"; done >'$(CURDIR)/$(BIN)/agent-sandbox.yaml'
+
 .PHONY: control-plane
 control-plane: ## Kubernetes control plane and kubectl into bin/ (the first build takes about ten minutes, then it is cached)
 	@mkdir -p $(BIN)
@@ -90,6 +97,7 @@ tidy-check:
 	@go mod tidy -diff
 	@go -C tools mod tidy -diff
 	@go -C tools/helm mod tidy -diff
+	@go -C tools/agent-sandbox mod tidy -diff
 	@go -C hack/promlint mod tidy -diff
 	@go -C hack/kwok mod tidy -diff
 	@go -C hack/conformance mod tidy -diff
@@ -119,7 +127,7 @@ test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
 .PHONY: test-e2e
-test-e2e: build origin helm images cloudimg conformance-programs ## a real control plane, real kubectl, real guests
+test-e2e: build origin helm agent-sandbox images cloudimg conformance-programs ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e
 
 .PHONY: test-upgrade
@@ -150,7 +158,7 @@ kwok: ## the node simulator that the benchmarks compare with (the first build ta
 		for f in pod/fast/pod-*.yaml node/fast/node-*.yaml node/heartbeat/node-*.yaml; do echo ---; cat "$$f"; done >'$(CURDIR)/$(BIN)/kwok-stages.yaml'
 
 .PHONY: bench
-bench: build kwok ## speed as ratios, measured side by side in one run
+bench: build kwok agent-sandbox ## speed as ratios, measured side by side in one run
 	@hack/test.sh bench
 
 .PHONY: conformance-programs
