@@ -317,10 +317,19 @@ func (s *fakeSnapshots) GetSnapshot(ctx context.Context, ref string) (snapshot.S
 }
 
 func (s *fakeSnapshots) RemoveSnapshot(ctx context.Context, ref string) error {
+	recs, err := s.engine.List(ctx)
+	if err != nil {
+		return err
+	}
 	defer s.lock()()
 	snap, err := s.get(ctx, ref)
 	if err == nil && !vm.Behalf(ctx).Reaches(snap.Owner) {
 		return errdefs.NotFoundf("no snapshot %s", ref)
+	}
+	for _, r := range recs {
+		if err == nil && r.State == vm.StateHibernated && r.Snapshot == snap.ID {
+			return errdefs.Preconditionf("vm %s is hibernated in it", r.Spec.Name)
+		}
 	}
 	delete(s.snaps, snap.Owner.Qualify(snap.Name))
 	return err

@@ -203,3 +203,27 @@ func (l *deletionLog) done(uid types.UID) {
 		l.pods[uid] = time.Now()
 	}
 }
+
+// keeper has, for VMs whose states are kept on this node, when the node last had the claim of the VM; see retention.
+type keeper struct {
+	mu   sync.Mutex
+	seen map[string]time.Time // by namespace and VM name
+}
+
+func (k *keeper) saw(key string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.seen[key] = time.Now()
+}
+
+func (k *keeper) recent(key string, limit time.Duration) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return time.Since(k.seen[key]) <= limit
+}
+
+func (k *keeper) forget(key string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.seen, key)
+}

@@ -2,7 +2,6 @@ package podprovider
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -98,7 +97,20 @@ func (k *retention) wanted(ctx context.Context) (bool, error) {
 		return err == nil, err
 	}
 	k.gone = true
-	return false, k.states.DropKept(ctx, !found)
+	if err = k.states.DropKept(ctx, !found); errdefs.IsFailedPrecondition(err) { // an earlier process has kept it, and rec is in it
+		err = nil
+	}
+	return false, err
+}
+
+// removed drops what is left of the state when the VM is removed and the owner is gone.
+func (k *retention) removed(ctx context.Context) {
+	if !k.gone {
+		return
+	}
+	if err := k.states.DropKept(ctx, false); err != nil && ctx.Err() == nil {
+		k.log.Warn("kept state of vm not removed, the node tries again", "err", err)
+	}
 }
 
 // keepsState reports whether the VM hibernates at the deletion of its pod.
@@ -126,18 +138,12 @@ func (c *common) keepOrphan(ctx context.Context, states *podsnapshots.States, re
 	return err
 }
 
-// keeper removes the kept states of this node whose owners are gone.
-type keeper struct {
-	mu   sync.Mutex
-	seen map[string]time.Time // by namespace and VM name: when this node last had the claim
-}
+// sweepPeriod is the pause between two checks of the kept states.
+const sweepPeriod = 20 * time.Second
 
-const (
-	sweepPeriod = 20 * time.Second
-	// sweepTrust is how long after the last sight of a claim its absence means that the owner is gone. The manager deletes the
-	// claims of a node that is away for longer than that, and then another node may need the state in the registry.
-	sweepTrust = 2 * sweepPeriod
-)
+// sweepTrust is how long after the last sight of a claim its absence means that the owner is gone. The manager deletes the claims
+// of a node that is away for longer than that, and then another node may need the state in the registry.
+const sweepTrust = 2 * sweepPeriod
 
 // sweepKept removes kept states whose owners are gone until ctx ends.
 func (p *Provider) sweepKept(ctx context.Context) {
@@ -176,28 +182,10 @@ func (p *Provider) sweepOne(ctx context.Context, s podsnapshots.KeptState) error
 		return nil
 	}
 	states := p.node.snapshots.States(podsnapshots.Owner{Owner: s.Owner, VM: s.VM, Log: p.Log})
-	err = states.DropKept(ctx, !found && p.keeper.recent(key))
+	err = states.DropKept(ctx, !found && p.keeper.recent(key, sweepTrust))
 	if err == nil {
 		p.Log.Info("kept state of vm removed, its owner is gone", "vm", key)
 		p.keeper.forget(key)
 	}
 	return err
-}
-
-func (k *keeper) saw(key string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.seen[key] = time.Now()
-}
-
-func (k *keeper) recent(key string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return time.Since(k.seen[key]) <= sweepTrust
-}
-
-func (k *keeper) forget(key string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.seen, key)
 }

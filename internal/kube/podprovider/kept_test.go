@@ -267,6 +267,24 @@ func TestDeletionIsTakenUp(t *testing.T) {
 			})
 		})
 	}
+	t.Run("the owner is deleted meanwhile", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			w, r := pausing(t, s, true)
+			w.stop()
+			keptHere(s, w)
+			r.lose()
+			p := w.after(0)
+			p.DeletionTimestamp, p.DeletionGracePeriodSeconds = new(metav1.Now()), new(int64(30))
+			if err := w.client.Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), p, "default"); err != nil {
+				t.Fatal(err)
+			}
+			w.run(keepingConfig(true))
+			defer w.stop()
+			expect(t, w.after(time.Minute), "gone")
+			w.nothingLeft(s)
+		})
+	})
 	t.Run("deleted by force meanwhile", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newKept()

@@ -95,6 +95,7 @@ func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
 	if t.states != nil && len(rec.SnapshotIDs) > 0 { // the snapshot for forks is of no use without the VM
 		t.states.DropFork(ctx, t.vmName)
 	}
+	t.retention.removed(ctx)
 	t.dropTag(ctx)
 	t.dropForks(ctx)
 	t.Metrics.done("delete", nil)
