@@ -15,6 +15,11 @@ func TestParseSticky(t *testing.T) {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
 	}
+	for policy, asked := range map[string]bool{"hibernate": true, "delete": false, "": false} {
+		if got, err := ParseSticky(map[string]string{KeyDeletionPolicy: policy}); err != nil || got.Asked != asked {
+			t.Errorf("deletion policy %q: %+v, %v", policy, got, err)
+		}
+	}
 	for _, text := range []string{"true", "-5s", "10", "1ms", "Wait", " wait"} {
 		if got, err := ParseSticky(map[string]string{KeySticky: text}); err == nil || got.Asked || !strings.Contains(err.Error(), KeySticky) {
 			t.Errorf("%q: %+v, %v", text, got, err)

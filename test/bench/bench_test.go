@@ -44,6 +44,7 @@ func TestBench(t *testing.T) {
 		{"carry", carry},
 		{"idle", idle},
 		{"pods", pods},
+		{"claims", claims},
 		{"fake", fakes},
 		{"records", records},
 		{"many", manyOnOne},

@@ -133,7 +133,7 @@ func complete(pod *corev1.Pod) bool {
 		pod.Spec.NodeSelector = with(pod.Spec.NodeSelector, contract.LabelPool, pool)
 		changed = true
 	}
-	if contract.AsksSnapshot(pod.Annotations) && stay(pod.Spec.Tolerations) {
+	if (contract.AsksSnapshot(pod.Annotations) || contract.HibernatesOnDelete(pod.Annotations)) && stay(pod.Spec.Tolerations) {
 		changed = true
 	}
 	return convert.Name(pod) || changed

@@ -34,6 +34,8 @@ func TestCheckPod(t *testing.T) {
 		"a clone of its own namespace's VM":                 {"prod", map[string]string{mode: "clone", image: "vk-prod-db"}, ""},
 		"a clone of a template":                             {"prod", map[string]string{mode: "clone", image: "team/base:v2"}, ""},
 		"an image with the name of a VM":                    {"prod", map[string]string{mode: "run", image: "vk-victim-db"}, ""},
+		"an invalid deletion policy":                        {"prod", map[string]string{contract.KeyDeletionPolicy: "sleep"}, contract.KeyDeletionPolicy + "]: Invalid"},
+		"a deletion policy that nodes refuse for this pod":  {"prod", map[string]string{contract.KeyDeletionPolicy: "hibernate"}, ""}, // a node of another version may accept it
 		"an invalid value":                                  {"prod", map[string]string{managed: "perhaps"}, managed + "]: Invalid"},
 		"a listed folder":                                   {"prod", map[string]string{managed: "true", dir: "/srv/golden"}, ""},
 		"a folder below a listed folder":                    {"prod", map[string]string{managed: "true", dir: "/srv/golden/v2"}, ""},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -112,14 +113,20 @@ func TestCheckRefuses(t *testing.T) {
 			annotate(contract.KeyMode, "static")(p)
 			p.Annotations[contract.KeyManaged] = "true"
 		}, "cannot manage a static VM"},
-		"snapshot policy": {annotate(contract.KeySnapshotPolicy, "sometimes"), "main-only"},
-		"fork of itself":  {annotate(contract.KeyForkFrom, "vk-default-web"), "from itself"},
-		"fork of nothing": {annotate(contract.KeyForkFrom, "a/b"), "must start with a letter"},
-		"windows guest":   {annotate(contract.KeyOS, "windows"), "only Linux guests"},
-		"bad VM name":     {annotate(contract.KeyName, "a/b"), "must start with a letter"},
-		"long name":       {annotate(contract.KeyName, strings.Repeat("a", 71)), "has 71 characters; at most 63"},
-		"another's name":  {annotate(contract.KeyName, "vk-victim-db"), "a VM of another namespace"},
-		"another's fork":  {annotate(contract.KeyForkFrom, "vk-victim-db"), "a VM of another namespace"},
+		"deletion policy":              {annotate(contract.KeyDeletionPolicy, "sleep"), "deletion-policy"},
+		"hibernation for nobody":       {annotate(contract.KeyDeletionPolicy, "hibernate"), "this pod has none"},
+		"hibernation for another name": {hibernates("ReplicaSet", nil), "gives each pod another name"},
+		"hibernation of a managed VM":  {hibernates("Sandbox", map[string]string{contract.KeyManaged: "true", contract.KeyMode: "run"}), "conflicts with " + contract.KeyManaged},
+		"hibernation beside a policy":  {hibernates("Sandbox", map[string]string{contract.KeySnapshotPolicy: "never"}), "conflicts with " + contract.KeySnapshotPolicy},
+		"hibernation of a static VM":   {hibernates("Sandbox", map[string]string{contract.KeyMode: "static", contract.KeyID: "x", contract.KeyIP: "10.0.0.1"}), "cannot hibernate a static VM"},
+		"snapshot policy":              {annotate(contract.KeySnapshotPolicy, "sometimes"), "main-only"},
+		"fork of itself":               {annotate(contract.KeyForkFrom, "vk-default-web"), "from itself"},
+		"fork of nothing":              {annotate(contract.KeyForkFrom, "a/b"), "must start with a letter"},
+		"windows guest":                {annotate(contract.KeyOS, "windows"), "only Linux guests"},
+		"bad VM name":                  {annotate(contract.KeyName, "a/b"), "must start with a letter"},
+		"long name":                    {annotate(contract.KeyName, strings.Repeat("a", 71)), "has 71 characters; at most 63"},
+		"another's name":               {annotate(contract.KeyName, "vk-victim-db"), "a VM of another namespace"},
+		"another's fork":               {annotate(contract.KeyForkFrom, "vk-victim-db"), "a VM of another namespace"},
 		"another's state": {func(p *corev1.Pod) {
 			p.Annotations[contract.KeyMode], p.Annotations[contract.KeyImage] = "clone", "victim/vk-victim-db:hibernate"
 		}, "a VM of another namespace"},
@@ -332,6 +339,27 @@ func TestExpand(t *testing.T) {
 	} {
 		if got := expand(in, vars); got != want {
 			t.Errorf("%q became %q, want %q", in, got, want)
+		}
+	}
+}
+
+// hibernates makes a pod of a controller of that kind, whose VM hibernates when the pod is deleted, with other annotations.
+func hibernates(kind string, more map[string]string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: "web", UID: "owner", Controller: new(true)}}
+		maps.Copy(p.Annotations, more)
+		p.Annotations[contract.KeyDeletionPolicy] = string(contract.DeleteHibernates)
+	}
+}
+
+func TestHibernationOnDeletionIsAccepted(t *testing.T) {
+	for _, kind := range []string{"Sandbox", "StatefulSet"} {
+		p := plain(hibernates(kind, nil))
+		if errs := Check(p); len(errs) > 0 {
+			t.Errorf("%s: %v", kind, errs)
+		}
+		if Clone(p, Node{}).Labels[contract.VMLabelHibernate] != "true" {
+			t.Errorf("%s: the VM has no label for it", kind)
 		}
 	}
 }
