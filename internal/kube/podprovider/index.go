@@ -204,6 +204,13 @@ func (l *deletionLog) done(uid types.UID) {
 	}
 }
 
+// sweepPeriod is the pause between two checks of the kept states.
+const sweepPeriod = 20 * time.Second
+
+// sweepTrust is how long after the last sight of a claim its absence means that the owner is gone. The manager deletes the claims
+// of a node that is away for longer than that, and then another node may need the state in the registry.
+const sweepTrust = 2 * sweepPeriod
+
 // keeper has, for VMs whose states are kept on this node, when the node last had the claim of the VM; see retention.
 type keeper struct {
 	mu   sync.Mutex
@@ -216,10 +223,11 @@ func (k *keeper) saw(key string) {
 	k.seen[key] = time.Now()
 }
 
-func (k *keeper) recent(key string, limit time.Duration) bool {
+// recent reports whether the node had the claim a short time ago.
+func (k *keeper) recent(key string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return time.Since(k.seen[key]) <= limit
+	return time.Since(k.seen[key]) <= sweepTrust
 }
 
 func (k *keeper) forget(key string) {

@@ -2,7 +2,6 @@ package podprovider
 
 import (
 	"context"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -138,13 +137,6 @@ func (c *common) keepOrphan(ctx context.Context, states *podsnapshots.States, re
 	return err
 }
 
-// sweepPeriod is the pause between two checks of the kept states.
-const sweepPeriod = 20 * time.Second
-
-// sweepTrust is how long after the last sight of a claim its absence means that the owner is gone. The manager deletes the claims
-// of a node that is away for longer than that, and then another node may need the state in the registry.
-const sweepTrust = 2 * sweepPeriod
-
 // sweepKept removes kept states whose owners are gone until ctx ends.
 func (p *Provider) sweepKept(ctx context.Context) {
 	if p.Placements == nil {
@@ -182,7 +174,7 @@ func (p *Provider) sweepOne(ctx context.Context, s podsnapshots.KeptState) error
 		return nil
 	}
 	states := p.node.snapshots.States(podsnapshots.Owner{Owner: s.Owner, VM: s.VM, Log: p.Log})
-	err = states.DropKept(ctx, !found && p.keeper.recent(key, sweepTrust))
+	err = states.DropKept(ctx, !found && p.keeper.recent(key))
 	if err == nil {
 		p.Log.Info("kept state of vm removed, its owner is gone", "vm", key)
 		p.keeper.forget(key)
