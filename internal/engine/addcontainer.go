@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"cocoonstack.io/cocoon/internal/engine/session"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
@@ -160,26 +161,36 @@ func (a *addition) join(ctx context.Context) (outcome, error) {
 	return outcome{}, errdefs.Preconditionf("its process has ended")
 }
 
-// undo takes the container off the record, and its disks if the guest gives them back. Others stay until the guest ends.
+// undo takes the container and its disks off the record. If the guest does not give a disk back, the container stays as one that
+// could not be started: what resumes from a save of the VM needs its disks.
 func (a *addition) undo(ctx context.Context, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undo.Limit)
 	defer cancel()
-	gone := map[string]bool{}
+	own := a.own()
 	plugger, err := a.plugger()
-	for _, d := range a.own() {
+	for _, d := range own {
 		if err == nil {
 			err = plugger.UnplugDisk(ctx, d.Serial)
 		}
-		if err == nil || errdefs.IsNotFound(err) { // its process has ended
-			gone[d.Serial] = true
-		}
 	}
-	if err != nil {
+	stuck := err != nil && len(own) > 0
+	if stuck {
 		a.log.Warn("disks of a container that was not added are still plugged", "vm", a.id, "err", err)
 	}
 	a.settleFailed(ctx, opAddContainer, func(r *vm.Record) {
-		r.Ephemeral = slices.DeleteFunc(slices.Clone(r.Ephemeral), func(e vm.Ephemeral) bool { return e.Record.Name == a.name })
-		r.Disks = slices.DeleteFunc(slices.Clone(r.Disks), func(d vm.Disk) bool { return gone[d.Serial] })
+		at := find(r.Ephemeral, a.name)
+		switch {
+		case at < 0:
+			return
+		case stuck:
+			r.Ephemeral = slices.Clone(r.Ephemeral)
+			r.Ephemeral[at].Record.Status = session.NeverStarted(cause)
+			return
+		}
+		r.Ephemeral = slices.Delete(slices.Clone(r.Ephemeral), at, at+1)
+		r.Disks = slices.DeleteFunc(slices.Clone(r.Disks), func(d vm.Disk) bool {
+			return slices.ContainsFunc(own, func(o vm.Disk) bool { return o.Serial == d.Serial })
+		})
 	})
 	return cause
 }

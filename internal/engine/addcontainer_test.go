@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,7 +72,7 @@ func TestAddContainer(t *testing.T) {
 	var fault atomic.Value
 	fault.Store("")
 	r.world.Fault = func(call string) error {
-		if call == fault.Load() {
+		if slices.Contains(strings.Split(fault.Load().(string), ","), call) {
 			return errdefs.Unsupportedf("told to fail")
 		}
 		return nil
@@ -114,6 +115,23 @@ func TestAddContainer(t *testing.T) {
 		}
 	}
 	fault.Store("")
+
+	// A guest that does not give the disks back keeps them, and the container has ended.
+	stuck := r.must(r.Launch(ctx, func() vm.Spec { s := severalSpec(); s.Name = "stuck"; return s }()))
+	r.await("stuck", "ready", ready)
+	fault.Store("agent.AddContainer,driver.UnplugDisk")
+	_, err = r.AddContainer(ctx, "stuck", debugger("debug"))
+	wantClass(t, "a guest that refuses the container and keeps its disks", err, errdefs.Unsupported)
+	fault.Store("")
+	if now := r.must(r.Inspect(ctx, "stuck")); len(now.Disks) != len(stuck.Disks)+1 || now.Container("debug").Status.Exit.Code != 128 || !r.ImageInUse(debugImage(t, r)) {
+		t.Errorf("disks that are stuck: %+v, %+v", now.Ephemeral, now.Disks)
+	}
+	if _, err := r.SaveSnapshot(ctx, "stuck", vm.SaveSpec{Name: "held"}); err != nil {
+		t.Fatal(err)
+	}
+	if clone := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "held", Name: "held"})); len(clone.Disks) != len(stuck.Disks)+1 {
+		t.Errorf("its clone: %+v", clone.Disks)
+	}
 
 	for range 2 { // again is no error
 		now := r.must(r.AddContainer(ctx, "web", debugger("debug")))

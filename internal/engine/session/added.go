@@ -83,17 +83,22 @@ func errTooOld(err error) error {
 
 // refusedContainer records that a container has ended because the guest refused it.
 func (l *Link) refusedContainer(ctx context.Context, name string, cause error) error {
-	at := time.Now().UTC().Round(0)
 	_, err := l.vm.Update(ctx, func(r *vm.Record) {
 		r.Ephemeral = slices.Clone(r.Ephemeral)
 		for i := range r.Ephemeral {
 			if c := &r.Ephemeral[i].Record; c.Name == name {
-				x := &vm.ContainerExit{Code: startErrorCode, Reason: vm.ContainerStartError, Message: cause.Error(), StartedAt: at, FinishedAt: at}
-				c.Status = vm.ContainerStatus{State: vm.ContainerTerminated, Reason: x.Reason, Message: x.Message, Exit: x}
+				c.Status = NeverStarted(cause)
 			}
 		}
 	})
 	return err
+}
+
+// NeverStarted is the status of a container that could not be started.
+func NeverStarted(cause error) vm.ContainerStatus {
+	x := &vm.ContainerExit{Code: startErrorCode, Reason: vm.ContainerStartError, Message: cause.Error()}
+	x.FinishedAt = time.Now().UTC().Round(0)
+	return vm.ContainerStatus{State: vm.ContainerTerminated, Reason: x.Reason, Message: x.Message, Exit: x}
 }
 
 // startErrorCode is the exit code of a container that could not be started, as in container runtimes.
