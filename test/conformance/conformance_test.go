@@ -102,6 +102,9 @@ func (s *suite) group(ctx context.Context, t *testing.T, g group, tests []string
 		}
 	}
 	if len(again) > 0 && ctx.Err() == nil && !partial {
+		if err := s.keep(g, o, partial); err != nil { // the second run may take long, and be interrupted
+			t.Error(err)
+		}
 		seconds, err := s.run(ctx, t, g.name+"-again", again, "1")
 		if err != nil {
 			t.Fatal(err)
@@ -128,20 +131,25 @@ func (s *suite) group(ctx context.Context, t *testing.T, g group, tests []string
 	if ctx.Err() != nil {
 		return
 	}
+	if err := s.keep(g, o, partial); err != nil {
+		t.Error(err)
+	}
+}
+
+// keep stores the results of a whole group, or renews those of the tests that ran, if there are any of the whole group.
+func (s *suite) keep(g group, o outcome, partial bool) error {
 	if partial {
 		whole, ok, err := s.last(g)
 		if err != nil || !ok {
-			return // there is no whole run whose results these tests renew
+			return err
 		}
 		o = whole.renewed(o)
 	}
 	data, err := json.MarshalIndent(o, "", "  ")
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Join(s.dir, "results"), 0o755), os.WriteFile(s.results(g), data, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	return errors.Join(os.MkdirAll(filepath.Join(s.dir, "results"), 0o755), os.WriteFile(s.results(g), data, 0o644))
 }
 
 // last reads the results of a group's last run.
