@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -76,8 +77,10 @@ func images(s sources) (map[string]v1.Image, error) {
 		"nonroot":           {nil, small, v1.Config{Cmd: []string{"sh"}, User: "1234"}},
 		"nonewprivs":        {nil, slices.Concat(small, s.program("usr/local/bin/nnp", "nnp", 0o6755)), v1.Config{Cmd: []string{"nnp"}}},
 		"pause":             {nil, s.program("pause", "standin", 0o755), v1.Config{Entrypoint: []string{"/pause"}, User: "65535:65535"}},
-		"nginx": {nil, slices.Concat(small, []file{{name: "usr/share/nginx/html/index.html", mode: 0o644, data: []byte("<title>Welcome to nginx!</title>\n")}}),
-			v1.Config{Entrypoint: []string{"/bin/busybox", "httpd"}, Cmd: []string{"-f", "-p", "80", "-h", "/usr/share/nginx/html"}}},
+		"nginx": {
+			nil, slices.Concat(small, []file{{name: "usr/share/nginx/html/index.html", mode: 0o644, data: []byte("<title>Welcome to nginx!</title>\n")}}),
+			v1.Config{Entrypoint: []string{"/bin/busybox", "httpd"}, Cmd: []string{"-f", "-p", "80", "-h", "/usr/share/nginx/html"}},
+		},
 	}
 	all := map[string]v1.Image{}
 	layers := map[string]v1.Layer{}
@@ -136,7 +139,9 @@ func (s sources) shell(applets []string) []file {
 func (s sources) complete(applets []string, has map[string]bool) []file {
 	files := []file{
 		{name: "bin/busybox", mode: 0o755, data: mustRead(s.busybox)},
-		{name: "bin/sh", link: "bash-static"}, {name: "bin/nc", link: "nc.openbsd"}, {name: "usr/bin/awk", link: "gawk"},
+		{name: "bin/sh", link: "bash-static"},
+		{name: "bin/nc", link: "nc.openbsd"},
+		{name: "usr/bin/awk", link: "gawk"},
 	}
 	has["sh"], has["nc"], has["awk"] = true, true, true
 	for _, name := range applets {
@@ -208,7 +213,7 @@ func eachEntry(archive string, do func(*tar.Header, io.Reader) error) error {
 	defer f.Close()
 	for r := tar.NewReader(f); ; {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
