@@ -101,25 +101,37 @@ func (c *certificates) renewed(ctx context.Context, one *certificate, pod *corev
 		r, err := c.client.CertificatesV1().PodCertificateRequests(pod.Namespace).Get(ctx, one.asked, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) { // somebody removed it
 			one.asked = ""
-		}
-		if err != nil {
 			return classify(err)
 		}
-		for _, cond := range r.Status.Conditions {
-			switch cond.Type {
-			case certv1.PodCertificateRequestConditionTypeIssued:
-				one.take(r)
-				return nil
-			case certv1.PodCertificateRequestConditionTypeDenied, certv1.PodCertificateRequestConditionTypeFailed:
-				one.asked = ""
-				one.refused = errdefs.Preconditionf("PodCertificateRequest %s for signer %s: %s: %s: %s", r.Name, p.SignerName, cond.Type, cond.Reason, cond.Message)
-				return one.refused
+		if err == nil {
+			if done, err := one.read(r); done {
+				return err
 			}
 		}
 		if time.Now().After(deadline) || !pauses.Sleep(ctx, nil, retries.Step(), false) {
+			if err != nil { // for a moment after the request was made, the API server may forbid the node to read it
+				return classify(err)
+			}
 			return errdefs.Preconditionf("signer %s has not issued the certificate of PodCertificateRequest %s yet", p.SignerName, r.Name)
 		}
 	}
+}
+
+// read reads the signer's answer. done: there is one.
+// Errors: FailedPrecondition if the signer refused.
+func (one *certificate) read(r *certv1.PodCertificateRequest) (done bool, err error) {
+	for _, cond := range r.Status.Conditions {
+		switch cond.Type {
+		case certv1.PodCertificateRequestConditionTypeIssued:
+			one.take(r)
+			return true, nil
+		case certv1.PodCertificateRequestConditionTypeDenied, certv1.PodCertificateRequestConditionTypeFailed:
+			one.asked = ""
+			one.refused = errdefs.Preconditionf("PodCertificateRequest %s for signer %s: %s: %s: %s", r.Name, r.Spec.SignerName, cond.Type, cond.Reason, cond.Message)
+			return true, one.refused
+		}
+	}
+	return false, nil
 }
 
 // take takes what the signer issued.

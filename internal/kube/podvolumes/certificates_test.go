@@ -12,6 +12,7 @@ import (
 
 	certv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -25,6 +26,7 @@ import (
 type signer struct {
 	mu     sync.Mutex
 	answer string
+	forbid int // so many times, reading a request is forbidden
 	asked  []*certv1.PodCertificateRequest
 }
 
@@ -53,6 +55,10 @@ func (s *signer) client() *fake.Clientset {
 		r := s.asked[len(s.asked)-1].DeepCopy()
 		if name := a.(ktesting.GetAction).GetName(); name != r.Name {
 			return true, nil, errors.New("another request is asked for: " + name)
+		}
+		if s.forbid > 0 {
+			s.forbid--
+			return true, nil, apierrors.NewForbidden(certv1.Resource("podcertificaterequests"), r.Name, errors.New("no relationship found"))
 		}
 		if s.answer != "" {
 			now := time.Now()
@@ -92,6 +98,7 @@ func TestCertificates(t *testing.T) {
 		}
 
 		s.set(certv1.PodCertificateRequestConditionTypeIssued)
+		s.forbid = 3 // the API server has not noticed yet that the request is of this node
 		key, chain, err := get()
 		if err != nil || chain != "chain req-a" {
 			t.Fatalf("%q, %v", chain, err)
