@@ -124,7 +124,7 @@ func (s *suite) group(ctx context.Context, t *testing.T, g group, tests []string
 		case r.finally() == failed && !expected:
 			t.Errorf("failed: %s\n%s", r.Test, firstLine(r.Message))
 		case r.finally() == passed && expected:
-			t.Errorf("passed, although tests.yaml has it as failing: %s", r.Test)
+			t.Logf("passed, although tests.yaml has it as failing: %s", r.Test)
 		}
 	}
 	t.Logf("%s: %d of %d passed in %s", g.name, len(o.tests(func(r result) bool { return r.finally() == passed })), len(o.Results), o.Took.Round(time.Second))
