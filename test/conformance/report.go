@@ -126,8 +126,11 @@ The tests are those with ` + "`[Conformance]`" + ` in their names, which every K
 ` + "`[NodeConformance]`" + ` alone. A test that fails runs once more, alone: guests are emulated on a machine without KVM, and there a test may
 run out of time.
 
-The first number of a cell is that of all tests, the second that of those with ` + "`[Conformance]`" + `. A test that is missing tests
-something that Cocoon does not have; it does not run, because it would wait for minutes, and it counts as failed for any score.
+A missing test is one of something that Cocoon does not have. It does not run, because it would wait for minutes. An excluded one needs
+the node's own namespaces or files, which no VM has.
+
+A dozen quick node tests are part of ` + "`make test-e2e`" + `. They took 35 s on two busy cores. After the control plane, compiling the tests
+takes another 2 min 36 s of CPU time: 2,503 of their 2,875 packages are the same.
 
 | group | day | Kubernetes | run | passed | of these when run alone | failed | missing | skipped | excluded |
 |---|---|---|---|---|---|---|---|---|---|
