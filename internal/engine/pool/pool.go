@@ -35,7 +35,7 @@ type shape struct {
 }
 
 func shapeOf(r vm.Record) shape {
-	return shape{r.Snapshot, r.Driver, r.Spec.Accel, r.Boot, r.Spec.Storage, fmt.Sprintf("%q", r.Spec.NICs)}
+	return shape{r.Snapshot, r.Driver, r.Spec.Accel, r.Boot, r.Spec.Storage, fmt.Sprintf("%#v", r.Spec.NICs)}
 }
 
 // Entry is a clone that nobody has requested yet. Its guest has already taken an identity once, so that the code for
