@@ -317,7 +317,7 @@ func (s *fakeSnapshots) GetSnapshot(ctx context.Context, ref string) (snapshot.S
 }
 
 func (s *fakeSnapshots) RemoveSnapshot(ctx context.Context, ref string) error {
-	recs, err := s.engine.List(ctx)
+	recs, err := s.List(ctx)
 	if err != nil {
 		return err
 	}

@@ -249,7 +249,7 @@ func TestDeletionIsTakenUp(t *testing.T) {
 		"before the save":            func(*fakeSnapshots, *world) {},
 		"after the save":             func(s *fakeSnapshots, w *world) { _, _ = s.Hibernate(w.t.Context(), vmName, keptName) },
 		"after the state was kept":   keptHere,
-		"after the VM was removed":   func(s *fakeSnapshots, w *world) { keptHere(s, w); _ = s.engine.Remove(w.t.Context(), vmName, true) },
+		"after the VM was removed":   func(s *fakeSnapshots, w *world) { keptHere(s, w); _ = s.Remove(w.t.Context(), vmName, true) },
 		"after the operator's sleep": func(s *fakeSnapshots, w *world) { _, _ = s.Hibernate(w.t.Context(), vmName, "hibernate-1") },
 	} {
 		t.Run(name, func(t *testing.T) {
