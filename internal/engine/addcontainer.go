@@ -200,7 +200,7 @@ func (a *addition) recover(ctx context.Context) (next string, err error) {
 	if err := a.adopt(ctx); err != nil {
 		return "", err
 	}
-	if a.machine.run.Load() == nil || find(a.record().Ephemeral, a.name) < 0 {
+	if a.run.Load() == nil || find(a.record().Ephemeral, a.name) < 0 {
 		return "", a.settle(ctx, same)
 	}
 	return stepDisks, nil

@@ -82,7 +82,9 @@ func (s *suite) serveImages(ctx context.Context, t *testing.T) {
 	go func() { ended <- server.Serve(l) }()
 	t.Cleanup(func() {
 		_ = server.Close()
-		<-ended
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 	})
 	standins, err := images(sources{dir: s.dir, busybox: filepath.Join(s.bin, "guest", "busybox")})
 	if err != nil {

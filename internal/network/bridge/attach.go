@@ -54,7 +54,7 @@ func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request, open []v
 		return vm.NIC{}, err
 	}
 	if len(open) > 0 {
-		if err := n.ports.forward(l.IP, open); err != nil {
+		if err := n.ports.forward(ctx, l.IP, open); err != nil {
 			return vm.NIC{}, err
 		}
 	}

@@ -62,7 +62,7 @@ func (p *ports) load(keep func(netip.Addr) bool) error {
 
 // forward opens the ports of a guest, and closes others that it has. Idempotent. Errors: AlreadyExists if another guest or a
 // program of the host has one of the ports.
-func (p *ports) forward(guest netip.Addr, want []vm.PortMapping) error {
+func (p *ports) forward(ctx context.Context, guest netip.Addr, want []vm.PortMapping) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var now, own []openPort
@@ -81,7 +81,7 @@ func (p *ports) forward(guest netip.Addr, want []vm.PortMapping) error {
 	var mine []openPort
 	for _, w := range want {
 		o := openPort{w, guest}
-		if !slices.Contains(own, o) && served(w) {
+		if !slices.Contains(own, o) && served(ctx, w) {
 			return errdefs.Existsf("a program of the host listens on port %s; choose another port", w)
 		}
 		mine = append(mine, o)
@@ -93,14 +93,15 @@ func (p *ports) forward(guest netip.Addr, want []vm.PortMapping) error {
 }
 
 // served reports whether a program of the host listens on a port, which would then get no more connections.
-func served(p vm.PortMapping) bool {
-	at, err := net.JoinHostPort(p.HostIP, fmt.Sprint(p.HostPort)), error(nil)
+func served(ctx context.Context, p vm.PortMapping) bool {
+	at := net.JoinHostPort(p.HostIP, fmt.Sprint(p.HostPort))
 	var l io.Closer
+	var err error
 	switch p.Protocol {
 	case vm.TCP:
-		l, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp4", at)
+		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp4", at)
 	case vm.UDP:
-		l, err = (&net.ListenConfig{}).ListenPacket(context.Background(), "udp4", at)
+		l, err = (&net.ListenConfig{}).ListenPacket(ctx, "udp4", at)
 	default:
 		return false
 	}

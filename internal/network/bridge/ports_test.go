@@ -128,7 +128,7 @@ func TestPortsSurvive(t *testing.T) {
 	}
 	_, peers := published(t, before, "a", vm.PortMapping{Protocol: vm.TCP, HostPort: 8080, GuestPort: 80})
 	gone := vm.PortMapping{Protocol: vm.TCP, HostIP: "10.88.7.1", HostPort: 9090, GuestPort: 80}
-	if err := before.ports.forward(netip.MustParseAddr("10.88.7.200"), []vm.PortMapping{gone}); err != nil {
+	if err := before.ports.forward(t.Context(), netip.MustParseAddr("10.88.7.200"), []vm.PortMapping{gone}); err != nil {
 		t.Fatal(err)
 	}
 	after := start(t, cfg)
