@@ -154,7 +154,7 @@ func TestSnapshotsGoWithoutTheirInnards(t *testing.T) {
 	fill(t, reflect.ValueOf(&want).Elem(), &n, 0)
 	want.ImageManifest, want.MemoryBase, want.Disks, want.Boot, want.NIC, want.Fresh = "", "", nil, vm.Boot{}, nil, false
 	want.Record = vm.Record{Spec: vm.Spec{Driver: want.Record.Spec.Driver}}
-	want.Summed = false
+	want.Summed, want.Kept = false, false
 	b, err := proto.Marshal(EncodeSnapshot(want))
 	if err != nil {
 		t.Fatal(err)

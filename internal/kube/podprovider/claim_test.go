@@ -54,6 +54,13 @@ func (r *registrar) lose() {
 	r.lost = true
 }
 
+// move makes another node the holder of the claim.
+func (r *registrar) move(node string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.holder = node
+}
+
 func (r *registrar) say(answer error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

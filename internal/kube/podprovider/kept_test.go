@@ -150,7 +150,7 @@ func TestReleasedStateStaysInTheRegistry(t *testing.T) {
 		defer w.stop()
 		w.kill()
 		w.pass(time.Minute)
-		r.holder = "node-2"
+		r.move("node-2")
 		w.pass(time.Minute)
 		if s.names() != "" || s.registry.has(vmRepo, "hibernate") != "counter 17" {
 			t.Errorf("snapshots %q, tags %v", s.names(), s.registry.tags)

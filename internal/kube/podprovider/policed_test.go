@@ -1,6 +1,7 @@
 package podprovider
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +14,13 @@ func TestPoliced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine()
 		why := errdefs.Preconditionf("this node may not read the network policies")
-		w := &world{t: t, engine: e, policed: func() (bool, error) { return why == nil, why }}
+		var known atomic.Bool
+		w := &world{t: t, engine: e, policed: func() (bool, error) {
+			if known.Load() {
+				return true, nil
+			}
+			return false, why
+		}}
 		w.begin(Config{})
 		defer w.stop()
 		w.create(pod())
@@ -25,7 +32,7 @@ func TestPoliced(t *testing.T) {
 		if all, err := e.List(t.Context()); len(all) > 0 || err != nil {
 			t.Fatalf("VMs %+v, %v", all, err)
 		}
-		why = nil
+		known.Store(true)
 		expect(t, w.after(time.Minute), "Running running ready")
 		rec, err := e.Inspect(t.Context(), vmName)
 		if err != nil || len(rec.Spec.NICs) != 1 || !rec.Spec.NICs[0].Policed {
