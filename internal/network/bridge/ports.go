@@ -60,7 +60,7 @@ func (p *ports) load(keep func(netip.Addr) bool) error {
 	return p.closeLocked(func(o openPort) bool { return !keep(o.guest) })
 }
 
-// forward opens the ports of a guest, and closes others that it has. Idempotent. Errors: AlreadyExists if another guest or a
+// forward opens the ports of a guest, and closes others that it has. Idempotent. Errors: FailedPrecondition if another guest or a
 // program of the host has one of the ports.
 func (p *ports) forward(ctx context.Context, guest netip.Addr, want []vm.PortMapping) error {
 	p.mu.Lock()
@@ -74,7 +74,7 @@ func (p *ports) forward(ctx context.Context, guest netip.Addr, want []vm.PortMap
 		now = append(now, o)
 		for _, w := range want {
 			if w.Clashes(o.PortMapping) {
-				return errdefs.Existsf("port %s of the host leads to another VM, at %s; choose another port", w, o.guest)
+				return errdefs.Preconditionf("port %s of the host leads to another VM, at %s; choose another port", w, o.guest)
 			}
 		}
 	}
@@ -82,7 +82,7 @@ func (p *ports) forward(ctx context.Context, guest netip.Addr, want []vm.PortMap
 	for _, w := range want {
 		o := openPort{w, guest}
 		if !slices.Contains(own, o) && served(ctx, w) {
-			return errdefs.Existsf("a program of the host listens on port %s; choose another port", w)
+			return errdefs.Preconditionf("a program of the host listens on port %s; choose another port", w)
 		}
 		mine = append(mine, o)
 	}

@@ -99,7 +99,7 @@ func TestPortsTaken(t *testing.T) {
 		"at one":       {Protocol: vm.TCP, HostIP: "10.88.7.1", HostPort: 8080, GuestPort: 81},
 		"of a program": {Protocol: vm.TCP, HostPort: uint16(busy), GuestPort: 80},
 	} {
-		if _, err := n.Attach(t.Context(), vm.NewID(), "second", 0, vm.NICSpec{Ports: []vm.PortMapping{p}}); !errdefs.IsAlreadyExists(err) {
+		if _, err := n.Attach(t.Context(), vm.NewID(), "second", 0, vm.NICSpec{Ports: []vm.PortMapping{p}}); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -136,7 +136,7 @@ func TestPortsSurvive(t *testing.T) {
 		t.Fatal("the port is closed after a restart")
 	}
 	<-peers
-	if _, err := after.Attach(t.Context(), vm.NewID(), "b", 0, vm.NICSpec{Ports: []vm.PortMapping{{Protocol: vm.TCP, HostPort: 8080, GuestPort: 80}}}); !errdefs.IsAlreadyExists(err) {
+	if _, err := after.Attach(t.Context(), vm.NewID(), "b", 0, vm.NICSpec{Ports: []vm.PortMapping{{Protocol: vm.TCP, HostPort: 8080, GuestPort: 80}}}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("the port of another guest: %v", err)
 	}
 	if _, err := after.Attach(t.Context(), vm.NewID(), "c", 0, vm.NICSpec{Ports: []vm.PortMapping{gone}}); err != nil {
