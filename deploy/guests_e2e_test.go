@@ -3,6 +3,7 @@
 package deploy_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -25,6 +26,8 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 const (
 	apiAddress = "10.96.0.1" // of the API server's Service, as guests know it
 	epochPort  = "5000"      // of the registry, on loopback
+
+	registryAddress = "10.96.255.253" // of the registry; kube-proxy refuses other ports of a Service's address
 )
 
 // inGuests runs what the chart installs, with the images from `make images`, on virtual nodes: each pod is a VM with the token of
@@ -41,14 +44,14 @@ func inGuests(t *testing.T, k *kubetest.Cluster, helm func(args ...string) strin
 		t.Fatal(err)
 	}
 	values := filepath.Join(t.TempDir(), "values.yaml")
-	write(t, values, strings.NewReplacer("FIRST", first, "SECOND", second, "API", apiAddress).Replace(`
+	write(t, values, strings.NewReplacer("FIRST", first, "SECOND", second, "REGISTRY", registryAddress).Replace(`
 manager: &first
   replicas: 1
   tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]
   nodeSelector: {kubernetes.io/hostname: FIRST}
 scheduler: {<<: *first, enabled: true, nodeSelector: &second {kubernetes.io/hostname: SECOND}}
 epoch:
-  url: "http://API:8080" # that of the nodes
+  url: "http://REGISTRY:8080" # that of the nodes
   enabled: true          # and one for itself
   storage: {volume: {emptyDir: {}}}
   tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]
@@ -116,7 +119,7 @@ func cli(t *testing.T, k *kubetest.Cluster, node string, args ...string) string 
 	return string(out)
 }
 
-// services replaces a network with Services for the guests: at apiAddress they reach the API server (443) and the registry (8080),
+// services replaces a network with Services for the guests: at apiAddress they reach the API server (443), at registryAddress the registry (8080),
 // which listen on loopback here. To guests it is another machine, because a node blocks guests from all of its own ports.
 func services(t *testing.T, k *kubetest.Cluster) {
 	t.Helper()
@@ -155,10 +158,10 @@ func services(t *testing.T, k *kubetest.Cluster) {
 	if err := up("services", "10.96.255.254/16"); err != nil {
 		t.Fatal(err)
 	}
-	netns.Do(t, other, func() error { return up("node", apiAddress+"/16") })
-	for port, target := range map[string]string{"443": strings.TrimPrefix(k.Config.Host, "https://"), "8080": "127.0.0.1:" + epochPort} {
+	netns.Do(t, other, func() error { return errors.Join(up("node", apiAddress+"/16"), up("node", registryAddress+"/16")) })
+	for address, target := range map[string]string{apiAddress + ":443": strings.TrimPrefix(k.Config.Host, "https://"), registryAddress + ":8080": "127.0.0.1:" + epochPort} {
 		netns.Do(t, other, func() error {
-			l, err := net.Listen("tcp", net.JoinHostPort(apiAddress, port))
+			l, err := net.Listen("tcp", address)
 			if err != nil {
 				return err
 			}
