@@ -27,7 +27,7 @@ const (
 	apiAddress = "10.96.0.1" // of the API server's Service, as guests know it
 	epochPort  = "5000"      // of the registry, on loopback
 
-	registryAddress = "10.96.255.253" // of the registry; kube-proxy refuses other ports of a Service's address
+	registryAddress = "10.97.0.9" // of the registry; kube-proxy drops what goes to addresses of Services that it does not know
 )
 
 // inGuests runs what the chart installs, with the images from `make images`, on virtual nodes: each pod is a VM with the token of
@@ -155,10 +155,10 @@ func services(t *testing.T, k *kubetest.Cluster) {
 		}
 		return netlink.LinkSetUp(l)
 	}
-	if err := up("services", "10.96.255.254/16"); err != nil {
+	if err := errors.Join(up("services", "10.96.255.254/16"), up("services", "10.97.0.1/24")); err != nil {
 		t.Fatal(err)
 	}
-	netns.Do(t, other, func() error { return errors.Join(up("node", apiAddress+"/16"), up("node", registryAddress+"/16")) })
+	netns.Do(t, other, func() error { return errors.Join(up("node", apiAddress+"/16"), up("node", registryAddress+"/24")) })
 	for address, target := range map[string]string{apiAddress + ":443": strings.TrimPrefix(k.Config.Host, "https://"), registryAddress + ":8080": "127.0.0.1:" + epochPort} {
 		netns.Do(t, other, func() error {
 			l, err := net.Listen("tcp", address)
