@@ -26,8 +26,10 @@ func EphemeralOf(rec *vm.Record, name string) *vm.Ephemeral {
 	return nil
 }
 
-// ephemeral returns the statuses of the ephemeral containers. They have no effect on the pod's conditions and phase.
-func (v View) ephemeral() (out []corev1.ContainerStatus) {
+// ephemeral returns the statuses of the ephemeral containers. They have no effect on the pod's conditions and phase. The status
+// before has the name of an image that the View does not know. The View learns it after the container is in the VM's record, so
+// a name that it knows wins.
+func (v View) ephemeral(before []corev1.ContainerStatus) (out []corev1.ContainerStatus) {
 	for i := range v.Pod.Spec.EphemeralContainers {
 		c := &v.Pod.Spec.EphemeralContainers[i]
 		s := corev1.ContainerStatus{Name: c.Name, Image: c.Image, Started: new(false)}
@@ -39,6 +41,9 @@ func (v View) ephemeral() (out []corev1.ContainerStatus) {
 		}
 		v.standing(c, &s)
 		out = append(out, s)
+		if v.Images[c.Name].Name == "" {
+			keepImages(out[i:], before)
+		}
 	}
 	return out
 }

@@ -170,8 +170,7 @@ func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	keepImages(s.InitContainerStatuses, prev.InitContainerStatuses)
 	resources(s.ContainerStatuses, prev.ContainerStatuses, v.Pod.Spec.Containers)
 	resources(s.InitContainerStatuses, prev.InitContainerStatuses, v.Pod.Spec.InitContainers)
-	s.EphemeralContainerStatuses = v.ephemeral()
-	keepImages(s.EphemeralContainerStatuses, prev.EphemeralContainerStatuses)
+	s.EphemeralContainerStatuses = v.ephemeral(prev.EphemeralContainerStatuses)
 	s.Phase = v.phase(s)
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
 		s.Phase = corev1.PodRunning // a VM that wakes was Running before

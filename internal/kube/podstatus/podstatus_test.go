@@ -143,3 +143,27 @@ func TestStatusOfOneContainer(t *testing.T) {
 		})
 	}
 }
+
+// The name of an image is known later than the container that runs it, and is in the status once it is known, also after the node
+// has forgotten it.
+func TestImageOfAnEphemeralContainer(t *testing.T) {
+	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}}
+	c := corev1.EphemeralContainer{}
+	c.Name, c.Image = "debugger", "busybox"
+	pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{c}
+	rec := vm.Record{ID: "v1", State: vm.StateRunning, ImageType: vm.ImageOCI, Ephemeral: []vm.Ephemeral{{Record: vm.ContainerRecord{
+		Name: "debugger", ImageDigest: "sha256:a", Status: vm.ContainerStatus{State: vm.ContainerRunning},
+	}}}}
+	var status corev1.PodStatus
+	for _, step := range []struct{ known, want string }{
+		{"", "busybox"},
+		{"busybox:latest", "busybox:latest"},
+		{"", "busybox:latest"},
+	} {
+		v := View{Pod: pod, Record: &rec, Images: map[string]Image{"debugger": {Name: step.known, ID: "sha256:a"}}}
+		status = v.Status(status, time.Unix(1000, 0))
+		if got := status.EphemeralContainerStatuses; len(got) != 1 || got[0].Image != step.want {
+			t.Errorf("known as %q: %+v, want the image %s", step.known, got, step.want)
+		}
+	}
+}
