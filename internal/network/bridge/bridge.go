@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -80,7 +81,7 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 		mac:    bridgeMAC(cfg.owner()),
 		file:   ipam.NewFile(cfg.LeasePath),
 		dirty:  make(chan struct{}, 1),
-		police: newPolicing(cfg.policyTable(), space),
+		police: newPolicing(cfg.policyTable(), filepath.Join(cfg.StateDir, "policies-"+cfg.Name+".json"), space),
 		ports:  &ports{table: cfg.table() + "_ports"},
 	}, nil
 }

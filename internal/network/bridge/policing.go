@@ -32,11 +32,12 @@ type policing struct {
 	nodes  map[string]network.Policies // what each virtual node has set since the daemon started
 	fates  map[vm.ID]fate              // of the guests in nodes
 	placed map[netip.Addr]fate         // addresses in the table; of those that an earlier daemon placed, only the keys count
+	saved  savedPolicies
 }
 
-func newPolicing(table string, space host.Space) *policing {
+func newPolicing(table, file string, space host.Space) *policing {
 	return &policing{
-		table: table, socket: socket{space: space, large: true},
+		table: table, socket: socket{space: space, large: true}, saved: savedPolicies{path: file},
 		why: errdefs.Preconditionf("the network is not set up"), nodes: map[string]network.Policies{},
 	}
 }
@@ -79,6 +80,7 @@ func (p *policing) setup(r rules, leases []ipam.Lease, why error) error {
 		return err
 	}
 	if placed == nil {
+		p.saved.nodes = nil
 		return p.replace(r, leases, p.nodes)
 	}
 	if p.placed == nil {
@@ -152,21 +154,24 @@ func (p *policing) dismiss(addrs []netip.Addr, commit func(func(*nftables.Conn) 
 	return err
 }
 
-// set replaces the policies of one node. If that fails, the earlier ones stay in force.
+// set replaces the policies of one node. If that fails, the earlier ones stay in force, or the new ones are in force and not saved.
 func (p *policing) set(r rules, pool *ipam.Pool, of network.Policies) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.why != nil {
 		return p.why
 	}
-	nodes := maps.Clone(p.nodes)
+	nodes := p.saved.with(p.nodes, pool.Attached())
 	nodes[of.Node] = of
 	named := map[vm.ID]bool{}
 	for _, g := range of.Guests {
 		named[g.ID] = true
 	}
 	pool.Police(func(id vm.ID) bool { return named[id] })
-	return p.replace(r, pool.Attached(), nodes)
+	if err := p.replace(r, pool.Attached(), nodes); err != nil {
+		return err
+	}
+	return p.saved.save(nodes)
 }
 
 // replace replaces the table in one batch, or only what has changed of its guests. Preconditions: mu is held.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -311,6 +312,42 @@ func TestPoliciesSurviveARestart(t *testing.T) {
 	open.want("its policies are lost", shutServes, false)
 	police(t, last, network.Policies{Guests: []network.Guest{{ID: open.id}, {ID: shut.id}}})
 	open.want("its policies are back", shutServes, true)
+}
+
+// After a restart of the daemon, the first virtual node that sets its policies leaves those of the others as they were.
+func TestPoliciesOfSeveralNodesSurviveARestart(t *testing.T) {
+	netns.Require(t)
+	need.Tun(t)
+	cfg := Config{Subnet: testSubnet, NAT: true, StateDir: t.TempDir()}
+	before := build(t, cfg)
+	if err := before.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a, b := policed(t, before, "a"), policed(t, before, "b")
+	ofA := network.Policies{Node: "first", Guests: []network.Guest{{ID: a.id}}}
+	police(t, before, ofA)
+	police(t, before, network.Policies{
+		Node: "second", Guests: []network.Guest{{ID: b.id, Ingress: []int{0}}},
+		Ingress: []network.Policy{{Name: "from-a", Rules: []network.Rule{{Peers: only(a.nic.IP), AllPorts: true}}}},
+	})
+	serves, _ := listen(t, b.ns, net.JoinHostPort(b.nic.IP, "0"))
+	a.want("before the restart", serves, true)
+	n := start(t, cfg)
+	police(t, n, ofA)
+	a.want("its own node has set nothing since the restart", serves, true)
+	police(t, n, network.Policies{Node: "second", Guests: []network.Guest{{ID: b.id, Ingress: []int{0}}}, Ingress: []network.Policy{{Name: "deny"}}})
+	a.want("the new policies of its node", serves, false)
+
+	// A damaged file closes guests and stops nothing.
+	if err := os.WriteFile(n.police.saved.path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	last := build(t, cfg)
+	if err := last.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	police(t, last, ofA)
+	a.want("its policies are unknown", serves, false)
 }
 
 // An address that changes its guest takes no policies with it.

@@ -249,6 +249,11 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 	if before == nil {
 		back.Push(func(context.Context) error { return n.police.teardown() })
 	}
+	if n.live == nil {
+		if err := n.police.saved.load(); err != nil {
+			n.log.Warn("saved policies not usable, guests of other virtual nodes are closed once the first node sets its policies, until theirs does", "network", n.cfg.Name, "err", err)
+		}
+	}
 	if err := n.police.setup(lv.rules, lv.pool.Attached(), lv.rules.polices(checked)); err != nil {
 		return err
 	}
