@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/guestagent/seccomp"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -26,7 +27,7 @@ func limitsOf(m *guestv1.Security) (*limits, error) {
 	}
 	l := &limits{Security: vm.Security{
 		Capabilities: m.GetCapabilities(), NoNewPrivileges: m.GetNoNewPrivileges(),
-		Groups: m.GetGroups(), StrictGroups: m.GetStrictGroups(),
+		Groups: m.GetGroups(), StrictGroups: m.GetStrictGroups(), Filtered: m.GetFiltered(),
 	}}
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -58,6 +59,9 @@ func (l *limits) impose() error {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return fmt.Errorf("set no_new_privs: %w", err)
 		}
+	}
+	if l.Filtered {
+		return seccomp.Load(l.Capabilities)
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // status prints what the kernel says about the rights of a process.
-const status = "grep -E '^(Uid|Gid|Groups|Cap(Inh|Prm|Eff|Bnd|Amb)|NoNewPrivs):' /proc/self/status"
+const status = "grep -E '^(Uid|Gid|Groups|Cap(Inh|Prm|Eff|Bnd|Amb)|NoNewPrivs|Seccomp):' /proc/self/status"
 
 // TestLimitsOfAProcess runs real processes with limits, and a command beside each, which has the same ones.
 func TestLimitsOfAProcess(t *testing.T) {
@@ -33,7 +33,9 @@ func TestLimitsOfAProcess(t *testing.T) {
 		"another user": {"1234:77", vm.Security{Capabilities: chown, NoNewPrivileges: true}, []string{
 			"CapInh 0", "CapPrm 0", "CapEff 0", "CapBnd 21", "NoNewPrivs 1", "Uid 1234 1234 1234 1234", "Gid 77 77 77 77", "Groups 77",
 		}},
-		"groups": {"1234:77", vm.Security{Groups: []int64{9, 77, 8, 9}, StrictGroups: true}, []string{"Groups 8 9 77"}},
+		"filter":           {"0:0", vm.Security{Capabilities: chown, Filtered: true}, []string{"CapEff 21", "NoNewPrivs 0", "Seccomp 2"}},
+		"filter of a user": {"1234:77", vm.Security{NoNewPrivileges: true, Filtered: true}, []string{"NoNewPrivs 1", "Seccomp 2", "Uid 1234 1234 1234 1234"}},
+		"groups":           {"1234:77", vm.Security{Groups: []int64{9, 77, 8, 9}, StrictGroups: true}, []string{"Groups 8 9 77"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, _ := newAgent(t)

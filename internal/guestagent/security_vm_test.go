@@ -34,6 +34,8 @@ func TestVMSecurity(t *testing.T) {
 		"bare":    {Security: &vm.Security{NoNewPrivileges: true}},
 		"user":    {User: "33:7", Security: &vm.Security{Capabilities: []string{"CHOWN", "NET_RAW"}, Groups: []int64{8, 9}}},
 		"waiting": {StopSignal: "SIGUSR1"},
+		"filter":  {User: "33:7", Security: &vm.Security{Capabilities: []string{"CHOWN", "NET_RAW"}, Filtered: true}},
+		"strict":  {Security: &vm.Security{NoNewPrivileges: true, Filtered: true}},
 	} {
 		c := containerOf(name, vm.ContainerApp, "exec sleep 1000")
 		c.Process.User, c.Process.Security, c.Process.StopSignal = p.User, p.Security, p.StopSignal
@@ -51,10 +53,12 @@ func TestVMSecurity(t *testing.T) {
 		return true
 	})
 	for name, want := range map[string][]string{
-		"free": {"CapEff 1ffffffffff", "CapBnd 1ffffffffff", "NoNewPrivs 0"},
-		"root": {"CapPrm 2001", "CapEff 2001", "CapBnd 2001", "NoNewPrivs 0"},
-		"bare": {"CapEff 0", "CapBnd 0", "NoNewPrivs 1"},
-		"user": {"CapInh 0", "CapPrm 0", "CapEff 0", "CapBnd 2001", "Uid 33 33 33 33", "Gid 7 7 7 7", "Groups 7 8 9"},
+		"free":   {"CapEff 1ffffffffff", "CapBnd 1ffffffffff", "NoNewPrivs 0", "Seccomp 0"},
+		"root":   {"CapPrm 2001", "CapEff 2001", "CapBnd 2001", "NoNewPrivs 0"},
+		"bare":   {"CapEff 0", "CapBnd 0", "NoNewPrivs 1"},
+		"filter": {"CapEff 0", "CapBnd 2001", "NoNewPrivs 0", "Seccomp 2", "Uid 33 33 33 33"},
+		"strict": {"CapBnd 0", "NoNewPrivs 1", "Seccomp 2"},
+		"user":   {"CapInh 0", "CapPrm 0", "CapEff 0", "CapBnd 2001", "Uid 33 33 33 33", "Gid 7 7 7 7", "Groups 7 8 9"},
 	} {
 		own := sh(status)
 		own.Container = name
@@ -70,6 +74,13 @@ func TestVMSecurity(t *testing.T) {
 		e.Container = name
 		if got := output(t, a, e); got != want {
 			t.Errorf("a mount by %s: %s", name, got)
+		}
+	}
+	for name, want := range map[string]string{"user": "done\n", "filter": "denied\n"} { // a user may make user namespaces
+		e := sh("unshare -U true 2>/dev/null && echo done || echo denied")
+		e.Container = name
+		if got := output(t, a, e); got != want {
+			t.Errorf("a user namespace by %s: %s", name, got)
 		}
 	}
 	e := sh("cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_local_port_range")

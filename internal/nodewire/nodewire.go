@@ -116,7 +116,7 @@ func encodeSecurity(s *vm.Security) *nodev1.Security {
 	}
 	return &nodev1.Security{
 		Capabilities: slices.Clone(s.Capabilities), NoNewPrivileges: s.NoNewPrivileges, NonRoot: s.NonRoot,
-		Groups: slices.Clone(s.Groups), StrictGroups: s.StrictGroups,
+		Groups: slices.Clone(s.Groups), StrictGroups: s.StrictGroups, Filtered: s.Filtered,
 	}
 }
 
@@ -126,7 +126,7 @@ func decodeSecurity(m *nodev1.Security) *vm.Security {
 	}
 	return &vm.Security{
 		Capabilities: cloneSlice(m.GetCapabilities()), NoNewPrivileges: m.GetNoNewPrivileges(), NonRoot: m.GetNonRoot(),
-		Groups: cloneSlice(m.GetGroups()), StrictGroups: m.GetStrictGroups(),
+		Groups: cloneSlice(m.GetGroups()), StrictGroups: m.GetStrictGroups(), Filtered: m.GetFiltered(),
 	}
 }
 

@@ -17,6 +17,7 @@ type Security struct {
 	NonRoot         bool     `json:"non_root,omitempty"`          // it is refused if its user is, or may be, user 0
 	Groups          []int64  `json:"groups,omitempty"`            // additional groups
 	StrictGroups    bool     `json:"strict_groups,omitempty"`     // it has only Groups, and none that the image lists for its user
+	Filtered        bool     `json:"filtered,omitempty"`          // system calls that change the kernel fail unless a capability allows them (seccomp)
 }
 
 // capabilities are the names of Linux's capabilities, in the order of their numbers.

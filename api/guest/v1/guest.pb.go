@@ -1491,6 +1491,7 @@ type Security struct {
 	NoNewPrivileges bool                   `protobuf:"varint,2,opt,name=no_new_privileges,json=noNewPrivileges,proto3" json:"no_new_privileges,omitempty"`
 	Groups          []int64                `protobuf:"varint,3,rep,packed,name=groups,proto3" json:"groups,omitempty"`                          // additional groups
 	StrictGroups    bool                   `protobuf:"varint,4,opt,name=strict_groups,json=strictGroups,proto3" json:"strict_groups,omitempty"` // it has only these, and none of the image's
+	Filtered        bool                   `protobuf:"varint,5,opt,name=filtered,proto3" json:"filtered,omitempty"`                             // system calls that change the kernel fail unless a capability allows them (seccomp)
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1549,6 +1550,13 @@ func (x *Security) GetGroups() []int64 {
 func (x *Security) GetStrictGroups() bool {
 	if x != nil {
 		return x.StrictGroups
+	}
+	return false
+}
+
+func (x *Security) GetFiltered() bool {
+	if x != nil {
+		return x.Filtered
 	}
 	return false
 }
@@ -3365,12 +3373,13 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\bsecurity\x18\t \x01(\v2\x19.cocoon.guest.v1.SecurityR\bsecurity\x12\x1f\n" +
 	"\vstop_signal\x18\n" +
 	" \x01(\tR\n" +
-	"stopSignal\"\x97\x01\n" +
+	"stopSignal\"\xb3\x01\n" +
 	"\bSecurity\x12\"\n" +
 	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12*\n" +
 	"\x11no_new_privileges\x18\x02 \x01(\bR\x0fnoNewPrivileges\x12\x16\n" +
 	"\x06groups\x18\x03 \x03(\x03R\x06groups\x12#\n" +
-	"\rstrict_groups\x18\x04 \x01(\bR\fstrictGroups\"2\n" +
+	"\rstrict_groups\x18\x04 \x01(\bR\fstrictGroups\x12\x1a\n" +
+	"\bfiltered\x18\x05 \x01(\bR\bfiltered\"2\n" +
 	"\x06Sysctl\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +

@@ -2022,6 +2022,7 @@ type Security struct {
 	NonRoot         bool                   `protobuf:"varint,3,opt,name=non_root,json=nonRoot,proto3" json:"non_root,omitempty"` // it is refused for user 0
 	Groups          []int64                `protobuf:"varint,4,rep,packed,name=groups,proto3" json:"groups,omitempty"`
 	StrictGroups    bool                   `protobuf:"varint,5,opt,name=strict_groups,json=strictGroups,proto3" json:"strict_groups,omitempty"` // it has only these groups, and none of the image's
+	Filtered        bool                   `protobuf:"varint,6,opt,name=filtered,proto3" json:"filtered,omitempty"`                             // system calls that change the kernel fail unless a capability allows them (seccomp)
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2087,6 +2088,13 @@ func (x *Security) GetGroups() []int64 {
 func (x *Security) GetStrictGroups() bool {
 	if x != nil {
 		return x.StrictGroups
+	}
+	return false
+}
+
+func (x *Security) GetFiltered() bool {
+	if x != nil {
+		return x.Filtered
 	}
 	return false
 }
@@ -8951,13 +8959,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\bsecurity\x18\n" +
 	" \x01(\v2\x18.cocoon.node.v1.SecurityR\bsecurity\x12\x1f\n" +
 	"\vstop_signal\x18\v \x01(\tR\n" +
-	"stopSignal\"\xb2\x01\n" +
+	"stopSignal\"\xce\x01\n" +
 	"\bSecurity\x12\"\n" +
 	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12*\n" +
 	"\x11no_new_privileges\x18\x02 \x01(\bR\x0fnoNewPrivileges\x12\x19\n" +
 	"\bnon_root\x18\x03 \x01(\bR\anonRoot\x12\x16\n" +
 	"\x06groups\x18\x04 \x03(\x03R\x06groups\x12#\n" +
-	"\rstrict_groups\x18\x05 \x01(\bR\fstrictGroups\"2\n" +
+	"\rstrict_groups\x18\x05 \x01(\bR\fstrictGroups\x12\x1a\n" +
+	"\bfiltered\x18\x06 \x01(\bR\bfiltered\"2\n" +
 	"\x06Sysctl\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +

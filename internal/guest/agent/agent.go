@@ -261,7 +261,7 @@ func security(s *vm.Security) *guestv1.Security {
 		return nil
 	}
 	return &guestv1.Security{
-		Capabilities: s.Capabilities, NoNewPrivileges: s.NoNewPrivileges, Groups: s.Groups, StrictGroups: s.StrictGroups,
+		Capabilities: s.Capabilities, NoNewPrivileges: s.NoNewPrivileges, Groups: s.Groups, StrictGroups: s.StrictGroups, Filtered: s.Filtered,
 	}
 }
 

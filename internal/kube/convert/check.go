@@ -17,7 +17,7 @@ import (
 )
 
 // Check returns an error for each setting of pod that its VM cannot provide. If it returns none, Spec may be called. It
-// accepts settings that a VM may ignore because it isolates more strongly, such as AppArmor's default.
+// accepts settings that a VM may ignore because it isolates more strongly.
 func Check(pod *corev1.Pod) field.ErrorList {
 	if Static(pod) {
 		return checkStatic(pod)

@@ -1,6 +1,7 @@
 package convert
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -22,10 +23,13 @@ var capabilities = []string{
 // security returns the privileges of a container's processes. They have no effect in a disk guest.
 func security(pod *corev1.Pod, c *corev1.Container) *vm.Security {
 	out := &vm.Security{Capabilities: slices.Clone(capabilities), NonRoot: nonRoot(pod, c)}
+	if p := seccomp(pod, c); p != nil {
+		out.Filtered = p.Type == corev1.SeccompProfileTypeRuntimeDefault
+	}
 	if sc := c.SecurityContext; sc != nil {
 		out.NoNewPrivileges = sc.AllowPrivilegeEscalation != nil && !*sc.AllowPrivilegeEscalation
 		if yes(sc.Privileged) {
-			out.Capabilities = vm.AllCapabilities()
+			out.Capabilities, out.Filtered = vm.AllCapabilities(), false
 		} else if sc.Capabilities != nil {
 			out.Capabilities = granted(sc.Capabilities)
 		}
@@ -158,15 +162,15 @@ func checkSecurity(c *corev1.Container, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// CheckProfiles returns an error if a container needs a security profile of the node. A virtual node has no profiles, because
-// the VM is the security boundary. Errors: FailedPrecondition.
+// CheckProfiles returns an error if a container needs a security profile of the node, which has none, or AppArmor, which the
+// guest's kernel lacks. Errors: FailedPrecondition.
 func CheckProfiles(pod *corev1.Pod) error {
 	for _, c := range containers(pod) {
 		if p := seccomp(pod, c); p != nil && p.Type == corev1.SeccompProfileTypeLocalhost {
 			return errdefs.Preconditionf("container %s: cannot load seccomp profile %q: this node has no profiles; use RuntimeDefault", c.Name, text(p.LocalhostProfile))
 		}
-		if p := appArmor(pod, c); p != nil && p.Type == corev1.AppArmorProfileTypeLocalhost {
-			return errdefs.Preconditionf("container %s: cannot load AppArmor profile %q: this node has no profiles; use RuntimeDefault", c.Name, text(p.LocalhostProfile))
+		if p := appArmor(pod, c); p != nil && p.Type != corev1.AppArmorProfileTypeUnconfined {
+			return errdefs.Preconditionf("container %s: cannot enforce AppArmor profile %s: AppArmor is not enabled in the guest; use Unconfined", c.Name, cmp.Or(text(p.LocalhostProfile), string(p.Type)))
 		}
 	}
 	return nil

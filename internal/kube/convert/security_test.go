@@ -38,6 +38,20 @@ func TestSecurityOfAContainer(t *testing.T) {
 		"not root":        {pod: corev1.PodSecurityContext{RunAsNonRoot: ptr(true)}, want: vm.Security{Capabilities: capabilities, NonRoot: true}},
 		"root after all":  {pod: corev1.PodSecurityContext{RunAsNonRoot: ptr(true)}, own: corev1.SecurityContext{RunAsNonRoot: ptr(false)}, want: vm.Security{Capabilities: capabilities}},
 		"groups":          {pod: corev1.PodSecurityContext{SupplementalGroups: []int64{5, 6}, FSGroup: ptr(int64(7))}, want: vm.Security{Capabilities: capabilities, Groups: []int64{5, 6, 7}}},
+		"default filter of system calls": {
+			pod:  corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			want: vm.Security{Capabilities: capabilities, Filtered: true},
+		},
+		"its own profile wins": {
+			pod:  corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			own:  corev1.SecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}},
+			want: vm.Security{Capabilities: capabilities},
+		},
+		"privileged has no filter": {
+			pod:  corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			own:  corev1.SecurityContext{Privileged: ptr(true)},
+			want: vm.Security{Capabilities: vm.AllCapabilities()},
+		},
 		"groups of the pod only": {
 			pod:  corev1.PodSecurityContext{SupplementalGroupsPolicy: ptr(corev1.SupplementalGroupsPolicyStrict)},
 			want: vm.Security{Capabilities: capabilities, StrictGroups: true},
@@ -118,13 +132,16 @@ func TestCheckProfiles(t *testing.T) {
 		own  corev1.SecurityContext
 		want string
 	}{
-		"none":               {},
-		"seccomp default":    {own: seccomp(corev1.SeccompProfileTypeRuntimeDefault)},
-		"seccomp none":       {own: seccomp(corev1.SeccompProfileTypeUnconfined)},
-		"seccomp of a node":  {own: seccomp(corev1.SeccompProfileTypeLocalhost), want: `cannot load seccomp profile "x.json"`},
-		"AppArmor default":   {own: armor(corev1.AppArmorProfileTypeRuntimeDefault)},
+		"none":              {},
+		"seccomp default":   {own: seccomp(corev1.SeccompProfileTypeRuntimeDefault)},
+		"seccomp none":      {own: seccomp(corev1.SeccompProfileTypeUnconfined)},
+		"seccomp of a node": {own: seccomp(corev1.SeccompProfileTypeLocalhost), want: `cannot load seccomp profile "x.json"`},
+		"AppArmor default": {
+			own:  corev1.SecurityContext{AppArmorProfile: &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeRuntimeDefault}},
+			want: "cannot enforce AppArmor profile RuntimeDefault: AppArmor is not enabled in the guest",
+		},
 		"AppArmor none":      {own: armor(corev1.AppArmorProfileTypeUnconfined)},
-		"AppArmor of a node": {own: armor(corev1.AppArmorProfileTypeLocalhost), want: `cannot load AppArmor profile "x"`},
+		"AppArmor of a node": {own: armor(corev1.AppArmorProfileTypeLocalhost), want: `cannot enforce AppArmor profile x`},
 	} {
 		pod := plain(on(func(c *corev1.Container) { c.SecurityContext = &tc.own }))
 		if errs := Check(pod); len(errs) > 0 {
