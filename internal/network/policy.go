@@ -84,7 +84,7 @@ type Endpoint struct {
 
 // Limits of Policies. They are far above what Kubernetes supports for a node and a cluster, and bound the kernel's memory.
 const (
-	maxGuests   = 1 << 12
+	MaxGuests   = 1 << 12
 	maxPolicies = 1 << 14 // of one direction
 	maxRules    = 1 << 16 // of all policies
 	maxMatches  = 1 << 20 // ranges, ports and endpoints of all rules
@@ -92,7 +92,7 @@ const (
 
 // Validate checks what a client sent. Errors: InvalidArgument, ResourceExhausted.
 func (p Policies) Validate() error {
-	if len(p.Guests) > maxGuests || len(p.Ingress) > maxPolicies || len(p.Egress) > maxPolicies {
+	if len(p.Guests) > MaxGuests || len(p.Ingress) > maxPolicies || len(p.Egress) > maxPolicies {
 		return errdefs.Exhaustedf("policies of node %s: %d guests, %d ingress and %d egress policies are too many", p.Node, len(p.Guests), len(p.Ingress), len(p.Egress))
 	}
 	seen := map[vm.ID]bool{}

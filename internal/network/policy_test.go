@@ -97,7 +97,7 @@ func TestPoliciesValidate(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	many := Policies{Guests: make([]Guest, maxGuests+1)}
+	many := Policies{Guests: make([]Guest, MaxGuests+1)}
 	if err := many.Validate(); !errdefs.Is(err, errdefs.ResourceExhausted) {
 		t.Error(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/tools/record"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/netpolicy"
@@ -25,9 +26,9 @@ var (
 )
 
 // policies makes what enforces network policies on this node.
-func (n *Node) policies(c clients, r prometheus.Registerer, changed func()) (*netpolicy.Enforcer, error) {
+func (n *Node) policies(c clients, r prometheus.Registerer, events record.EventRecorder, changed func()) (*netpolicy.Enforcer, error) {
 	cfg := netpolicy.Config{
-		Node: n.cfg.NodeName, Client: c.main, Off: n.cfg.NetworkPolicy == policyIgnore, Changed: changed, Log: n.log,
+		Node: n.cfg.NodeName, Client: c.main, Off: n.cfg.NetworkPolicy == policyIgnore, Changed: changed, Log: n.log, Events: events,
 		Unpoliced: func(context.Context) (string, error) {
 			return "VMs are reached by the cocoon binary, which cannot set policies; use the socket of cocoond", nil
 		},

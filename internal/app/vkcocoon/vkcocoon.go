@@ -213,7 +213,9 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if p.services, err = newServices(c.main, n.log); err != nil {
 		return nil, fmt.Errorf("set up the watch of Services: %w", err)
 	}
-	p.policies, err = n.policies(c, p.registry, func() {
+	p.events = record.NewBroadcaster(record.WithContext(ctx))
+	recorder := p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName})
+	p.policies, err = n.policies(c, p.registry, recorder, func() {
 		if p.node != nil {
 			p.node.Poke()
 		}
@@ -221,7 +223,6 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.events = record.NewBroadcaster(record.WithContext(ctx))
 	snapshots, _ := n.runtime.(podsnapshots.Snapshots)
 	p.provider, err = podprovider.New(podprovider.Config{
 		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP, ClusterDomain: n.cfg.ClusterDomain, ClusterDNS: n.cfg.dns, Searches: host.Searches()}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
@@ -230,7 +231,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	}, podprovider.Deps{
 		Runtime: n.runtime, Snapshots: snapshots, Client: c.main, Prober: probe.NewNet(p.pinger), Metrics: metrics, Log: n.log,
 		Placements: placement.Claims{Custom: c.custom, Nodes: c.main, Node: n.cfg.NodeName},
-		Recorder:   p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName}),
+		Recorder:   recorder,
 		Cached:     func(namespace, name string) (*corev1.Pod, error) { return lister.Pods(namespace).Get(name) },
 		Services:   p.services.list,
 		Policed:    p.policies.Policed,

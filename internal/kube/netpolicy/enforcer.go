@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/pauses"
@@ -32,6 +33,7 @@ type Config struct {
 	Unpoliced func(ctx context.Context) (string, error)
 	Off       bool   // open every pod, also those that were policed before
 	Changed   func() // called after each change of Policed
+	Events    record.EventRecorder
 	Log       *slog.Logger
 }
 
@@ -43,11 +45,12 @@ const (
 
 // Enforcer keeps the policies of a node's VMs current.
 type Enforcer struct {
-	cfg     Config
-	cluster *watched // nil when off
-	guests  guests
-	metrics *metrics
-	poke    chan struct{} // capacity 1
+	cfg        Config
+	cluster    *watched // nil when off
+	guests     guests
+	metrics    *metrics
+	complaints complaints
+	poke       chan struct{} // capacity 1
 
 	mu      sync.Mutex
 	why     error         // see Policed
@@ -65,6 +68,7 @@ func New(cfg Config, r prometheus.Registerer) (*Enforcer, error) {
 		settled: make(chan struct{}), why: errdefs.Unavailablef("the network policies of the cluster are not loaded yet"),
 	}
 	e.guests.node = cfg.Node
+	e.complaints = complaints{log: cfg.Log, events: cfg.Events, closed: e.metrics.closed}
 	if cfg.Off {
 		e.set(errOff)
 		return e, nil
@@ -231,8 +235,9 @@ func (e *Enforcer) compile() (p network.Policies, contact int, ok bool) {
 		return open(e.cfg.Node, records), contact, true
 	}
 	began := time.Now()
-	p = compile(e.cfg.Node, e.cluster.read(e.cfg.Node, records))
+	p, refused := compile(e.cfg.Node, e.cluster.read(e.cfg.Node, records))
 	e.metrics.compile.Observe(time.Since(began).Seconds())
+	e.complaints.tell(refused)
 	return p, contact, true
 }
 

@@ -16,8 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// record is what the runtime says of a VM.
-type record struct {
+// guest is what the runtime says of a VM.
+type guest struct {
 	id        vm.ID
 	uid       string // of the pod that it was made for; "": somebody else made it
 	addresses []netip.Addr
@@ -28,7 +28,7 @@ type guests struct {
 	node string
 
 	mu      sync.Mutex
-	records map[vm.ID]record
+	records map[vm.ID]guest
 	contact int // how often they were listed
 }
 
@@ -61,7 +61,7 @@ func (g *guests) follow(ctx context.Context, r Runtime, changed func(), log *slo
 func (g *guests) replace(all []vm.Record) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.records = map[vm.ID]record{}
+	g.records = map[vm.ID]guest{}
 	for _, r := range all {
 		g.records[r.ID] = g.of(r)
 	}
@@ -82,8 +82,8 @@ func (g *guests) note(e vm.Event) bool {
 	return !there || old.uid != now.uid || !slices.Equal(old.addresses, now.addresses)
 }
 
-func (g *guests) of(r vm.Record) record {
-	out := record{id: r.ID}
+func (g *guests) of(r vm.Record) guest {
+	out := guest{id: r.ID}
 	if r.Spec.Labels[contract.VMLabelNode] == g.node {
 		out.uid = r.Spec.Labels[contract.VMLabelPodUID]
 	}
@@ -98,14 +98,14 @@ func (g *guests) of(r vm.Record) record {
 }
 
 // all returns the VMs in the order of their IDs, and how often they were listed; 0: never.
-func (g *guests) all() ([]record, int) {
+func (g *guests) all() ([]guest, int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.SortedFunc(maps.Values(g.records), func(a, b record) int { return cmp.Compare(a.id, b.id) }), g.contact
+	return slices.SortedFunc(maps.Values(g.records), func(a, b guest) int { return cmp.Compare(a.id, b.id) }), g.contact
 }
 
 // open returns policies that allow everything.
-func open(node string, records []record) network.Policies {
+func open(node string, records []guest) network.Policies {
 	out := network.Policies{Node: node}
 	for _, r := range records {
 		if r.uid != "" {

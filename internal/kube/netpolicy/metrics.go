@@ -12,13 +12,14 @@ type metrics struct {
 	guests, policies, last prometheus.Gauge
 	sets                   *prometheus.CounterVec
 	compile, took          prometheus.Histogram
-	enforced               prometheus.Gauge
+	enforced, closed       prometheus.Gauge
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
 	buckets := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10}
 	m := &metrics{
 		enforced: prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_network_policies_enforced", Help: "1 while this node enforces network policies; 0 if they are off, unknown, or its network does not."}),
+		closed:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_network_policies_over_budget", Help: "Network policies that are too large, or whose namespace has too many; they are closed: they allow nothing to the pods that they select."}),
 		guests:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_network_policy_guests", Help: "Guests whose policies are set."}),
 		policies: prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_network_policies", Help: "Directions of network policies that select a guest of this node."}),
 		last:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "vk_cocoon_network_policy_set_timestamp_seconds", Help: "When the network last took policies; it gets them only after a change."}),
@@ -26,7 +27,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		compile:  prometheus.NewHistogram(prometheus.HistogramOpts{Name: "vk_cocoon_network_policy_compile_duration_seconds", Help: "Time to compile the network policies of all guests.", Buckets: buckets}),
 		took:     prometheus.NewHistogram(prometheus.HistogramOpts{Name: "vk_cocoon_network_policy_set_duration_seconds", Help: "Time the network took to set policies.", Buckets: buckets}),
 	}
-	r.MustRegister(m.enforced, m.guests, m.policies, m.last, m.sets, m.compile, m.took)
+	r.MustRegister(m.enforced, m.closed, m.guests, m.policies, m.last, m.sets, m.compile, m.took)
 	for _, result := range []string{"success", "error"} {
 		m.sets.WithLabelValues(result)
 	}

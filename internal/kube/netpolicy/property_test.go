@@ -264,7 +264,7 @@ func FuzzCompile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		r := random{rand.New(rand.NewPCG(seed, 7))}
 		c, ids := r.cluster()
-		p := compile("n", c)
+		p, _ := compile("n", c)
 		if err := p.Validate(); err != nil {
 			t.Fatal(err)
 		}

@@ -95,8 +95,8 @@ func (w *watched) synced() bool {
 
 // read returns the cluster, with the VMs of this node's pods. The addresses of these pods are those of their VMs, because the
 // status may not have them yet.
-func (w *watched) read(node string, records []record) cluster {
-	byUID, byID := map[string][]record{}, map[vm.ID]record{}
+func (w *watched) read(node string, records []guest) cluster {
+	byUID, byID := map[string][]guest{}, map[vm.ID]guest{}
 	for _, r := range records {
 		if r.uid != "" {
 			byUID[r.uid] = append(byUID[r.uid], r)
@@ -129,7 +129,7 @@ func (w *watched) read(node string, records []record) cluster {
 }
 
 // with returns the pod with its VMs.
-func (p pod) with(mine []record) pod {
+func (p pod) with(mine []guest) pod {
 	for i, r := range mine {
 		p.guests = append(p.guests, r.id)
 		if len(r.addresses) > 0 {
