@@ -29,6 +29,12 @@ func (o Owner) Invited(namespaces []string) bool {
 	return slices.Contains(namespaces, Everyone) || !o.Operator() && slices.Contains(namespaces, o.Namespace)
 }
 
+// MayAdopt reports whether a pod of o may take over a VM that was made for no pod. It may if the VM belongs to its namespace, or if
+// the operator offers the VM to the namespace.
+func (o Owner) MayAdopt(of Owner, offered []string) bool {
+	return of.Namespace == o.Namespace || of.Operator() && o.Invited(offered)
+}
+
 // Qualify returns the node-wide unique form of name: NAMESPACE/NAME, or only the name for an object of the operator.
 func (o Owner) Qualify(name string) string {
 	if o.Operator() {

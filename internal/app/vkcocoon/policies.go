@@ -28,7 +28,7 @@ var (
 // policies makes what enforces network policies on this node.
 func (n *Node) policies(c clients, r prometheus.Registerer, events record.EventRecorder, changed func()) (*netpolicy.Enforcer, error) {
 	cfg := netpolicy.Config{
-		Node: n.cfg.NodeName, Client: c.main, Off: n.cfg.NetworkPolicy == policyIgnore, Changed: changed, Log: n.log, Events: events,
+		Node: n.cfg.NodeName, Client: c.main, Off: n.cfg.NetworkPolicy == policyIgnore, Changed: changed, Log: n.log, Events: events, Static: n.cfg.static,
 		Unpoliced: func(context.Context) (string, error) {
 			return "VMs are reached by the cocoon binary, which cannot set policies; use the socket of cocoond", nil
 		},

@@ -264,12 +264,12 @@ func TestSlimPod(t *testing.T) {
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, ContainerStatuses: []corev1.ContainerStatus{{ContainerID: "cocoon://x"}}},
 	}
-	got, err := slimPod("here")(full)
+	got, err := slimPod("here", nil)(full)
 	if d := diff.Of[any](want, got); err != nil || d != "" {
 		t.Error(err, d)
 	}
 	want.Status.ContainerStatuses = nil
-	if got, _ = slimPod("elsewhere")(full); diff.Of[any](want, got) != "" {
+	if got, _ = slimPod("elsewhere", nil)(full); diff.Of[any](want, got) != "" {
 		t.Error(diff.Of[any](want, got))
 	}
 }

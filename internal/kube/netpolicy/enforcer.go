@@ -3,6 +3,7 @@ package netpolicy
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"reflect"
 	"sync"
 	"time"
@@ -31,8 +32,9 @@ type Config struct {
 	Runtime Runtime
 	// Unpoliced returns why the network of pods without a network of their own enforces no policies, "" if it does.
 	Unpoliced func(ctx context.Context) (string, error)
-	Off       bool   // open every pod, also those that were policed before
-	Changed   func() // called after each change of Policed
+	Off       bool           // open every pod, also those that were policed before
+	Changed   func()         // called after each change of Policed
+	Static    []netip.Prefix // networks in which static pods may be peers; see networks
 	Events    record.EventRecorder
 	Log       *slog.Logger
 }
@@ -74,7 +76,7 @@ func New(cfg Config, r prometheus.Registerer) (*Enforcer, error) {
 		return e, nil
 	}
 	var err error
-	e.cluster, err = watch(cfg.Client, cfg.Node, e.wake, e.denied)
+	e.cluster, err = watch(cfg.Client, cfg.Node, cfg.Static, e.wake, e.denied)
 	return e, err
 }
 

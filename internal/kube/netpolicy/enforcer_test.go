@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -90,7 +91,9 @@ func (m *machine) fail(err error) {
 
 func (m *machine) make(id vm.ID, uid types.UID, ip string) {
 	r := vm.Record{ID: id, NICs: []vm.NIC{{IP: ip}}}
-	if uid != "" {
+	if uid == "" {
+		r.Spec.Offered = []string{"prod"}
+	} else {
 		r.Spec.Labels = map[string]string{contract.VMLabelNode: "here", contract.VMLabelPodUID: string(uid)}
 	}
 	m.mu.Lock()
@@ -208,6 +211,52 @@ func TestEnforcer(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.until(t, "a pod is gone", func(p network.Policies) bool { return slices.Equal(guestsOf(p), []vm.ID{"vm-own"}) })
+}
+
+// The creator of a static pod chooses its address and the ID of its machine, and the node writes both into the status. That must make
+// the pod neither a peer where a machine of somebody else is, nor the owner of a VM.
+func TestEnforcerDoubtsStaticPods(t *testing.T) {
+	m := newMachine()
+	claims := func(name, node, id, ip string) *corev1.Pod {
+		p := scheduled(name, node, ip)
+		p.Namespace, p.Annotations = "evil", map[string]string{contract.KeyMode: string(contract.ModeStatic)}
+		p.Status.PodIPs = []corev1.PodIP{{IP: ip}}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{ContainerID: contract.ContainerIDScheme + id}}
+		return p
+	}
+	free := claims("free", "here", "vm-operator", "10.1.0.66") // not static, or no longer
+	free.Annotations = nil
+	victim := scheduled("victim", "here", "")
+	victim.Status.ContainerStatuses = []corev1.ContainerStatus{{ContainerID: contract.ContainerIDScheme + "vm-offered/main"}}
+	over := scheduled("over", "here", "")
+	over.Status = corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: victim.Status.ContainerStatuses}
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: "p"}}
+	policy.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{}}}}}
+	client := fake.NewClientset(scheduled("web", "here", ""), victim, over, free, policy, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "evil"}},
+		claims("twice", "here", "vm-web", "10.1.0.1"), claims("foreign", "here", "vm-there", "10.9.0.1"), claims("offered", "here", "vm-offered", "10.9.0.2"),
+		claims("peer", "there", "x", "10.9.0.3"), claims("allowed", "there", "x", "192.0.2.7"), claims("near", "here", "x", "192.0.2.8"))
+	m.make("vm-web", "web", "10.1.0.1")
+	m.make("vm-there", "elsewhere", "10.1.0.2")
+	m.make("vm-operator", "", "10.1.0.3")
+	m.make("vm-offered", "", "10.1.0.4")
+	m.vms[1].Spec.Labels[contract.VMLabelNode] = "there"
+	m.vms[2].Spec.Offered = nil
+	m.events = make(chan vm.Event, 16) // they are listed
+	start(t, m, client, func(c *Config) { c.Static = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} })
+	p := m.until(t, "the guests", func(p network.Policies) bool { return len(p.Ingress) > 0 })
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if got := guestsOf(p); !slices.Equal(got, []vm.ID{"vm-offered", "vm-web"}) || len(p.Guests[0].Ingress) != 1 || len(p.Guests[1].Ingress) != 1 {
+		t.Errorf("guests %+v", p.Guests)
+	}
+	want := []network.Range{}
+	for _, ip := range []string{"192.0.2.7", "192.0.2.8"} {
+		want = append(want, network.Range{First: netip.MustParseAddr(ip), Last: netip.MustParseAddr(ip)})
+	}
+	if got := p.Ingress[0].Rules; len(got) != 1 || !slices.Equal(got[0].Peers, network.Merge(want)) {
+		t.Errorf("peers %+v", got)
+	}
 }
 
 // With the setting off nothing of the cluster is read, and what was closed before is opened.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +20,10 @@ import (
 // guest is what the runtime says of a VM.
 type guest struct {
 	id        vm.ID
-	uid       string // of the pod that it was made for; "": somebody else made it
+	uid       string // of the pod that it was made for, if this node made it
+	made      bool   // a virtual node made it for a pod
+	owner     vm.Owner
+	offered   []string // namespaces whose pods may take it over
 	addresses []netip.Addr
 }
 
@@ -79,18 +83,19 @@ func (g *guests) note(e vm.Event) bool {
 	}
 	now := g.of(e.Record)
 	g.records[now.id] = now
-	return !there || old.uid != now.uid || !slices.Equal(old.addresses, now.addresses)
+	return !there || !reflect.DeepEqual(old, now)
 }
 
 func (g *guests) of(r vm.Record) guest {
-	out := guest{id: r.ID}
+	uid := r.Spec.Labels[contract.VMLabelPodUID]
+	out := guest{id: r.ID, made: uid != "", owner: r.Owner, offered: r.Spec.Offered}
 	if r.Spec.Labels[contract.VMLabelNode] == g.node {
-		out.uid = r.Spec.Labels[contract.VMLabelPodUID]
+		out.uid = uid
 	}
 	for _, n := range r.NICs {
 		for _, text := range []string{n.IP, n.IPv6} {
 			if a, err := netip.ParseAddr(text); err == nil {
-				out.addresses = append(out.addresses, a)
+				out.addresses = append(out.addresses, a.Unmap().WithZone(""))
 			}
 		}
 	}

@@ -6,9 +6,11 @@ package netpolicy
 
 import (
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -29,8 +31,16 @@ func finished(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
+// networks are those of machines that static pods may be. The creator of a static pod chooses its address and the ID of its VM, so
+// the pod is a peer only there, and has no VM.
+type networks []netip.Prefix
+
+func (n networks) contains(a netip.Addr) bool {
+	return slices.ContainsFunc(n, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
 // slimPod keeps the fields of a pod that this package reads. Container IDs are read of pods of this node only.
-func slimPod(node string) func(any) (any, error) {
+func slimPod(node string, static networks) func(any) (any, error) {
 	return func(obj any) (any, error) {
 		p, ok := obj.(*corev1.Pod)
 		if !ok {
@@ -43,7 +53,14 @@ func slimPod(node string) func(any) (any, error) {
 		if ports := namedPorts(p); len(ports) > 0 {
 			out.Spec.Containers = []corev1.Container{{Ports: ports}}
 		}
-		if p.Spec.NodeName == node {
+		if convert.Static(p) {
+			out.Status.PodIP, out.Status.PodIPs = "", nil
+			for _, a := range addressesOf(p) {
+				if static.contains(a) {
+					out.Status.PodIPs = append(out.Status.PodIPs, corev1.PodIP{IP: a.String()})
+				}
+			}
+		} else if p.Spec.NodeName == node {
 			for _, c := range p.Status.ContainerStatuses {
 				out.Status.ContainerStatuses = append(out.Status.ContainerStatuses, corev1.ContainerStatus{ContainerID: c.ContainerID})
 			}

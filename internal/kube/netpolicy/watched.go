@@ -3,6 +3,8 @@ package netpolicy
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -24,19 +26,20 @@ import (
 type watched struct {
 	factory    informers.SharedInformerFactory
 	informers  []cache.SharedIndexInformer
+	static     networks // of machines that static pods may be
 	pods       corelisters.PodLister
 	namespaces corelisters.NamespaceLister
 	policies   networkinglisters.NetworkPolicyLister
 }
 
-func watch(client kubernetes.Interface, node string, changed func(), denied func(error)) (*watched, error) {
+func watch(client kubernetes.Interface, node string, static networks, changed func(), denied func(error)) (*watched, error) {
 	f := informers.NewSharedInformerFactory(client, 0)
 	pods, namespaces, policies := f.Core().V1().Pods(), f.Core().V1().Namespaces(), f.Networking().V1().NetworkPolicies()
 	w := &watched{
 		factory: f, informers: []cache.SharedIndexInformer{pods.Informer(), namespaces.Informer(), policies.Informer()},
-		pods: pods.Lister(), namespaces: namespaces.Lister(), policies: policies.Lister(),
+		static: static, pods: pods.Lister(), namespaces: namespaces.Lister(), policies: policies.Lister(),
 	}
-	slim := slimPod(node)
+	slim := slimPod(node, w.static)
 	for i, transform := range []cache.TransformFunc{slim, slimObject, slimObject} {
 		err := w.informers[i].SetTransform(transform)
 		if err == nil {
@@ -94,26 +97,32 @@ func (w *watched) synced() bool {
 }
 
 // read returns the cluster, with the VMs of this node's pods. The addresses of these pods are those of their VMs, because the
-// status may not have them yet.
+// status may not have them yet. A pod of this node without a VM has none, unless it may be a static pod.
 func (w *watched) read(node string, records []guest) cluster {
 	byUID, byID := map[string][]guest{}, map[vm.ID]guest{}
 	for _, r := range records {
-		if r.uid != "" {
+		switch {
+		case r.uid != "":
 			byUID[r.uid] = append(byUID[r.uid], r)
-		} else {
+		case !r.made: // those of other virtual nodes are theirs
 			byID[r.id] = r
 		}
 	}
 	var out cluster
 	pods, _ := w.pods.List(labels.Everything()) // from memory: never fails
+	owners := podstatus.OwnersOf(pods)
 	for _, p := range pods {
 		one := pod{Pod: p, addresses: addressesOf(p)}
 		if p.Spec.NodeName == node {
 			mine := byUID[string(p.UID)]
 			for _, c := range p.Status.ContainerStatuses { // of a VM that somebody else made, and that the pod has taken over
-				if r, there := byID[podstatus.VMOf(c.ContainerID)]; there && len(mine) == 0 {
+				r, there := byID[podstatus.VMOf(c.ContainerID)]
+				if there && len(mine) == 0 && owners[r.id] == p.UID && (vm.Owner{Namespace: p.Namespace}).MayAdopt(r.owner, r.offered) {
 					mine = append(mine, r)
 				}
+			}
+			if len(mine) == 0 {
+				one.addresses = slices.DeleteFunc(one.addresses, func(a netip.Addr) bool { return !w.static.contains(a) })
 			}
 			one = one.with(mine)
 		}

@@ -62,7 +62,7 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 			byUID[types.UID(uid)] = r
 		}
 	}
-	claimed, owners := map[vm.ID]bool{}, ownersOf(pods.Items)
+	claimed, owners := map[vm.ID]bool{}, podstatus.OwnersOf(pointers(pods.Items))
 	for i := range pods.Items {
 		pod := &pods.Items[i]
 		rec := byUID[pod.UID]
@@ -90,21 +90,11 @@ func (p *Provider) tryAdopt(ctx context.Context) (int64, error) {
 	return revision, nil
 }
 
-// ownersOf returns, for each VM, the pod whose status names the VM. The status is used, because users may write annotations,
-// but only the node writes statuses.
-func ownersOf(pods []corev1.Pod) map[vm.ID]types.UID {
-	owners := map[vm.ID]types.UID{}
+func pointers(pods []corev1.Pod) (out []*corev1.Pod) {
 	for i := range pods {
-		if convert.Static(&pods[i]) {
-			continue
-		}
-		for _, c := range pods[i].Status.ContainerStatuses {
-			if id := podstatus.VMOf(c.ContainerID); id != "" {
-				owners[id] = pods[i].UID
-			}
-		}
+		out = append(out, &pods[i])
 	}
-	return owners
+	return out
 }
 
 func terminal(pod *corev1.Pod) bool {

@@ -109,7 +109,7 @@ func TestForwardStatic(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			st := &podState{subject: subject{static: true}, facts: facts{pod: &corev1.Pod{}}}
 			st.pod.Namespace, st.pod.Name = "default", "web"
-			st.pod.Annotations = map[string]string{contract.KeyID: "pc-7", contract.KeyIP: tt.ip}
+			st.pod.Annotations = map[string]string{contract.KeyMode: string(contract.ModeStatic), contract.KeyID: "pc-7", contract.KeyIP: tt.ip}
 			d := &door{pods: &index{pods: map[string]*podState{"default/web": st}}}
 			for _, n := range tt.allowed {
 				d.allowed = append(d.allowed, netip.MustParsePrefix(n))

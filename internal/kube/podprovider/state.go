@@ -91,7 +91,7 @@ func (s *podState) podAndVM() (pod *corev1.Pod, rec *vm.Record, ip string) {
 
 // address returns the address of the VM.
 func (s *subject) address(f facts) string {
-	if s.static {
+	if s.static && convert.Static(f.pod) { // the creator may have removed the mark, which says that the address is his claim
 		return runtimeOf(f.pod).IP
 	}
 	if f.rec == nil || len(f.rec.NICs) == 0 {

@@ -101,6 +101,18 @@ func TestStatic(t *testing.T) {
 			t.Errorf("address %s", p.Status.PodIP)
 		}
 
+		// Without the mode, nobody could see that the address in the status is only the creator's claim.
+		delete(p.Annotations, contract.KeyMode)
+		if p, err = w.client.CoreV1().Pods("default").Update(t.Context(), p, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.p.UpdatePod(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		if p = w.after(time.Second); p.Status.PodIP != "" || len(p.Status.PodIPs) > 0 {
+			t.Errorf("addresses %s, %v", p.Status.PodIP, p.Status.PodIPs)
+		}
+
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = new(metav1.Now()), new(int64(30))
 		if err := w.p.DeletePod(t.Context(), p); err != nil {
 			t.Fatal(err)

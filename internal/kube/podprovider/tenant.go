@@ -50,11 +50,8 @@ func ownerOfVM(rec vm.Record) vm.Owner {
 	return vm.Owner{Namespace: rec.Spec.Labels[contract.VMLabelPodNamespace], PodUID: rec.Spec.Labels[contract.VMLabelPodUID]}
 }
 
-// may reports whether a pod of the tenant may take over a VM that has no pod label. It may if the VM belongs to the tenant's
-// namespace, or if the operator offers the VM to the namespace.
-func (t tenant) may(rec vm.Record) bool {
-	return rec.Owner.Namespace == t.owner.Namespace || rec.Owner.Operator() && t.owner.Invited(rec.Spec.Offered)
-}
+// may reports whether a pod of the tenant may take over a VM that has no pod label.
+func (t tenant) may(rec vm.Record) bool { return t.owner.MayAdopt(rec.Owner, rec.Spec.Offered) }
 
 // named returns the VM of exactly that name. Errors: NotFound. It compares the name, because the Runtime also accepts the
 // beginning of an ID, and a name can look like one.

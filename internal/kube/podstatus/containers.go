@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -107,6 +108,26 @@ func VMOf(containerID string) vm.ID {
 	}
 	id, _, _ = strings.Cut(id, "/")
 	return vm.ID(id)
+}
+
+// OwnersOf returns, for each VM, the pod whose status names the VM. The status is used, because users may write annotations, but only
+// the node writes statuses. It writes the ID of a static pod's machine from an annotation, so static pods own no VM. Of two pods,
+// one that has ended is not the owner.
+func OwnersOf(pods []*corev1.Pod) map[vm.ID]types.UID {
+	owners, ended := map[vm.ID]types.UID{}, map[vm.ID]bool{}
+	for _, pod := range pods {
+		if convert.Static(pod) {
+			continue
+		}
+		over := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+		for _, c := range pod.Status.ContainerStatuses {
+			id := VMOf(c.ContainerID)
+			if other := owners[id]; id != "" && (other == "" || ended[id] && !over || ended[id] == over && pod.UID < other) {
+				owners[id], ended[id] = pod.UID, over
+			}
+		}
+	}
+	return owners
 }
 
 // waitingFor returns why a container waits in a VM that is not up. As with the kubelet, every container of a pod with init containers

@@ -90,11 +90,16 @@ func (d direction) policy(node, index int) string {
 	return fmt.Sprintf("%s-%d-policy-%d", d.name, node, index)
 }
 
-// fatesOf returns the fate of each guest that a node names.
+// fatesOf returns the fate of each guest that a node names. A guest that several nodes name is closed, because it is not known which
+// of them it belongs to.
 func fatesOf(nodes map[string]network.Policies) map[vm.ID]fate {
 	out := map[vm.ID]fate{}
 	for n, name := range slices.Sorted(maps.Keys(nodes)) {
 		for _, g := range nodes[name].Guests {
+			if _, there := out[g.ID]; there {
+				out[g.ID] = closed
+				continue
+			}
 			out[g.ID] = fate{ingress.group(n, g.Ingress), egress.group(n, g.Egress)}
 		}
 	}

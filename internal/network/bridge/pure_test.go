@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/network/ipam"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -140,5 +141,19 @@ func TestHostname(t *testing.T) {
 		if got := hostname(name); got != want {
 			t.Errorf("%s: %s", name, got)
 		}
+	}
+}
+
+// A node cannot open or change a guest of another node by naming it.
+func TestGuestOfTwoNodesIsClosed(t *testing.T) {
+	of := func(ids ...vm.ID) (p network.Policies) {
+		for _, id := range ids {
+			p.Guests = append(p.Guests, network.Guest{ID: id})
+		}
+		return p
+	}
+	got := fatesOf(map[string]network.Policies{"a": of("mine", "both"), "b": of("both", "theirs"), "c": of("both")})
+	if open := (fate{passed, passed}); got["both"] != closed || got["mine"] != open || got["theirs"] != open || len(got) != 3 {
+		t.Errorf("%v", got)
 	}
 }
