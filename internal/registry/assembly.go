@@ -333,6 +333,9 @@ func (a *assembly) chunked(name string, f artifact.File, layers []v1.Descriptor,
 	if err != nil {
 		return bad("%w", err)
 	}
+	if n := turns(pieces, f.Chunks); n > maxTurns*f.Size+someTurns {
+		return bad("its ranges take turns so often that %d bytes would be decompressed for its %d bytes", n, f.Size)
+	}
 	parts := make([]part, 0, len(pieces))
 	var extents []sparse.Extent
 	for _, x := range pieces {

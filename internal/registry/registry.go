@@ -47,12 +47,12 @@ type Registry struct {
 	metrics *metrics
 	sums    sums
 
-	unpacked unpacked
+	unpacked *unpacked
 }
 
 // New returns a registry. It registers its metrics in reg.
 func New(cfg Config, c *content.Content, tokens Checker, reg *prometheus.Registry, log *slog.Logger) *Registry {
-	return &Registry{cfg: cfg, content: c, tokens: tokens, log: log, now: time.Now, metrics: newMetrics(reg, c)}
+	return &Registry{cfg: cfg, content: c, tokens: tokens, log: log, now: time.Now, metrics: newMetrics(reg, c), unpacked: newUnpacked()}
 }
 
 // Run does the periodic background work until ctx ends.

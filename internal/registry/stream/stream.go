@@ -66,13 +66,17 @@ const maxWindow = 128 << 20
 
 // Unpacked returns a piece with the size bytes in the zstd frames of a source. To start in the middle, it decompresses
 // everything before.
-func Unpacked(size int64, open Source) Piece {
+func Unpacked(size int64, open Source) Piece { return UnpackedWithin(size, maxWindow, open) }
+
+// UnpackedWithin does the same as Unpacked with a decoder that has at most window bytes of memory for what was decompressed last.
+// Frames that need more are not read.
+func UnpackedWithin(size, window int64, open Source) Piece {
 	return Piece{size, func(ctx context.Context, offset int64) (io.ReadCloser, error) {
 		f, err := open(ctx)
 		if err != nil {
 			return nil, err
 		}
-		d, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+		d, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(uint64(window)), zstd.WithDecoderLowmem(true))
 		if err != nil {
 			f.Close()
 			return nil, err
