@@ -22,6 +22,7 @@ type registrar struct {
 	asked  int
 	early  bool
 	lost   bool   // the claim does not exist any more; Hold creates another
+	orphan bool   // the owner is gone: the garbage collector deletes claims
 	holder string // "": the node
 }
 
@@ -33,7 +34,7 @@ func (r *registrar) Hold(ctx context.Context, _ *corev1.Pod) error {
 		r.early = true
 	}
 	if r.answer == nil {
-		r.lost = false
+		r.lost = r.orphan
 	}
 	return r.answer
 }
@@ -49,6 +50,13 @@ func (r *registrar) Holder(context.Context, string, string) (node string, found 
 
 // lose deletes the claim, as the garbage collector does when the owner is gone.
 func (r *registrar) lose() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lost, r.orphan = true, true
+}
+
+// never makes the claim one that was never created, of an owner that exists.
+func (r *registrar) never() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lost = true

@@ -29,7 +29,6 @@ type creation struct {
 	pulls  pulls
 
 	prior    *podState        // the earlier pod with the same VM name; nil: none
-	claimed  bool             // this node has claimed the VM's state
 	claiming retryTask        // see claimLate
 	launched time.Time        // when this process requested the VM; zero when adopted
 	mode     string           // how this process created the VM

@@ -49,6 +49,7 @@ const (
 	eventHibernated          = "Hibernated"
 	eventHibernateFailed     = "HibernateFailed"
 	eventHibernatePushFailed = "HibernatePushFailed"
+	eventStateDropped        = "HibernateStateDropped"
 	eventWoken               = "Woken"
 	eventWakeFailed          = "WakeFailed"
 	eventDataLoss            = "DataLoss"

@@ -2,12 +2,16 @@ package podprovider
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/pauses"
+	"cocoonstack.io/cocoon/internal/kube/placement"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -35,7 +39,14 @@ func (k *retention) first(ctx context.Context, rec *vm.Record) (turn, bool) {
 	if left := k.saving.left(); left > 0 {
 		return after(left), false
 	}
-	stage, err := k.keep(ctx, rec)
+	stage := eventHibernateFailed
+	claimed, err := k.claimFirst(ctx, pod)
+	if err == nil && claimed {
+		return after(claimSettles), false
+	}
+	if err == nil {
+		stage, err = k.keep(ctx, rec)
+	}
 	switch {
 	case ctx.Err() != nil:
 		return atOnce, false
@@ -51,6 +62,29 @@ func (k *retention) first(ctx context.Context, rec *vm.Record) (turn, bool) {
 	}
 	return after(k.saving.left()), false
 }
+
+// claimFirst claims the node for the VM, if the VM has no claim and this process has not seen one. The annotation may be newer than
+// the VM, and the API server may not have answered since, so the absence does not mean that the owner is gone. It returns true if it
+// has created a claim. If the owner is gone, the garbage collector deletes that claim, too, before claimSettles has passed. A node
+// cannot claim anything for a pod whose object is gone.
+func (k *retention) claimFirst(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	if k.claimed || k.writer.lost() || len(convert.Check(pod)) > 0 || placement.Check(pod) != "" {
+		return false, nil
+	}
+	_, found, err := k.Placements.Holder(ctx, k.owner.Namespace, k.vmName)
+	if err != nil || found {
+		k.claimed = found
+		return false, err
+	}
+	if err := k.Placements.Hold(ctx, pod); err != nil {
+		return false, err
+	}
+	k.claimed = true
+	return true, nil
+}
+
+// claimSettles is how long the garbage collector has to delete a claim whose owner does not exist.
+const claimSettles = 10 * time.Second
 
 // keep hibernates rec and keeps its state. On failure it returns the failed step, as the reason for an Event. A guest that is
 // not up has no state of its own yet: what it resumes from is kept already. A guest that has ended has none any more.
@@ -95,11 +129,22 @@ func (k *retention) wanted(ctx context.Context) (bool, error) {
 	if err != nil || found && node == k.cfg.Node.Name {
 		return err == nil, err
 	}
+	if !k.gone {
+		k.event(corev1.EventTypeNormal, eventStateDropped, "The state of VM %s is not kept, %s", k.vmName, whyDropped(found))
+	}
 	k.gone = true
 	if err = k.states.DropKept(ctx, !found); errdefs.IsFailedPrecondition(err) { // an earlier process has kept it, and rec is in it
 		err = nil
 	}
 	return false, err
+}
+
+// whyDropped says why a node does not keep the state of a VM that another node has claimed, or none.
+func whyDropped(found bool) string {
+	if found {
+		return "because another node has claimed the VM (VMPlacement)"
+	}
+	return "because the VM has no VMPlacement, so its owner is gone"
 }
 
 // removed drops what is left of the state when the VM is removed and the owner is gone.
@@ -177,6 +222,8 @@ func (p *Provider) sweepOne(ctx context.Context, s podsnapshots.KeptState) error
 	err = states.DropKept(ctx, !found && p.keeper.recent(key))
 	if err == nil {
 		p.Log.Info("kept state of vm removed, its owner is gone", "vm", key)
+		at := corev1.ObjectReference{APIVersion: v1.GroupVersion.String(), Kind: "VMPlacement", Namespace: s.Owner.Namespace, Name: s.VM}
+		p.Recorder.Eventf(&at, corev1.EventTypeNormal, eventStateDropped, "The state of VM %s is not kept any more, %s", s.VM, whyDropped(found))
 		p.keeper.forget(key)
 	}
 	return err

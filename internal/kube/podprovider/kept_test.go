@@ -362,3 +362,46 @@ func TestDeletionPolicyOfARunningPod(t *testing.T) {
 		}
 	})
 }
+
+// The pod is annotated and deleted before its node could claim the VM. Then the absence of a claim says nothing of the owner.
+func TestDeletionBeforeTheClaim(t *testing.T) {
+	for name, ownerGone := range map[string]bool{"the owner exists": false, "the owner is gone": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newKept()
+				r := &registrar{e: s.engine}
+				w := keepingWith(t, s, true, r)
+				defer w.stop()
+				r.never()
+				w.create(pod(func(p *corev1.Pod) { ofSandbox("sandbox-1")(p); delete(p.Annotations, contract.KeyDeletionPolicy) }))
+				expect(t, w.after(5*time.Second), "Running running ready")
+				s.knows(vmName, "counter 17")
+				r.say(errdefs.Unavailablef("the API server is unavailable"))
+				w.annotate(contract.KeyDeletionPolicy, "hibernate")
+				w.pass(time.Minute)
+				if ownerGone {
+					r.lose()
+				}
+				w.kill()
+				w.pass(time.Minute)
+				if s.count() != 1 {
+					t.Fatal("the VM was removed although nothing is known")
+				}
+				r.say(nil)
+				expect(t, w.after(2*time.Minute), "gone")
+				if ownerGone {
+					w.nothingLeft(s)
+					w.expectTold("Normal HibernateStateDropped", "its owner is gone")
+					return
+				}
+				if s.count() != 0 || s.names() != keptName {
+					t.Errorf("%d VMs, snapshots %q", s.count(), s.names())
+				}
+				r.lose()
+				w.pass(time.Hour)
+				w.nothingLeft(s)
+				w.expectTold("Normal HibernateStateDropped", "its owner is gone")
+			})
+		})
+	}
+}

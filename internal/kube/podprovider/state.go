@@ -31,6 +31,7 @@ type podState struct {
 	volumes *podvolumes.Volumes
 	wake    chan struct{}
 	freed   chan struct{} // closed when the VM is removed
+	claimed bool          // of the worker: this process knows that the node claimed the VM's state
 
 	mu sync.Mutex
 	facts
