@@ -33,12 +33,13 @@ var acceptedFlags = []accepted{
 	{"dns", "ADDRESS,...", "guests get the DNS servers of their network; set network.dns of cocoond", ""},
 
 	{"windows", "", "the hypervisor gives all guests the same devices; --firmware uefi boots an image that needs UEFI", makes},
-	{"password", "PASSWORD", "guests get no password; use --ssh-key or --user-data", makes},
 	{"data-disk", "SPEC", "a VM has one writable disk; give it the space with --storage", makes + "|vm clone"},
 	{"queue-size", "N", "the hypervisor chooses the size of queues", makes + "|vm clone"},
 	{"disk-queue-size", "N", "the hypervisor chooses the size of queues", makes + "|vm clone"},
 	{"no-direct-io", "", "disks always use the host's page cache", makes + "|vm clone"},
 
+	{"user", "NAME", "the guest has the users of its snapshot", "vm clone"},
+	{"password", "PASSWORD", "the guest has the users of its snapshot", "vm clone"},
 	{"on-demand", "", "memory is always fetched on demand", "vm clone|vm restore"},
 	{"cpu", "N", "the VM has the CPUs that it was saved with", "vm restore"},
 	{"memory", "SIZE", "the VM has the memory that it was saved with", "vm restore"},

@@ -17,11 +17,14 @@ type cloudInitFlags struct {
 	sshKeys                                 []string
 	userData, metaData, vendorData, network string
 	datasource                              string
+	user, password                          string
 }
 
 func (f *cloudInitFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringArrayVar(&f.sshKeys, "ssh-key", nil, "public key, or file of them, that may log in; for disk images; may be repeated")
+	fs.StringVar(&f.user, "user", "", "user that may log in and become root, for disk images (default: the image's own)")
+	fs.StringVar(&f.password, "password", "", "its password, for disk images; without --user that of root (default: none)")
 	fs.StringVar(&f.userData, "user-data", "", "file with cloud-init user data, for disk images")
 	fs.StringVar(&f.metaData, "meta-data", "", "file with a YAML map whose keys replace those of the generated meta data")
 	fs.StringVar(&f.vendorData, "vendor-data", "", "file with cloud-init vendor data")
@@ -32,8 +35,15 @@ func (f *cloudInitFlags) add(cmd *cobra.Command) {
 
 // value returns what the flags say; nil if none is given.
 func (f *cloudInitFlags) value() (*vm.CloudInit, error) {
-	c := vm.CloudInit{Datasource: strings.ToLower(f.datasource)}
-	given := f.datasource != ""
+	c := vm.CloudInit{Datasource: strings.ToLower(f.datasource), User: f.user}
+	given := f.datasource != "" || f.login()
+	if f.password != "" { // nobody past this command sees it
+		hash, err := cloudinit.HashPassword(f.password)
+		if err != nil {
+			return nil, errdefs.Invalidf("--password: %w", err)
+		}
+		c.PasswordHash = hash
+	}
 	for _, doc := range []struct {
 		flag, file string
 		to         *string
@@ -75,6 +85,21 @@ func (f *cloudInitFlags) value() (*vm.CloudInit, error) {
 		return nil, err
 	}
 	return &c, nil
+}
+
+// login reports whether somebody is to log in whom the image does not know.
+func (f *cloudInitFlags) login() bool { return f.user != "" || f.password != "" }
+
+// noteLogin says that a container image's guest has no cloud-init. Programs of others pass the flags for any image.
+func (a *app) noteLogin(f *cloudInitFlags, r vm.Record) {
+	if r.ImageType != vm.ImageOCI || !f.login() {
+		return
+	}
+	flag := "--user"
+	if f.user == "" {
+		flag = "--password"
+	}
+	a.warn("%s has no effect: %s is a container image, whose guest has no cloud-init and no passwords; --run-as sets the user of its main process", flag, cell(r.Spec.Image))
 }
 
 func readDocument(flag, name string) (string, error) {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,13 +31,19 @@ func TestCloudInitFlags(t *testing.T) {
 	}{
 		"none": {cloudInitFlags{}, nil, ""},
 		"all": {
-			cloudInitFlags{[]string{key, keys}, user, file("meta", "a: 1"), file("vendor", "#!/bin/sh\n"), file("net", "version: 2"), "NoCloud"},
+			cloudInitFlags{
+				sshKeys: []string{key, keys}, userData: user, metaData: file("meta", "a: 1"), vendorData: file("vendor", "#!/bin/sh\n"),
+				network: file("net", "version: 2"), datasource: "NoCloud",
+			},
 			&vm.CloudInit{
 				Datasource: "nocloud", UserData: "#cloud-config\na: 1\n", MetaData: "a: 1", VendorData: "#!/bin/sh\n",
 				NetworkConfig: "version: 2", SSHKeys: []string{key, key + "\n"},
 			}, "",
 		},
 		"dhcp":                 {cloudInitFlags{network: "dhcp"}, &vm.CloudInit{NetworkConfig: "dhcp"}, ""},
+		"user":                 {cloudInitFlags{user: "joe"}, &vm.CloudInit{User: "joe"}, ""},
+		"no user's name":       {cloudInitFlags{user: "1000:1000"}, nil, `"1000:1000" is not the name of a user`},
+		"impossible password":  {cloudInitFlags{password: "a\nb"}, nil, "--password: the password has a line break"},
 		"no such file":         {cloudInitFlags{userData: dir + "/none"}, nil, "--user-data"},
 		"no such key file":     {cloudInitFlags{sshKeys: []string{dir + "/none"}}, nil, "--ssh-key"},
 		"private key":          {cloudInitFlags{sshKeys: []string{file("id", "-----BEGIN OPENSSH PRIVATE KEY-----\nx\n")}}, nil, "private key"},
@@ -57,5 +64,13 @@ func TestCloudInitFlags(t *testing.T) {
 				t.Errorf("%v, %s", err, d)
 			}
 		})
+	}
+}
+
+// Nobody but the command itself sees a password.
+func TestPasswordIsHashed(t *testing.T) {
+	got, err := (&cloudInitFlags{user: "joe", password: "hush hush"}).value()
+	if err != nil || got.User != "joe" || !strings.HasPrefix(got.PasswordHash, "$6$") || strings.Contains(fmt.Sprintf("%+v", got), "hush") {
+		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -138,7 +138,10 @@ func TestDocumentedFlags(t *testing.T) {
 	}{
 		{"vm run --name a --fc --windows --no-wait demo", []string{"--windows"}},
 		{"vm run --name b --no-direct-io --dns 1.1.1.1 --no-wait demo", []string{"--dns", "--no-direct-io"}},
-		{"vm run --name c --data-disk size=1G,name=x --data-disk size=2G --user root --password cocoon --no-wait demo", []string{"--data-disk", "--password"}},
+		{"vm run --name c --data-disk size=1G,name=x --data-disk size=2G --user root --password cocoon --no-wait disk", []string{"--data-disk"}},
+		{"vm run --name c1 --user ubuntu --password cocoon --no-wait demo", []string{"--user"}},
+		{"vm create --name c2 --user ubuntu demo", []string{"--user"}},
+		{"vm run --name c3 --password cocoon --run-as 1000 --no-wait demo", []string{"--password"}},
 		{"vm run --name d --queue-size 512 --disk-queue-size=512 --fc=false --no-wait --output json demo", []string{"--disk-queue-size", "--queue-size"}},
 		{"vm run --name e --bridge cocoon0 --no-wait demo", nil},
 		{"vm clone --output json --name f --cpu 4 --memory 4G --no-direct-io --pull --on-demand --no-wait warm", []string{"--no-direct-io", "--on-demand", "--cpu 4", "--memory 4G"}},

@@ -77,8 +77,14 @@ func (n *node) Launch(_ context.Context, s vm.Spec) (vm.Record, error) {
 		return vm.Record{}, vm.VMs.Taken(s.Name)
 	}
 	n.launched = s
-	return vm.Record{ID: "abcdefghijklmnop", Spec: s, State: vm.StateRunning, ImageType: vm.ImageOCI, Revision: 5}, nil
+	r := vm.Record{ID: "abcdefghijklmnop", Spec: s, State: vm.StateRunning, ImageType: vm.ImageOCI, Revision: 5}
+	if s.Image == "disk" {
+		r.ImageType = vm.ImageDisk
+	}
+	return r, nil
 }
+
+func (n *node) Create(ctx context.Context, s vm.Spec) (vm.Record, error) { return n.Launch(ctx, s) }
 
 func (n *node) Remove(_ context.Context, ref string, force bool) error {
 	if !force {

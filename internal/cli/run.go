@@ -25,8 +25,8 @@ const (
 
 // specFlags are the flags of create and run.
 type specFlags struct {
-	name, hostname, user, workdir, network, bridge string
-	accel, firmware, driver                        string
+	name, hostname, runAs, workdir, network, bridge string
+	accel, firmware, driver                         string
 	cpus, nics                                     int
 	memory, storage                                sizeFlag
 	env, labels, offered, publish                  []string
@@ -54,7 +54,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on; may be repeated")
 	fs.StringVar(&f.entrypoint, "entrypoint", "", "program to run instead of the image's entrypoint")
 	fs.StringVar(&f.hostname, "hostname", "", "host name of the guest (default: the VM's name)")
-	fs.StringVarP(&f.user, "user", "u", "", "user of the main process: name, uid, user:group")
+	fs.StringVarP(&f.runAs, "run-as", "u", "", "user of the main process: name, uid, user:group")
 	fs.StringVarP(&f.workdir, "workdir", "w", "", "working directory of the main process")
 	fs.BoolVarP(&f.stdin, "interactive", "i", false, "keep a standard input open for the main process; see vm attach")
 	fs.BoolVarP(&f.tty, "tty", "t", false, "give the main process a terminal")
@@ -89,7 +89,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	s := vm.Spec{
 		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), Driver: f.driver,
 		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Hostname: f.hostname, StopGrace: f.stopGrace,
-		Process: vm.Process{Args: args[1:], User: f.user, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
+		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
 	if f.fc {
 		s.Driver = "firecracker"
@@ -256,7 +256,7 @@ run returns when the machine is on.`,
 	return cmd
 }
 
-// make calls op with the spec of the flags, under a generated name if none was given.
+// make calls op with the spec of the flags.
 func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args []string, op func(context.Context, vm.Spec) (vm.Record, error)) (vm.Record, error) {
 	s, err := a.request(ctx, c, f, args)
 	if err != nil {
@@ -265,6 +265,15 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 	if s, err = a.provide(ctx, c, s, f); err != nil {
 		return vm.Record{}, err
 	}
+	r, err := a.named(ctx, c, f, s, op)
+	if err == nil {
+		a.noteLogin(&f.cloudInit, r)
+	}
+	return r, err
+}
+
+// named calls op with s, under a generated name if none was given.
+func (a *app) named(ctx context.Context, c *nodeclient.Client, f *specFlags, s vm.Spec, op func(context.Context, vm.Spec) (vm.Record, error)) (vm.Record, error) {
 	if f.name != "" {
 		return op(ctx, s)
 	}

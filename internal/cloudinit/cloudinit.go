@@ -73,14 +73,17 @@ func Build(g Guest, c vm.CloudInit) (Seed, error) {
 	if err != nil {
 		return Seed{}, err
 	}
+	keys, err := sshKeys(c.SSHKeys)
+	if err != nil {
+		return Seed{}, err
+	}
+	if c, err = withLogin(c, keys); err != nil {
+		return Seed{}, err
+	}
 	if err := checkData("user-data", c.UserData); err != nil {
 		return Seed{}, err
 	}
 	if err := checkData("vendor-data", c.VendorData); err != nil {
-		return Seed{}, err
-	}
-	keys, err := sshKeys(c.SSHKeys)
-	if err != nil {
 		return Seed{}, err
 	}
 	given, err := metaData(c.MetaData)

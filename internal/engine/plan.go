@@ -26,6 +26,8 @@ func (n *node) driverFor(want string) (string, error) {
 func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, error) {
 	if img.Type != vm.ImageOCI {
 		spec = spec.Bootable()
+	} else if spec.CloudInit.OnlyLogin() { // the record shows that it has no effect
+		spec.CloudInit = nil
 	}
 	r := vm.Record{
 		ID: vm.NewID(), Spec: withoutFiles(spec), State: vm.StateCreating, Driver: driver,
@@ -42,9 +44,6 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 	var err error
 	if r.Boot, err = n.bootOf(spec, img.Type); err != nil {
 		return r, err
-	}
-	if img.Type == vm.ImageOCI && spec.CloudInit != nil {
-		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave the cloud-init settings out", spec.Image)
 	}
 	if img.Type != vm.ImageOCI {
 		if len(spec.Containers) > 0 {

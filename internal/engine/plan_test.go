@@ -90,7 +90,17 @@ func TestCloudInitIsForDiskImages(t *testing.T) {
 	if _, err := e.design(spec, "d", oci); !errdefs.IsInvalid(err) {
 		t.Errorf("cloud-init of a container image: %v", err)
 	}
+	spec.CloudInit.User = "joe"
+	if r, err := e.design(spec, "d", image.Image{Type: vm.ImageDisk}); err != nil || r.Spec.CloudInit == nil {
+		t.Errorf("user of a disk image: %+v, %v", r.Spec.CloudInit, err)
+	}
+	if r, err := e.design(spec, "d", oci); err != nil || r.Spec.CloudInit != nil {
+		t.Errorf("user of a container image: %+v, %v; it is accepted and the record shows that it has no effect", r.Spec.CloudInit, err)
+	}
 	spec.CloudInit.UserData = "nothing known"
+	if _, err := e.design(spec, "d", oci); !errdefs.IsInvalid(err) {
+		t.Errorf("cloud-init with a user of a container image: %v", err)
+	}
 	if _, err := e.design(spec, "d", image.Image{Type: vm.ImageDisk}); !errdefs.IsInvalid(err) {
 		t.Errorf("bad user data: %v", err)
 	}

@@ -14,6 +14,7 @@ func encodeCloudInit(c *vm.CloudInit) *nodev1.CloudInit {
 	return &nodev1.CloudInit{
 		Datasource: c.Datasource, MetaData: c.MetaData, UserData: c.UserData, VendorData: c.VendorData,
 		NetworkConfig: c.NetworkConfig, SshKeys: slices.Clone(c.SSHKeys),
+		User: c.User, PasswordHash: c.PasswordHash,
 	}
 }
 
@@ -24,6 +25,7 @@ func decodeCloudInit(m *nodev1.CloudInit) *vm.CloudInit {
 	return &vm.CloudInit{
 		Datasource: m.GetDatasource(), MetaData: m.GetMetaData(), UserData: m.GetUserData(), VendorData: m.GetVendorData(),
 		NetworkConfig: m.GetNetworkConfig(), SSHKeys: cloneSlice(m.GetSshKeys()),
+		User: m.GetUser(), PasswordHash: m.GetPasswordHash(),
 	}
 }
 

@@ -83,7 +83,15 @@ type CloudInit struct {
 	UserData      string   `json:"user_data,omitempty"`      // a whole document: #cloud-config, script, …
 	VendorData    string   `json:"vendor_data,omitempty"`    // a whole document, too
 	NetworkConfig string   `json:"network_config,omitempty"` // a whole document; "" is generated, "dhcp" omits it
-	SSHKeys       []string `json:"ssh_keys,omitempty"`       // lines of authorized_keys for the image's default user
+	SSHKeys       []string `json:"ssh_keys,omitempty"`       // lines of authorized_keys for the image's default user, and for User
+	User          string   `json:"user,omitempty"`           // may log in and become root; "": the image's default user alone
+	PasswordHash  string   `json:"password_hash,omitempty"`  // of User, or of root: SHA-512 crypt; never the password itself
+}
+
+// OnlyLogin reports whether c asks for nothing but a user that may log in.
+func (c *CloudInit) OnlyLogin() bool {
+	return c != nil && (c.User != "" || c.PasswordHash != "") && len(c.SSHKeys) == 0 &&
+		c.Datasource == "" && c.MetaData == "" && c.UserData == "" && c.VendorData == "" && c.NetworkConfig == ""
 }
 
 // VolumeKind says what a volume holds.

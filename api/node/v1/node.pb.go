@@ -1252,6 +1252,8 @@ type CloudInit struct {
 	VendorData    string                 `protobuf:"bytes,4,opt,name=vendor_data,json=vendorData,proto3" json:"vendor_data,omitempty"`
 	NetworkConfig string                 `protobuf:"bytes,5,opt,name=network_config,json=networkConfig,proto3" json:"network_config,omitempty"`
 	SshKeys       []string               `protobuf:"bytes,6,rep,name=ssh_keys,json=sshKeys,proto3" json:"ssh_keys,omitempty"`
+	User          string                 `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`                                     // may log in and become root; empty: the image's default user alone
+	PasswordHash  string                 `protobuf:"bytes,8,opt,name=password_hash,json=passwordHash,proto3" json:"password_hash,omitempty"` // of user, or of root: SHA-512 crypt
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1326,6 +1328,20 @@ func (x *CloudInit) GetSshKeys() []string {
 		return x.SshKeys
 	}
 	return nil
+}
+
+func (x *CloudInit) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *CloudInit) GetPasswordHash() string {
+	if x != nil {
+		return x.PasswordHash
+	}
+	return ""
 }
 
 // Volume is a folder that is mounted in an OCI guest.
@@ -8892,7 +8908,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\"\n" +
 	"\rstarted_at_ns\x18\x04 \x01(\x03R\vstartedAtNs\x12$\n" +
-	"\x0efinished_at_ns\x18\x05 \x01(\x03R\ffinishedAtNs\"\xc8\x01\n" +
+	"\x0efinished_at_ns\x18\x05 \x01(\x03R\ffinishedAtNs\"\x81\x02\n" +
 	"\tCloudInit\x12\x1e\n" +
 	"\n" +
 	"datasource\x18\x01 \x01(\tR\n" +
@@ -8902,7 +8918,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\vvendor_data\x18\x04 \x01(\tR\n" +
 	"vendorData\x12%\n" +
 	"\x0enetwork_config\x18\x05 \x01(\tR\rnetworkConfig\x12\x19\n" +
-	"\bssh_keys\x18\x06 \x03(\tR\asshKeys\"\xbe\x01\n" +
+	"\bssh_keys\x18\x06 \x03(\tR\asshKeys\x12\x12\n" +
+	"\x04user\x18\a \x01(\tR\x04user\x12#\n" +
+	"\rpassword_hash\x18\b \x01(\tR\fpasswordHash\"\xbe\x01\n" +
 	"\x06Volume\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
