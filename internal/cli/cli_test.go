@@ -66,7 +66,6 @@ func TestErrorsAreOneSentence(t *testing.T) {
 		{[]string{"snapshot", "pull", "r/x", "--auth-file", "/no/such/file"}, 2, "/no/such/file"},
 		{[]string{"vm", "clone"}, 2, "--from-dir"},
 		{[]string{"vm", "clone", "--from-dir", "/x", "warm"}, 2, "not of both"},
-		{[]string{"vm", "clone", "--from-dir", "/x", "--network", "n"}, 2, "--nics"},
 		{[]string{"vm", "clone", "--nics", "99", "warm"}, 2, "interfaces"},
 		{[]string{"vm", "clone", "--auth-file", "f", "warm"}, 2, "--pull"},
 		{[]string{"vm", "clone", "--memory", "0", "warm"}, 2, "--memory"},

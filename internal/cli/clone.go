@@ -13,7 +13,6 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/postclone"
-	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -94,16 +93,6 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 			return err
 		}
 	}
-	if s.FromDir == "" && (f.network != "" && len(s.NICs) == 0 || s.CPUs != 0 || s.Memory != 0) {
-		snap, err := c.GetSnapshot(ctx, s.Snapshot)
-		if err != nil {
-			return err
-		}
-		if f.network != "" && len(s.NICs) == 0 {
-			s.NICs = nicSpecs(snap.NICs, f.network)
-		}
-		s = a.keepSize(s, snap)
-	}
 	stop := a.waiting(ctx, "cloning "+argument(args, 0, s.FromDir))
 	var r vm.Record
 	if f.pull {
@@ -115,6 +104,7 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 	if err != nil {
 		return err
 	}
+	a.noteSize(s, r)
 	if r, err = f.wait.settle(ctx, a, c, r); err != nil {
 		return err
 	}
@@ -122,20 +112,15 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 	return a.printVM(r, f.out, nil)
 }
 
-// keepSize takes CPUs and memory out of s that a resumed guest cannot get, and says so. Programs of others request the sizes
-// of a pod for each clone.
-func (a *app) keepSize(s vm.CloneSpec, snap snapshot.Snapshot) vm.CloneSpec {
-	if !snap.Live || s.Cold {
-		return s
+// noteSize says which sizes that s asks for the resumed guest of r does not have. Programs of others request the sizes of a pod
+// for each clone.
+func (a *app) noteSize(s vm.CloneSpec, r vm.Record) {
+	if s.CPUs != 0 && s.CPUs != r.Spec.CPUs {
+		a.warn("--cpu %d has no effect: the guest resumes with the %d CPUs of its snapshot; --cold changes that", s.CPUs, r.Spec.CPUs)
 	}
-	if s.CPUs != 0 && s.CPUs != snap.CPU {
-		a.warn("--cpu %d has no effect: the guest resumes with the %d CPUs of its snapshot; --cold changes that", s.CPUs, snap.CPU)
+	if s.Memory != 0 && s.Memory != r.Spec.Memory {
+		a.warn("--memory %s has no effect: the guest resumes with the %s of its snapshot; --cold changes that", FormatSize(s.Memory), FormatSize(r.Spec.Memory))
 	}
-	if s.Memory != 0 && s.Memory != snap.Memory {
-		a.warn("--memory %s has no effect: the guest resumes with the %s of its snapshot; --cold changes that", FormatSize(s.Memory), FormatSize(snap.Memory))
-	}
-	s.CPUs, s.Memory = 0, 0
-	return s
 }
 
 // spec creates the request. It leaves to the engine what only the engine can validate.
@@ -153,8 +138,6 @@ func (f *cloneFlags) spec(args []string, changed func(string) bool) (vm.CloneSpe
 		return s, errdefs.Invalidf("--nics %d: between 0 and %d interfaces are possible", f.nics, maxNICs)
 	case changed("stop-grace") && s.StopGrace <= 0:
 		return s, errdefs.Invalidf("--stop-grace %s: it must be more than 0", s.StopGrace)
-	case f.network != "" && f.nics == 0 && s.FromDir != "":
-		return s, errdefs.Invalidf("--network with --from-dir needs --nics: as many as the snapshot has")
 	case f.authFile != "" && !f.pull:
 		return s, errdefs.Invalidf("--auth-file is for --pull, which is not given")
 	}
@@ -169,6 +152,11 @@ func (f *cloneFlags) spec(args []string, changed func(string) bool) (vm.CloneSpe
 		s.FromDir = abs
 	}
 	s.NICs = nicSpecs(f.nics, f.network)
+	if f.nics == 0 && f.network != "" {
+		s.NICs = nicSpecs(1, f.network)
+		s.Keep.NICs = true
+	}
+	s.Keep.Size = s.CPUs != 0 || s.Memory != 0
 	var err error
 	s.Labels, err = parseLabels(f.labels)
 	return s, err

@@ -129,7 +129,7 @@ func TestOutputIsAsDocumented(t *testing.T) {
 
 // Each line is one that the documented command line takes. What has no effect is said on standard error alone.
 func TestDocumentedFlags(t *testing.T) {
-	n := &node{record: vm.Record{ID: "abcdefghijklmnop", State: vm.StateRunning, ImageType: vm.ImageDisk, Spec: vm.Spec{Name: "web"}}}
+	n := &node{record: vm.Record{ID: "abcdefghijklmnop", State: vm.StateRunning, ImageType: vm.ImageDisk, Spec: vm.Spec{Name: "web", CPUs: 2, Memory: 1 << 30}}}
 	n.catalog.node = n
 	cocoon := serve(t, n)
 	for _, c := range []struct {
@@ -146,6 +146,7 @@ func TestDocumentedFlags(t *testing.T) {
 		{"vm run --name e --bridge cocoon0 --no-wait demo", nil},
 		{"vm clone --output json --name f --cpu 4 --memory 4G --no-direct-io --pull --on-demand --no-wait warm", []string{"--no-direct-io", "--on-demand", "--cpu 4", "--memory 4G"}},
 		{"vm clone --name g --cpu 2 --memory 1G --no-wait warm", nil},
+		{"vm clone --from-dir /srv/x --cpu 4 --memory 4G --network lan --no-wait", []string{"--cpu 4", "--memory 4G"}},
 		{"vm rm -o json --force web", nil},
 		{"vm status -n 5 web", []string{"--interval"}},
 		{"vm status --format json web", nil},
@@ -177,8 +178,8 @@ func TestDocumentedFlags(t *testing.T) {
 	if got := n.launched.NICs; len(got) != 1 || got[0].Network != "default" {
 		t.Errorf("--bridge: interfaces %+v", got)
 	}
-	if n.cloned.CPUs != 0 || n.cloned.Memory != 0 {
-		t.Errorf("a clone that resumes is asked for %d CPUs and %d bytes", n.cloned.CPUs, n.cloned.Memory)
+	if n.cloned.Keep != (vm.Keep{Size: true, NICs: true}) {
+		t.Errorf("a clone that may resume is to keep %+v", n.cloned.Keep)
 	}
 	if code, _, errOut := cocoon("", "vm", "clone", "--cold", "--cpu", "4", "--no-wait", "warm"); code != 0 || n.cloned.CPUs != 4 || errOut != "" {
 		t.Errorf("cold: %d %q %+v", code, errOut, n.cloned)

@@ -27,16 +27,16 @@ const (
 type specFlags struct {
 	name, hostname, runAs, workdir, network, bridge string
 	accel, firmware, driver                         string
-	cpus, nics                                     int
-	memory, storage                                sizeFlag
-	env, labels, offered, publish                  []string
-	entrypoint                                     string
-	tty, stdin, fc                                 bool
-	stopGrace                                      time.Duration
-	pull                                           pullPolicy
-	cloudInit                                      cloudInitFlags
-	storageGiven                                   func() bool
-	out                                            format
+	cpus, nics                                      int
+	memory, storage                                 sizeFlag
+	env, labels, offered, publish                   []string
+	entrypoint                                      string
+	tty, stdin, fc                                  bool
+	stopGrace                                       time.Duration
+	pull                                            pullPolicy
+	cloudInit                                       cloudInitFlags
+	storageGiven                                    func() bool
+	out                                             format
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {

@@ -128,7 +128,11 @@ func (n *node) Clone(_ context.Context, s vm.CloneSpec) (vm.Record, error) {
 		return vm.Record{}, vm.Snapshots.Missing(vm.Owner{}, s.Snapshot)
 	}
 	n.cloned = s
-	return n.record, nil
+	r := n.record
+	if s.Cold {
+		r.Spec.CPUs, r.Spec.Memory = s.CPUs, s.Memory
+	}
+	return r, nil
 }
 
 func (n *node) Restore(context.Context, string, string) (vm.Record, error) { return n.record, nil }
@@ -406,13 +410,13 @@ func TestClone(t *testing.T) {
 	code, out, errOut := cocoon("", "vm", "clone", "--name", "web-2", "--storage", "40G", "--hostname", "h", "--ssh-host-keys", "--label", "a=b", "--network", "lan", "--output", "json", "warm")
 	want := vm.CloneSpec{
 		Snapshot: "warm", Name: "web-2", Storage: 40 << 30, Hostname: "h", SSHHostKeys: true, Labels: map[string]string{"a": "b"},
-		NICs: []vm.NICSpec{{Network: "lan"}, {Network: "lan"}},
+		NICs: []vm.NICSpec{{Network: "lan"}}, Keep: vm.Keep{NICs: true},
 	}
 	if d := diff.Of(want, n.cloned); code != 0 || d != "" || !strings.Contains(out, `"cloned": true`) || !strings.Contains(out, `"snapshot": "zyx"`) {
 		t.Errorf("%d %q %q, asked for %s", code, out, errOut, d)
 	}
 	code, _, errOut = cocoon("", "vm", "clone", "--from-dir", "/srv/x", "--nics", "1", "--cold", "--cpu", "4", "--memory", "2G", "--stop-grace", "5s", "--on-demand", "--no-direct-io")
-	want = vm.CloneSpec{FromDir: "/srv/x", NICs: []vm.NICSpec{{}}, Cold: true, CPUs: 4, Memory: 2 << 30, StopGrace: 5 * time.Second}
+	want = vm.CloneSpec{FromDir: "/srv/x", NICs: []vm.NICSpec{{}}, Cold: true, CPUs: 4, Memory: 2 << 30, StopGrace: 5 * time.Second, Keep: vm.Keep{Size: true}}
 	if d := diff.Of(want, n.cloned); code != 0 || d != "" {
 		t.Errorf("%d %q, asked for %s", code, errOut, d)
 	}

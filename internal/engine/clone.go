@@ -210,13 +210,12 @@ func (c *clone) buildClaimed(ctx context.Context) (outcome, error) {
 // holdFor prevents the removal of what spec names.
 func (n *node) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held, error) {
 	store, err := n.store()
+	if err == nil {
+		err = spec.Validate()
+	}
 	switch {
 	case err != nil:
 		return nil, err
-	case (spec.Snapshot == "") == (spec.FromDir == ""):
-		return nil, errdefs.Invalidf("give either a snapshot or a folder that contains one")
-	case spec.FromDir != "" && !filepath.IsAbs(spec.FromDir):
-		return nil, errdefs.Invalidf("the folder %q must be an absolute path", spec.FromDir)
 	case spec.FromDir != "":
 		return n.holdDir(ctx, store, spec.FromDir)
 	}

@@ -84,6 +84,12 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	s.Domain = "" // of the source's name
 	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
 	s.Name = cmp.Or(s.Name, defaultName(id))
+	if live && spec.Keep.Size {
+		spec.CPUs, spec.Memory = 0, 0
+	}
+	if spec.Keep.NICs {
+		spec.NICs = slices.Repeat(spec.NICs, x.NICs)
+	}
 	if live && (spec.CPUs != 0 && spec.CPUs != x.CPU || spec.Memory != 0 && spec.Memory != x.Memory) {
 		return s, errdefs.Preconditionf("its guest has %d CPUs and %d bytes of memory, and a resumed guest keeps them; omit CPUs and memory, or clone it cold", x.CPU, x.Memory)
 	}

@@ -132,6 +132,18 @@ func TestDNSOfAClone(t *testing.T) {
 	}
 }
 
+// Whoever does not know the snapshot can ask for a clone of its size.
+func TestCloneKeepsTheSizeOfItsSnapshot(t *testing.T) {
+	x := snapshot.Snapshot{CPU: 2, Memory: 1 << 30, NICs: 2, Record: vm.Record{Spec: vm.Spec{NICs: make([]vm.NICSpec, 2)}}}
+	spec := vm.CloneSpec{CPUs: 4, Memory: 4 << 30, NICs: []vm.NICSpec{{Network: "lan"}}, Keep: vm.Keep{Size: true, NICs: true}}
+	for live, want := range map[bool]vm.Spec{true: {CPUs: 2, Memory: 1 << 30}, false: {CPUs: 4, Memory: 4 << 30}} {
+		s, err := cloneSpec(x, spec, "id", live)
+		if err != nil || s.CPUs != want.CPUs || s.Memory != want.Memory || len(s.NICs) != 2 || s.NICs[1].Network != "lan" {
+			t.Errorf("resumed %t: %+v, %v", live, s, err)
+		}
+	}
+}
+
 // based is a store whose images have layers.
 type based struct {
 	image.Store

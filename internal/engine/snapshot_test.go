@@ -296,6 +296,17 @@ func TestCloneFromDir(t *testing.T) {
 		t.Errorf("its disk holds %q", r.disk(c.ID))
 	}
 	r.await("a", "ready", ready)
+	source := r.must(r.Inspect(ctx, "web"))
+	other := vm.CloneSpec{FromDir: dir, Name: "b", CPUs: 8, Memory: 8 << 30, NICs: []vm.NICSpec{{}}}
+	_, err = r.Clone(ctx, other)
+	wantClass(t, "other sizes", err, errdefs.FailedPrecondition)
+	other.Keep = vm.Keep{Size: true, NICs: true}
+	if b := r.must(r.Clone(ctx, other)); b.Spec.CPUs != source.Spec.CPUs || b.Spec.Memory != source.Spec.Memory || len(b.NICs) != len(source.NICs) {
+		t.Errorf("clone that keeps its size: %+v", b.Spec)
+	}
+	other.NICs, other.Name = make([]vm.NICSpec, 2), "c"
+	_, err = r.Clone(ctx, other)
+	wantClass(t, "two examples of an interface", err, errdefs.InvalidArgument)
 	r.clearAll()
 }
 

@@ -91,7 +91,11 @@ func (c *Client) CloneWithImage(ctx context.Context, s vm.CloneSpec, auth []imag
 			args = append(args, flag+"="+value)
 		}
 	}
-	for flag, value := range map[string]int64{"--cpu": int64(s.CPUs), "--memory": s.Memory, "--storage": s.Storage, "--nics": int64(len(s.NICs))} {
+	nics := len(s.NICs)
+	if s.Keep.NICs {
+		nics = 0
+	}
+	for flag, value := range map[string]int64{"--cpu": int64(s.CPUs), "--memory": s.Memory, "--storage": s.Storage, "--nics": int64(nics)} {
 		if value != 0 {
 			args = append(args, flag+"="+strconv.FormatInt(value, 10))
 		}

@@ -13,16 +13,23 @@ type CloneSpec struct {
 	FromDir     string            // absolute path of a folder with an exported snapshot that no store knows
 	Name        string            // "": cocoon-clone-<id>
 	Labels      map[string]string // as in Spec
-	CPUs        int               // must equal the snapshot's, unless Cold
-	Memory      int64             // bytes; must equal the snapshot's, unless Cold
+	CPUs        int               // must equal the snapshot's, unless Cold or Keep.Size
+	Memory      int64             // bytes; must equal the snapshot's, unless Cold or Keep.Size
 	Storage     int64             // bytes; a larger value than the snapshot's grows the disk
-	NICs        []NICSpec         // as many as the snapshot has, unless Cold
+	NICs        []NICSpec         // as many as the snapshot has, unless Cold or Keep.NICs
 	Policed     bool              // of all its interfaces, whatever those of the snapshot are
 	Hostname    string            // "": the name
 	SSHHostKeys bool              // the clone generates new host keys
 	Cold        bool              // boot from the snapshot's disks instead of resuming from its memory
 	StopGrace   time.Duration
 	DNS         *DNS // for a guest that does not boot itself; nil: the snapshot's
+	Keep        Keep
+}
+
+// Keep says what a clone has of its snapshot although its spec has other values, for callers that do not know the snapshot.
+type Keep struct {
+	Size bool // CPUs and memory, if the guest resumes
+	NICs bool // the number of interfaces: each is like the only one of the spec
 }
 
 // Validate rejects a clone of no snapshot or of two, and a folder whose path depends on where a process was started.
@@ -32,6 +39,8 @@ func (s CloneSpec) Validate() error {
 		return errdefs.Invalidf("a clone needs either a snapshot or a folder with one, not both")
 	case s.FromDir != "" && !strings.HasPrefix(s.FromDir, "/"):
 		return errdefs.Invalidf("clone of a snapshot: %q is not an absolute path", s.FromDir)
+	case s.Keep.NICs && (len(s.NICs) != 1 || s.NICs[0].MAC != "" || len(s.NICs[0].Ports) > 0):
+		return errdefs.Invalidf("a clone with as many interfaces as its snapshot needs one example, without MAC and ports")
 	}
 	return nil
 }

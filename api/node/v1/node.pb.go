@@ -7151,6 +7151,8 @@ type CloneRequest struct {
 	StopGraceNs   int64                  `protobuf:"varint,14,opt,name=stop_grace_ns,json=stopGraceNs,proto3" json:"stop_grace_ns,omitempty"` // 0: the snapshot's
 	Dns           *DNS                   `protobuf:"bytes,15,opt,name=dns,proto3" json:"dns,omitempty"`                                       // absent: the snapshot's
 	Policed       bool                   `protobuf:"varint,16,opt,name=policed,proto3" json:"policed,omitempty"`                              // of all its interfaces, whatever the snapshot's are
+	KeepSize      bool                   `protobuf:"varint,17,opt,name=keep_size,json=keepSize,proto3" json:"keep_size,omitempty"`            // a guest that resumes keeps its CPUs and memory, whatever cpus and memory say
+	KeepNics      bool                   `protobuf:"varint,18,opt,name=keep_nics,json=keepNics,proto3" json:"keep_nics,omitempty"`            // as many interfaces as the snapshot has, each like the only one of nics
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7293,6 +7295,20 @@ func (x *CloneRequest) GetDns() *DNS {
 func (x *CloneRequest) GetPoliced() bool {
 	if x != nil {
 		return x.Policed
+	}
+	return false
+}
+
+func (x *CloneRequest) GetKeepSize() bool {
+	if x != nil {
+		return x.KeepSize
+	}
+	return false
+}
+
+func (x *CloneRequest) GetKeepNics() bool {
+	if x != nil {
+		return x.KeepNics
 	}
 	return false
 }
@@ -9361,7 +9377,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"$\n" +
 	"\x12RemoveStrayRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13RemoveStrayResponse\"\xc8\x04\n" +
+	"\x13RemoveStrayResponse\"\x82\x05\n" +
 	"\fCloneRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x19\n" +
 	"\bfrom_dir\x18\x02 \x01(\tR\afromDir\x12\x12\n" +
@@ -9379,7 +9395,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04cold\x18\r \x01(\bR\x04cold\x12\"\n" +
 	"\rstop_grace_ns\x18\x0e \x01(\x03R\vstopGraceNs\x12%\n" +
 	"\x03dns\x18\x0f \x01(\v2\x13.cocoon.node.v1.DNSR\x03dns\x12\x18\n" +
-	"\apoliced\x18\x10 \x01(\bR\apoliced\x1a9\n" +
+	"\apoliced\x18\x10 \x01(\bR\apoliced\x12\x1b\n" +
+	"\tkeep_size\x18\x11 \x01(\bR\bkeepSize\x12\x1b\n" +
+	"\tkeep_nics\x18\x12 \x01(\bR\bkeepNics\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
