@@ -21,7 +21,10 @@ type accepted struct {
 	command string // commands that have it, separated by "|"; "": all
 }
 
-const makes = "vm run|vm create|vm debug"
+const (
+	makes  = "vm run|vm create|vm debug"
+	number = "SECONDS" // a value that is checked
+)
 
 var acceptedFlags = []accepted{
 	{"config", "FILE", "cocoon has no configuration file; the one of cocoond is a flag of cocoond", ""},
@@ -45,7 +48,7 @@ var acceptedFlags = []accepted{
 	{"memory", "SIZE", "the VM has the memory that it was saved with", "vm restore"},
 	{"storage", "SIZE", "the VM has the disk that it was saved with", "vm restore"},
 
-	{"interval", "SECONDS", "changes are followed as they happen, not polled", "vm status"},
+	{"interval", number, "changes are followed as they happen, not polled", "vm status"},
 
 	{"max-cpu", "N", "a VM has the CPUs that it starts with", "vm debug"},
 	{"balloon", "MB", "a balloon has no fixed size", "vm debug"},
@@ -84,6 +87,9 @@ func (u *unused) Set(v string) error {
 			return errdefs.Invalidf("it is true or false")
 		}
 		u.given = on
+	}
+	if _, err := strconv.ParseFloat(v, 64); u.value == number && err != nil { // it would swallow an argument
+		return errdefs.Invalidf("%q is not a number of seconds", v)
 	}
 	return nil
 }

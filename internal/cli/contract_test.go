@@ -193,6 +193,9 @@ func TestDocumentedFlags(t *testing.T) {
 	if code, _, errOut := cocoon("", "vm", "status", "nobody"); code != 3 || !strings.Contains(errOut, "vm not found") {
 		t.Errorf("status of a VM that does not exist: %d %q", code, errOut)
 	}
+	if code, _, errOut := cocoon("", "vm", "status", "-n", "web"); code != 2 || !strings.Contains(errOut, `"web" is not a number of seconds`) {
+		t.Errorf("status with an interval that is a name: %d %q", code, errOut)
+	}
 	if code, out, _ := cocoon("", "image", "pull", "a", "missing", "b"); code != 3 || out != "a\nb\n" {
 		t.Errorf("pull of several: %d %q", code, out)
 	}
