@@ -37,3 +37,18 @@ func TestGuestWithWrongClock(t *testing.T) {
 		t.Errorf("stopped: %s, %q", rec.Reason, rec.Message)
 	}
 }
+
+// TestCloudImageWithWrongClock: the agent of the image tells the time, and sets it.
+func TestCloudImageWithWrongClock(t *testing.T) {
+	r := newRig(t, func(r *rig) { r.cfg.Silence = 100 * time.Millisecond })
+	rec := r.must(r.Launch(t.Context(), cloud()))
+	r.await("web", "ready", ready)
+	g := r.world.Guest(rec.ID)
+	g.Clock(1000)
+	r.await("web", "known to have a wrong clock", func(rec vm.Record) bool { return rec.Reason == vm.ReasonClockWrong })
+	if g.ClockSets() == 0 {
+		t.Error("the clock was not set")
+	}
+	g.Clock(1)
+	r.await("web", "right again", func(rec vm.Record) bool { return rec.Reason == "" })
+}

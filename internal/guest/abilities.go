@@ -80,6 +80,12 @@ type ClockSetter interface {
 	SetClock(ctx context.Context, now time.Time) error
 }
 
+// ClockReader is the ability of an Agent to read the guest's clock. An agent that tells the uptime in Info needs no other.
+type ClockReader interface {
+	// ReadClock returns the guest's time. Errors: Unsupported where the guest's operator does not allow it.
+	ReadClock(ctx context.Context) (time.Time, error)
+}
+
 // Resumer is the ability of an Agent to set up a guest that was resumed from saved state.
 type Resumer interface {
 	// Resumed tells the guest that time has passed and, for a clone, its new identity. It first thaws file systems that

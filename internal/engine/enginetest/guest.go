@@ -231,6 +231,7 @@ var (
 	_ guest.NetworkReporter = (*session)(nil)
 	_ guest.Freezer         = (*session)(nil)
 	_ guest.Settler         = (*session)(nil)
+	_ guest.ClockReader     = (*session)(nil)
 	_ guest.ClockSetter     = (*session)(nil)
 )
 
@@ -271,6 +272,25 @@ func (s *session) Info(ctx context.Context) (guest.Info, error) {
 		info.UptimeMS = int64(float64(time.Since(c.since).Milliseconds()) * c.speed)
 	})
 	return info, s.alive("agent.Info")
+}
+
+// ReadClock implements guest.ClockReader.
+func (s *session) ReadClock(ctx context.Context) (at time.Time, err error) {
+	if err := s.speaks(ctx); err != nil {
+		return time.Time{}, err
+	}
+	s.g.change(func() {
+		c := s.g.clock
+		if c.speed == 0 {
+			err = errdefs.Unsupportedf("the guest does not tell its time")
+			return
+		}
+		at = c.since.Add(time.Duration(float64(time.Since(c.since)) * c.speed))
+	})
+	if err != nil {
+		return at, err
+	}
+	return at, s.alive("agent.ReadClock")
 }
 
 // SetClock implements guest.ClockSetter.

@@ -416,9 +416,11 @@ const misses = 2
 // The answers show whether the guest's clock is right.
 //
 // It is not a gRPC keep-alive, for two reasons: a guest with an older agent ends a session that is probed so often,
-// and a guest that is being saved is paused for as long as that takes. Other agents check their sessions themselves.
+// and a guest that is being saved is paused for as long as that takes. Other agents check their sessions themselves; only their
+// clocks are read.
 func (l *Link) checkAlive(ctx context.Context, agent guest.Agent) {
 	if !l.OurAgent() {
+		l.followClock(ctx, agent)
 		return
 	}
 	patience := l.cfg.Silence / misses

@@ -314,3 +314,46 @@ func FuzzStats(f *testing.F) {
 		}
 	})
 }
+
+// TestClock reads and sets the clock of a guest. The agent sets it and fails where there is no hardware clock to write to.
+func TestClock(t *testing.T) {
+	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	const noHardware = `{"error": {"class": "GenericError", "desc": "hwclock failed"}}` + "\n"
+	const off = `{"error": {"class": "CommandNotFound", "desc": "disabled"}}` + "\n"
+	for name, tt := range map[string]struct {
+		set, is string
+		ok      bool
+		class   errdefs.Class
+	}{
+		"set":                       {"{\"return\": {}}\n", "", true, 0},
+		"set without hardware":      {noHardware, fmt.Sprintf("{\"return\": %d}\n", now.UnixNano()), true, 0},
+		"not set":                   {noHardware, fmt.Sprintf("{\"return\": %d}\n", now.Add(-time.Hour).UnixNano()), false, errdefs.FailedPrecondition},
+		"not set, and nobody knows": {noHardware, off, false, errdefs.FailedPrecondition},
+		"switched off":              {off, off, false, errdefs.Unsupported},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var asked string
+				p := &peer{answer: func(command string, args json.RawMessage) string {
+					if command == "guest-set-time" {
+						asked = string(args)
+						return tt.set
+					}
+					return tt.is
+				}}
+				a, err := Connector{}.Connect(t.Context(), p.dial)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer a.Close()
+				err = a.(guest.ClockSetter).SetClock(t.Context(), now)
+				if tt.ok && err != nil || !tt.ok && !errdefs.Is(err, tt.class) {
+					t.Errorf("set: %v", err)
+				}
+				if want := fmt.Sprintf(`{"time":%d}`, now.UnixNano()); asked != want {
+					t.Errorf("asked for %s, want %s", asked, want)
+				}
+			})
+		})
+	}
+}

@@ -86,6 +86,8 @@ var (
 	_ guest.Freezer         = (*session)(nil)
 	_ guest.NetworkReporter = (*session)(nil)
 	_ guest.Resumer         = (*session)(nil)
+	_ guest.ClockReader     = (*session)(nil)
+	_ guest.ClockSetter     = (*session)(nil)
 )
 
 // Done implements guest.Agent.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
@@ -87,6 +88,32 @@ func (s *session) Thaw(ctx context.Context) (int, error) {
 	}
 	s.frozen.Store(false)
 	return n, nil
+}
+
+// ReadClock implements guest.ClockReader.
+func (s *session) ReadClock(ctx context.Context) (time.Time, error) {
+	var ns int64
+	if err := s.call(ctx, "guest-get-time", nil, &ns, answerLimit); err != nil {
+		return time.Time{}, err
+	}
+	return time.Unix(0, ns), nil
+}
+
+// clockError is how far a clock may be off that was just set.
+const clockError = time.Second
+
+// SetClock implements guest.ClockSetter. The agent fails when it has set the clock but finds no hardware clock to write to, so
+// a clock that is right afterwards is enough.
+func (s *session) SetClock(ctx context.Context, now time.Time) error {
+	began := time.Now()
+	err := s.call(ctx, "guest-set-time", map[string]int64{"time": now.UnixNano()}, nil, answerLimit)
+	if !errdefs.IsFailedPrecondition(err) {
+		return err
+	}
+	if is, failed := s.ReadClock(ctx); failed == nil && is.Sub(now.Add(time.Since(began))).Abs() < clockError {
+		return nil
+	}
+	return err
 }
 
 // Stats implements guest.Agent. Unsupported in guests without /proc or that do not allow commands.

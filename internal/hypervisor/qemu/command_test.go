@@ -63,11 +63,14 @@ func TestBuildGolden(t *testing.T) {
 		{Path: "/images/debug1", Format: vm.DiskRaw, ReadOnly: true, Serial: "debug1", Role: vm.RoleLayer, Port: 7},
 		{Path: "/volumes/v.qcow2", Format: vm.DiskQCOW2, Serial: "v", Role: vm.RoleData, Port: 255, Backing: &vm.Disk{Path: "/volumes/base.raw", Format: vm.DiskRaw}},
 	}, plugged.Disks...)
+	unknown := testFacts(vm.AccelTCG)
+	unknown.tscKHz = 0
 	tests := []struct {
 		name  string
 		plan  hypervisor.Plan
 		facts facts
 	}{
+		{"oci-tcg-unknown-tsc", ociPlan(), unknown},
 		{"plugged", plugged, testFacts(vm.AccelTCG)},
 		{"oci-tcg", ociPlan(), testFacts(vm.AccelTCG)},
 		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},

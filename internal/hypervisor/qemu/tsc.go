@@ -22,7 +22,7 @@ func newTSC() func() int {
 	first := readTSC()
 	return sync.OnceValue(func() int {
 		info, _ := os.ReadFile("/proc/cpuinfo") // unreadable: no flags
-		if flags := cpuFlags(string(info)); !slices.Contains(flags, "constant_tsc") || !slices.Contains(flags, "nonstop_tsc") {
+		if !steadyTSC(cpuFlags(string(info))) {
 			return 0
 		}
 		if time.Since(first.at) > tscStale {
@@ -31,6 +31,13 @@ func newTSC() func() int {
 		time.Sleep(tscBaseline - time.Since(first.at)) //nolint:forbidigo // the time that passes is what is measured
 		return first.kHz(readTSC())
 	})
+}
+
+// steadyTSC reports whether the counter of a CPU with these flags always runs at one speed. A hypervisor often hides nonstop_tsc
+// from a host that is a virtual machine, because its sleep states are not the CPU's; it counts on all the same.
+func steadyTSC(flags []string) bool {
+	has := func(flag string) bool { return slices.Contains(flags, flag) }
+	return has("tsc_known_freq") || has("constant_tsc") && (has("nonstop_tsc") || has("hypervisor"))
 }
 
 // tscReading is the counter at one moment.

@@ -21,3 +21,23 @@ func TestTSC(t *testing.T) {
 		t.Errorf("no time passed: %d kHz", later)
 	}
 }
+
+func TestSteadyTSC(t *testing.T) {
+	for name, tt := range map[string]struct {
+		flags string
+		want  bool
+	}{
+		"a machine":                          {"fpu tsc constant_tsc nonstop_tsc tsc_deadline_timer", true},
+		"an old machine":                     {"fpu tsc", false},
+		"a machine that stops in deep sleep": {"fpu tsc constant_tsc", false},
+		"a virtual machine":                  {"fpu tsc constant_tsc hypervisor tsc_adjust", true},
+		"an emulated virtual machine":        {"fpu tsc hypervisor", false},
+		"a virtual machine that is told":     {"fpu tsc tsc_known_freq hypervisor", true},
+		"another architecture":               {"", false},
+	} {
+		cpuinfo := "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: " + tt.flags + "\nbugs\t\t: spectre_v1\n"
+		if got := steadyTSC(cpuFlags(cpuinfo)); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
