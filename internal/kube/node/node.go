@@ -126,6 +126,7 @@ func (n *Node) object(u usage) *corev1.Node {
 			Capacity: all, Allocatable: allocatable,
 			NodeInfo:        n.info(),
 			Addresses:       []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: n.cfg.Name}},
+			Features:        &corev1.NodeFeatures{SupplementalGroupsPolicy: new(true)},
 			DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: n.cfg.Port}},
 		},
 	}

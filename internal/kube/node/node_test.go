@@ -97,6 +97,9 @@ func TestConditionsAreTrueAndStable(t *testing.T) {
 	if o.Labels[contract.LabelPool] != "default" || len(o.Spec.Taints) != 1 || o.Status.Addresses[0].Address != "192.0.2.1" {
 		t.Errorf("node: %+v", o)
 	}
+	if f := o.Status.Features; f == nil || f.SupplementalGroupsPolicy == nil || !*f.SupplementalGroupsPolicy {
+		t.Errorf("features: %+v", f)
+	}
 	get := func(all []corev1.NodeCondition, kind corev1.NodeConditionType) corev1.NodeCondition {
 		i := index(all, kind)
 		if i < 0 {

@@ -54,6 +54,9 @@ func (v View) one(c *corev1.Container) corev1.ContainerStatus {
 			before = id
 		}
 		out.LastTerminationState.Terminated = ended(s.Last, before)
+		if !s.StartedAt.IsZero() {
+			out.User = userOf(v.Record.Container(c.Name).Process)
+		}
 	}
 	switch {
 	case v.Asleep && (s == nil || s.State != vm.ContainerTerminated):

@@ -167,3 +167,32 @@ func TestImageOfAnEphemeralContainer(t *testing.T) {
 		}
 	}
 }
+
+// The user of a container is told where the pod says it alone, as soon as the container has started.
+func TestUserOfAContainer(t *testing.T) {
+	strict := &vm.Security{StrictGroups: true, Groups: []int64{4000, 3000, 2000}}
+	for name, tc := range map[string]struct {
+		process vm.Process
+		started time.Time
+		want    *corev1.LinuxContainerUser
+	}{
+		"all is said":         {vm.Process{User: "1000:3000", Security: strict}, time.Unix(1, 0), &corev1.LinuxContainerUser{UID: 1000, GID: 3000, SupplementalGroups: []int64{3000, 4000, 2000}}},
+		"not started":         {vm.Process{User: "1000:3000", Security: strict}, time.Time{}, nil},
+		"groups of the image": {vm.Process{User: "1000:3000", Security: &vm.Security{}}, time.Unix(1, 0), nil},
+		"user of the image":   {vm.Process{User: ":3000", Security: strict}, time.Unix(1, 0), nil},
+		"group of the image":  {vm.Process{User: "1000", Security: strict}, time.Unix(1, 0), nil},
+		"a name":              {vm.Process{User: "nobody:3000", Security: strict}, time.Unix(1, 0), nil},
+		"earlier record":      {vm.Process{User: "1000:3000"}, time.Unix(1, 0), nil},
+	} {
+		status := vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: tc.started}
+		rec := &vm.Record{State: vm.StateRunning, ImageType: vm.ImageOCI, Containers: []vm.ContainerRecord{{Name: "a", Process: tc.process, Status: status}}}
+		v := View{Pod: &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "a"}}}}, Record: rec}
+		var got *corev1.LinuxContainerUser
+		if u := v.Status(corev1.PodStatus{}, time.Unix(2, 0)).ContainerStatuses[0].User; u != nil {
+			got = u.Linux
+		}
+		if d := diff.Of(tc.want, got); d != "" {
+			t.Errorf("%s: %s", name, d)
+		}
+	}
+}
