@@ -78,7 +78,7 @@ var rooms = map[string][]string{
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
 		"podstatus", "podvolumes", "podsnapshots", "podhealth", "podprovider", "netpolicy", "node",
-		"controller", "controller/eviction", "controller/hibernation", "controller/vmplacement", "controller/cocoonset", "admission",
+		"controller", "controller/eviction", "controller/hibernation", "controller/unplaced", "controller/vmplacement", "controller/cocoonset", "admission",
 	},
 }
 

@@ -37,6 +37,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller/cocoonset"
 	"cocoonstack.io/cocoon/internal/kube/controller/eviction"
 	"cocoonstack.io/cocoon/internal/kube/controller/hibernation"
+	"cocoonstack.io/cocoon/internal/kube/controller/unplaced"
 	"cocoonstack.io/cocoon/internal/kube/controller/vmplacement"
 	"cocoonstack.io/cocoon/internal/logging"
 	"cocoonstack.io/cocoon/internal/settings"
@@ -175,7 +176,8 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 		return nil
 	}
 	evictions := &eviction.Reconciler{Client: m.GetClient()}
-	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), placements.Setup(ctx, m, 1), evictions.Setup(m),
+	waiting := &unplaced.Reconciler{Reader: m.GetClient(), Events: m.GetEventRecorder("cocoon-manager")}
+	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), placements.Setup(ctx, m, 1), evictions.Setup(m), waiting.Setup(m),
 		c.serveWebhooks(m, snapshots), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
 		return fmt.Errorf("set up controllers: %w", err)
 	}
