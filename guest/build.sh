@@ -5,6 +5,10 @@
 set -euo pipefail
 
 [ $# = 1 ] || { echo "usage: $0 OUTDIR" >&2; exit 2; }
+say() { echo "guest: $*"; }
+die() { echo "guest: $*" >&2; exit 1; }
+# shellcheck source=hack/packages.sh
+. "$(dirname "$0")/../hack/packages.sh"
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 repo=$(cd "$(dirname "$0")/.." && pwd)
@@ -16,10 +20,9 @@ export CGO_ENABLED=0 GOOS=linux GOARCH=amd64 GOWORK=off
 work=
 cleanup() { [ -z "$work" ] || rm -rf "$work"; }
 trap cleanup EXIT
-say() { echo "guest: $*"; }
 
 # the sources of the tool and the agent, which determine the built bytes
-pack_key=$(find guest -name '*.go' ! -name '*_test.go' -o -name build.sh | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16)
+pack_key=$(find guest internal/image/compress -name '*.go' ! -name '*_test.go' -o -path guest/build.sh | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16)
 agent_key=$({
     echo "$pack_key"
     go version
@@ -32,33 +35,24 @@ agent_key=$({
 # emulated CPU and when code is cold after a resume. No check for other CPUs each second.
 agent_runtime=asyncpreemptoff=1,updatemaxprocs=0
 
-# apt's lists name the current package; without them the newest cached kernel is used. Lists may be missing or older than what the
-# mirror has: then this script runs again with lists of its own.
-lists=()
-if [ -n "${COCOON_APT_LISTS-}" ]; then
-    lists=(-o "Dir::State::lists=$COCOON_APT_LISTS" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=")
-fi
+# apt's lists name the current package; without them the newest cached kernel is used.
+package=$(kernel_package guest)
 fresh() {
-    [ -z "${COCOON_APT_LISTS-}" ] || { echo "guest: $*" >&2; exit 1; }
-    say "fetching apt's lists into $cache/apt-lists, because $*"
     cleanup
-    mkdir -p "$cache/apt-lists/partial"
-    apt-get -q -o "Dir::State::lists=$cache/apt-lists" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=" -o APT::Sandbox::User=root update >/dev/null
-    COCOON_APT_LISTS=$cache/apt-lists exec "$repo/guest/build.sh" "$out"
+    own_lists "$*"
 }
-policy() { apt-cache "${lists[@]}" policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
 stamp=${COCOON_APT_LISTS-}$(stat -c %Y /var/lib/apt/lists 2>/dev/null || echo 0)
 if [ "$(cat "$cache/apt-stamp" 2>/dev/null)" = "$stamp" ] && [ -s "$cache/apt-kernel" ]; then
     kernel_version=$(cat "$cache/apt-kernel")
 else
-    kernel_version=$(policy linux-image-cloud-amd64)
-    if [ -n "$kernel_version" ] && [ "$kernel_version" != "(none)" ]; then
+    if kernel_version=$(versions "$package"); then
+        kernel_version=${kernel_version#* }
         echo "$kernel_version" >"$cache/apt-kernel"
         echo "$stamp" >"$cache/apt-stamp"
     else
         kernel_version=$(cat "$cache/apt-kernel" 2>/dev/null || true)
-        [ -n "$kernel_version" ] || fresh "apt knows no linux-image-cloud-amd64"
-        say "apt knows no linux-image-cloud-amd64, trying the cached $kernel_version"
+        [ -n "$kernel_version" ] || fresh "apt knows no $package"
+        say "apt knows no $package, trying the cached $kernel_version"
     fi
 fi
 
@@ -74,15 +68,15 @@ fetch() { # fetch PACKAGE...: into the current folder
 
 if [ ! -d "$kernel" ]; then
     work=$(mktemp -d "$cache/.kernel-XXXXXX")
-    package=$(apt-cache "${lists[@]}" depends linux-image-cloud-amd64 | awk '/Depends: linux-image-[0-9]/ {print $2; exit}')
-    [ -n "$package" ] || fresh "apt does not know the current kernel"
-    say "downloading $package and busybox-static"
+    mapfile -t parts < <(kernel_parts "$package")
+    [ ${#parts[@]} != 0 ] || fresh "apt does not know the current kernel"
+    say "downloading ${parts[*]} and busybox-static"
     mkdir "$work/deb" "$work/out"
-    (cd "$work/deb" && fetch "$package" busybox-static) || fresh "the mirror lacks the packages of the older lists"
-    dpkg-deb -x "$work"/deb/linux-image-*.deb "$work/kernel"
+    (cd "$work/deb" && fetch "${parts[@]}" busybox-static) || fresh "the mirror lacks the packages of the older lists"
+    for deb in "$work"/deb/linux-*.deb; do dpkg-deb -x "$deb" "$work/kernel"; done
     dpkg-deb -x "$work"/deb/busybox-static_*.deb "$work/busybox"
     say "unpacking the kernel and choosing modules"
-    go run -trimpath ./guest/pack kernel "$work"/kernel/boot/vmlinuz-* "$work"/kernel/lib/modules "$work/out"
+    go run -trimpath ./guest/pack kernel "$work"/kernel/boot/vmlinuz-* "$work/kernel" "$work/out"
     busybox=$(find "$work/busybox" -name busybox -type f -perm -u+x | head -n1)
     install -m 0755 "$busybox" "$work/out/busybox"
     publish "$work/out" "$kernel"

@@ -3,7 +3,7 @@
 # SETUP=no forbids it: then it prints the command and fails. On other systems it names the programs that are missing.
 set -euo pipefail
 
-# package and, for systems without apt, a program of it
+# package, or PACKAGE|PACKAGE where releases name it differently, and for systems without apt a program of it
 demo=(
   qemu-system-x86:qemu-system-x86_64 qemu-utils:qemu-img seabios: # guests
   e2fsprogs:mkfs.ext4 nftables:nft iproute2:ip procps:ps curl:curl # host tools of engine and demo
@@ -12,9 +12,10 @@ test=(
   "${demo[@]}" ovmf: jq:jq iputils-ping:ping
   mmdebstrap:mmdebstrap grub-pc-bin: grub-efi-amd64-bin: grub-common:grub-mkimage mtools:mcopy dosfstools:mkfs.vfat fdisk:sfdisk # the cloud image of the tests
   qemu-guest-agent: openssh-client:ssh # what the tests talk to, and with
-  isc-dhcp-client:dhclient dhcpcd-base:dhcpcd busybox:busybox systemd: # DHCP clients of the tests
+  isc-dhcp-client:dhclient "dhcpcd-base|dhcpcd5:dhcpcd" busybox:busybox systemd: # DHCP clients of the tests
   containernetworking-plugins: dnsmasq-base:dnsmasq # the network's neighbours: CNI, and a server to compare with
   protobuf-compiler:protoc shellcheck:shellcheck git:git make:make gcc:gcc libc6-dev: # building and checking
+  sudo:sudo # some tests are run by an ordinary user
 )
 case ${1-} in
   demo) wanted=("${demo[@]}") ;;
@@ -36,24 +37,20 @@ fi
 installed=$(dpkg-query -W -f '${Status} ${Package}\n' | awk '/^install ok installed/ {print $4}')
 missing=()
 for one in "${wanted[@]}"; do
-  grep -qxF "${one%%:*}" <<<"$installed" || missing+=("${one%%:*}")
+  grep -qxE "${one%%:*}" <<<"$installed" || missing+=("${one%%:*}")
 done
-# The guest kernel is a package that guest/build.sh downloads: it needs apt's lists.
-if [ ${#missing[@]} = 0 ] && [ -n "$(apt-cache show linux-image-cloud-amd64 2>/dev/null)" ]; then exit 0; fi
+[ ${#missing[@]} != 0 ] || exit 0
 
 sudo=
 if [ "$(id -u)" != 0 ]; then sudo=sudo; fi
-if [ ${#missing[@]} = 0 ]; then
-  what="lists of apt"
-  commands="${sudo:+sudo }apt-get update"
-else
-  what="${missing[*]}"
-  commands="${sudo:+sudo }apt-get update && ${sudo:+sudo }apt-get install -y --no-install-recommends ${missing[*]}"
-fi
-[ "${SETUP-}" != no ] || die "missing: $what; run: $commands"
-[ -z "$sudo" ] || command -v sudo >/dev/null || die "missing: $what; run as root: ${commands//sudo /}"
-echo "setup: fetching $what (SETUP=no forbids it)"
+commands="${sudo:+sudo }apt-get update && ${sudo:+sudo }apt-get install -y --no-install-recommends ${missing[*]%%|*}"
+[ "${SETUP-}" != no ] || die "missing: ${missing[*]}; run: $commands"
+[ -z "$sudo" ] || command -v sudo >/dev/null || die "missing: ${missing[*]}; run as root: ${commands//sudo /}"
+echo "setup: fetching ${missing[*]} (SETUP=no forbids it)"
 $sudo apt-get update -q
-if [ ${#missing[@]} != 0 ]; then
-  $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
-fi
+packages=()
+for one in "${missing[@]}"; do
+  mapfile -t known < <(IFS='|'; read -ra names <<<"$one"; apt-cache policy "${names[@]}" | awk '/^[^ ]/ {p = $1} /Candidate:/ && $2 != "(none)" {sub(":", "", p); print p}')
+  if [ ${#known[@]} != 0 ]; then packages+=("${known[0]}"); else echo "setup: apt has no package $one here: what needs it is skipped"; fi
+done
+[ ${#packages[@]} = 0 ] || $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${packages[@]}"

@@ -1,37 +1,39 @@
 #!/bin/bash
-# guest/cloudimg/build.sh OUT.qcow2: a small cloud image for the tests, made of Debian's packages: GRUB for BIOS and UEFI,
-# Debian's cloud kernel, systemd, cloud-init, sshd and qemu-guest-agent. It has no password and no key: who gets in is
+# guest/cloudimg/build.sh OUT.qcow2: a small cloud image for the tests, made of the distribution's packages: GRUB for BIOS and UEFI,
+# its kernel for virtual machines, systemd, cloud-init, sshd and qemu-guest-agent. It has no password and no key: who gets in is
 # said by the cloud-init seed.
 #
-# Packages come from where the machine's own apt gets Debian. No partition of the image is ever mounted, and no
-# bootloader installer is run: neither needs the host to know GPT or FAT. Needs root (for chroot), mmdebstrap, grub,
+# Packages come from where the machine's own apt gets them. No partition of the image is ever mounted, and no
+# bootloader installer is run: neither needs the host to know GPT or FAT. Needs root or sudo (for chroot), mmdebstrap, grub,
 # mtools, dosfstools, fdisk and qemu-utils. The image is cached by this script and the versions of its packages below
 # ${XDG_CACHE_HOME:-~/.cache}/cocoon; OUT.qcow2 becomes a link to it.
 set -euo pipefail
 export LC_ALL=C
 
 [ $# = 1 ] || { echo "usage: $0 OUT.qcow2" >&2; exit 2; }
+say() { echo "cloudimg: $*"; }
+die() { echo "cloudimg: $*" >&2; exit 1; }
+# shellcheck source=hack/packages.sh
+. "$(dirname "$0")/../../hack/packages.sh"
+umask 022 # files of the image
 mkdir -p "$(dirname "$1")"
 out=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 self=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/cocoon
 mkdir -p "$cache"
 
-say() { echo "cloudimg: $*"; }
-die() { echo "cloudimg: $*" >&2; exit 1; }
-
 packages=(
-    linux-image-cloud-amd64 initramfs-tools zstd systemd-sysv udev dbus libpam-systemd iproute2
+    "$(kernel_package guest)" initramfs-tools zstd systemd-sysv udev dbus libpam-systemd iproute2
     cloud-init cloud-guest-utils fdisk e2fsprogs openssh-server qemu-guest-agent sudo
 )
 
-# The versions decide about the bytes. Without apt's indexes the newest image there is serves.
-versions=$(apt-cache policy "${packages[@]}" 2>/dev/null | awk '/^[^ ]/ {p = $1} /Candidate:/ && $2 != "(none)" {print p $2}' || true)
-if [ "$(wc -l <<<"$versions")" = "${#packages[@]}" ]; then
+# The versions decide about the bytes. Where apt's lists cannot be had, the newest image there is serves.
+if versions=$(versions "${packages[@]}"); then
     image=$cache/cloudimg-$({ cat "$self"; echo "$versions"; } | sha256sum | cut -c1-16).qcow2
 else
+    [ -n "${COCOON_APT_LISTS-}" ] || own_lists "apt does not know all of: ${packages[*]}"
     image=$(find "$cache" -maxdepth 1 -name 'cloudimg-*.qcow2' -printf '%T@ %p\n' | sort -n | tail -n1 | cut -d' ' -f2-)
-    [ -n "$image" ] || die "apt does not know all of: ${packages[*]}; run: apt-get update"
+    [ -n "$image" ] || die "apt does not know all of: ${packages[*]}"
     say "apt does not know all packages, using the newest image there is"
 fi
 
@@ -43,7 +45,6 @@ link() {
 }
 
 [ ! -s "$image" ] || { link "$1"; exit; }
-[ "$(id -u)" = 0 ] || die "building the image needs root: its packages are set up in a chroot"
 for tool in mmdebstrap grub-mkimage mkfs.vfat mcopy sfdisk mke2fs qemu-img; do
     command -v "$tool" >/dev/null || PATH=$PATH:/usr/sbin:/sbin command -v "$tool" >/dev/null || die "$tool is missing; run: make setup"
 done
@@ -51,21 +52,18 @@ PATH=$PATH:/usr/sbin:/sbin
 exec 9>"$cache/.cloudimg.lock"
 flock 9 # of several builders one builds, the others take what it made
 [ ! -s "$image" ] || { link "$1"; exit; }
-find "$cache" -maxdepth 1 -name '.cloudimg-*' -type d -exec rm -rf {} + # of builders that were killed: the lock is ours
+sweep "$cache" '.cloudimg-*'
 
 work=$(mktemp -d "$cache/.cloudimg-XXXXXX")
-trap 'rm -rf "$work"' EXIT
+root=$work/root
+trap '[ ! -e "$root" ] || as_root rm -rf "$root"; rm -rf "$work"' EXIT
 chmod 755 "$work" # apt's user passes through
 
 # --- the file system ---------------------------------------------------------------------------------------------------
 
-sources() { # the machine's own, of Debian's distribution alone
-    apt-get indextargets --format "\$(ORIGIN)|\$(REPO_URI)|\$(RELEASE)|\$(COMPONENT)|\$(SIGNED_BY)" 'Created-By: Packages' |
-        awk -F'|' '$1 == "Debian" {o = $5 ~ /^\// ? " [signed-by=" $5 "]" : ""; print "deb" o " " $2 " " $3 " " $4}' | sort -u
-}
-suite=$(awk -F= '$1 == "VERSION_CODENAME" {print $2}' /etc/os-release)
+suite=$(codename)
 sources >"$work/sources.list"
-[ -s "$work/sources.list" ] || die "apt has no source of Debian packages; run: apt-get update"
+[ -s "$work/sources.list" ] || die "apt has no source of $(distribution)'s packages"
 
 mkdir -p "$work/files"
 (
@@ -102,17 +100,16 @@ initrd /initrd.img
 boot
 CFG
 )
-root=$work/root
 say "installing ${#packages[@]} packages of $suite and what they need (a minute or two)"
 # shellcheck disable=SC2016 # the hooks' $1 is mmdebstrap's
-if ! mmdebstrap --mode=root --variant=minbase --include="$(IFS=,; echo "${packages[*]}")" \
+if ! as_root mmdebstrap --mode=root --variant=minbase --include="$(IFS=,; echo "${packages[*]}")" \
     --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/info/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt='path-exclude=/usr/share/i18n/*' --dpkgopt='path-exclude=/usr/share/bug/*' \
     --dpkgopt=force-unsafe-io \
-    --extract-hook="cp -a '$work/files/etc/initramfs-tools' \"\$1/etc/\"" \
-    --customize-hook="cp -a '$work/files/.' \"\$1/\"" \
+    --extract-hook="cp -r '$work/files/etc/initramfs-tools' \"\$1/etc/\"" \
+    --customize-hook="cp -r '$work/files/.' \"\$1/\"" \
     --customize-hook='chroot "$1" systemctl -q enable systemd-networkd ssh qemu-guest-agent' \
     --customize-hook='chroot "$1" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer man-db.timer systemd-pstore.service systemd-timesyncd.service' \
     --customize-hook='chroot "$1" systemctl -q set-default multi-user.target && chroot "$1" passwd -q -l root' \
@@ -124,7 +121,9 @@ if ! mmdebstrap --mode=root --variant=minbase --include="$(IFS=,; echo "${packag
     tail -n 40 "$work/log" >&2
     die "mmdebstrap failed"
 fi
-for f in vmlinuz initrd.img; do [ -e "$root/$f" ] || die "the image has no /$f"; done
+for f in vmlinuz initrd.img; do
+    [ -e "$root/$f" ] || as_root cp -l "$root/boot/$f"-* "$root/$f" || die "the image has no /$f" # Ubuntu makes its links in /boot
+done
 
 # --- the disk ----------------------------------------------------------------------------------------------------------
 
@@ -138,7 +137,7 @@ start=4096, size=16384, type=uefi, name=esp
 start=20480, type=linux, name=root
 TABLE
 root_sectors=$(sfdisk -l -o Sectors "$disk" | tail -n1 | tr -d ' ')
-mke2fs -q -t ext4 -L cocoon-root -m 1 -O ^metadata_csum_seed,^orphan_file -E "offset=$((20480 * 512)),lazy_itable_init=1" \
+as_root mke2fs -q -t ext4 -L cocoon-root -m 1 -O ^metadata_csum_seed,^orphan_file -E "offset=$((20480 * 512)),lazy_itable_init=1" \
     -d "$root" "$disk" $((root_sectors / 2))k
 
 # GRUB finds the root by its label, whatever the firmware calls the disk.

@@ -2,49 +2,56 @@
 # hack/conformance/build.sh OUTDIR: what the conformance run needs beside Cocoon. Leaves in OUTDIR
 #   e2e.test, ginkgo, agnhost, nnp   Kubernetes' end-to-end tests, their runner and two of their images' programs (from go.mod)
 #   standin                          the programs of ours in stand-in images
-#   userland.tar                     Debian's tools that the tests call in their pods
+#   userland.tar                     the distribution's tools that the tests call in their pods
 #   nautilus, kitten, porter         folders with files of their images
 # All is cached below ${XDG_CACHE_HOME:-~/.cache}/cocoon: the programs by go.mod and build settings, the tools by package versions.
 set -euo pipefail
 export LC_ALL=C
 
 [ $# = 1 ] || { echo "usage: $0 OUTDIR" >&2; exit 2; }
+say() { echo "conformance: $*"; }
+die() { echo "conformance: $*" >&2; exit 1; }
+# shellcheck source=hack/packages.sh
+. "$(dirname "$0")/../packages.sh"
+umask 022 # files of images
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/cocoon
 mkdir -p "$cache"
-say() { echo "conformance: $*"; }
-die() { echo "conformance: $*" >&2; exit 1; }
-
-exec 9>"$cache/.conformance.lock"
-flock 9 # of several builders one builds, the others take what it made
-find "$cache" -maxdepth 1 -name '.conformance-*' -type d -exec rm -rf {} + # of builders that were killed: the lock is ours
-work=$(mktemp -d "$cache/.conformance-XXXXXX")
-trap 'rm -rf "$work"' EXIT
 
 packages=(
     base-files bash bash-static coreutils findutils grep gawk sed procps util-linux hostname libc-bin
     bind9-dnsutils bind9-host curl iperf iproute2 iputils-ping netcat-openbsd socat
 )
-versions=$(apt-cache policy "${packages[@]}" 2>/dev/null | awk '/^[^ ]/ {p = $1} /Candidate:/ && $2 != "(none)" {print p $2}' || true)
-[ "$(wc -l <<<"$versions")" = "${#packages[@]}" ] || die "apt does not know all of: ${packages[*]}; run: apt-get update"
-userland=$cache/userland-$({ cat "$here/build.sh"; echo "$versions"; } | sha256sum | cut -c1-16).tar
+# The versions decide about the bytes. Where apt's lists cannot be had, the newest userland there is serves.
+if versions=$(versions "${packages[@]}"); then
+    userland=$cache/userland-$({ cat "$here/build.sh"; echo "$versions"; } | sha256sum | cut -c1-16).tar
+else
+    [ -n "${COCOON_APT_LISTS-}" ] || own_lists "apt does not know all of: ${packages[*]}"
+    userland=$(find "$cache" -maxdepth 1 -name 'userland-*.tar' -printf '%T@ %p\n' | sort -n | tail -n1 | cut -d' ' -f2-)
+    [ -n "$userland" ] || die "apt does not know all of: ${packages[*]}"
+    say "apt does not know all packages, using the newest userland there is"
+fi
+
+exec 9>"$cache/.conformance.lock"
+flock 9 # of several builders one builds, the others take what it made
+sweep "$cache" '.conformance-*'
+work=$(mktemp -d "$cache/.conformance-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+
 if [ ! -s "$userland" ]; then
-    [ "$(id -u)" = 0 ] || die "unpacking Debian's packages needs root"
     command -v mmdebstrap >/dev/null || die "mmdebstrap is missing; run: make setup"
-    say "unpacking ${#packages[@]} of Debian's packages and what they need (a minute or two)"
-    suite=$(awk -F= '$1 == "VERSION_CODENAME" {print $2}' /etc/os-release)
-    # The machine's own sources, of Debian's distribution alone. Nothing of the packages runs.
-    apt-get indextargets --format "\$(ORIGIN)|\$(REPO_URI)|\$(RELEASE)|\$(COMPONENT)|\$(SIGNED_BY)" 'Created-By: Packages' |
-        awk -F'|' '$1 == "Debian" {o = $5 ~ /^\// ? " [signed-by=" $5 "]" : ""; print "deb" o " " $2 " " $3 " " $4}' | sort -u >"$work/sources.list"
-    chmod 755 "$work" # apt's user passes through
+    say "unpacking ${#packages[@]} of $(distribution)'s packages and what they need (a minute or two)"
+    sources >"$work/sources.list"
+    [ -s "$work/sources.list" ] || die "apt has no source of $(distribution)'s packages"
+    # Nothing of the packages runs. Root unpacks them, and this script writes the archive.
     # shellcheck disable=SC2016 # the hook's $1 is mmdebstrap's
-    if ! mmdebstrap --mode=root --variant=extract --include="$(IFS=,; echo "${packages[*]}")" \
+    if ! as_root mmdebstrap --mode=root --variant=extract --include="$(IFS=,; echo "${packages[*]}")" \
         --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' \
         --extract-hook='rm -rf "$1"/usr/share/* "$1"/usr/lib/x86_64-linux-gnu/perl* "$1"/usr/lib/x86_64-linux-gnu/gconv "$1"/etc/hostname' \
-        "$suite" "$work/userland.tar" - <"$work/sources.list" >"$work/log" 2>&1; then
+        "$(codename)" - - <"$work/sources.list" >"$work/userland.tar" 2>"$work/log"; then
         tail -n 40 "$work/log" >&2
         die "mmdebstrap failed"
     fi

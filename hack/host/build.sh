@@ -1,41 +1,43 @@
 #!/bin/bash
-# hack/host/build.sh OUTDIR: the machine of `make test-host`, a Debian host on which Cocoon is installed and which may be
+# hack/host/build.sh OUTDIR: the machine of `make test-host`, a Debian or Ubuntu host on which Cocoon is installed and which may be
 # broken. Leaves OUTDIR/{disk.img,vmlinuz,initrd.img}. Nothing of Cocoon is in it: the test brings the package.
 #
-# The kernel is Debian's generic one, since the cloud kernel has no KVM. It has systemd, cgroup v2, device-mapper, vhost and
+# The kernel is the distribution's generic one, since Debian's for guests has no KVM. It has systemd, cgroup v2, device-mapper, vhost and
 # sshd, which takes the key on the disk labelled "payload"; there is no password. The machine boots by -kernel: no
 # bootloader, no partitions, no loop device.
 #
-# Packages come from where the machine's own apt gets Debian. Needs root (for chroot), mmdebstrap and e2fsprogs. The
+# Packages come from where the machine's own apt gets them. Needs root or sudo (for chroot), mmdebstrap and e2fsprogs. The
 # result is cached by this script and the versions of its packages below ${XDG_CACHE_HOME:-~/.cache}/cocoon; OUTDIR gets
 # links to it.
 set -euo pipefail
 export LC_ALL=C
 
 [ $# = 1 ] || { echo "usage: $0 OUTDIR" >&2; exit 2; }
+say() { echo "host: $*"; }
+die() { echo "host: $*" >&2; exit 1; }
+# shellcheck source=hack/packages.sh
+. "$(dirname "$0")/../packages.sh"
+umask 022 # files of the machine
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 self=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/cocoon
 mkdir -p "$cache"
 
-say() { echo "host: $*"; }
-die() { echo "host: $*" >&2; exit 1; }
-
 packages=(
-    linux-image-amd64 initramfs-tools systemd-sysv udev kmod openssh-server  # the machine
+    "$(kernel_package host)" initramfs-tools systemd-sysv udev kmod openssh-server # the machine
     qemu-system-x86 qemu-utils seabios e2fsprogs                             # what the package depends on
     iproute2 iputils-ping nftables lvm2 thin-provisioning-tools util-linux   # what tests use on it
     procps curl jq ca-certificates
 )
 
-# The versions decide about the bytes. Without apt's indexes the newest machine there is serves.
-versions=$(apt-cache policy "${packages[@]}" 2>/dev/null | awk '/^[^ ]/ {p = $1} /Candidate:/ && $2 != "(none)" {print p $2}' || true)
-if [ "$(wc -l <<<"$versions")" = "${#packages[@]}" ]; then
+# The versions decide about the bytes. Where apt's lists cannot be had, the newest machine there is serves.
+if versions=$(versions "${packages[@]}"); then
     host=$cache/host-$({ cat "$self"; echo "$versions"; } | sha256sum | cut -c1-16)
 else
+    [ -n "${COCOON_APT_LISTS-}" ] || own_lists "apt does not know all of: ${packages[*]}"
     host=$(find "$cache" -maxdepth 1 -name 'host-*' -type d -printf '%T@ %p\n' | sort -n | tail -n1 | cut -d' ' -f2-)
-    [ -n "$host" ] || die "apt does not know all of: ${packages[*]}; run: apt-get update"
+    [ -n "$host" ] || die "apt does not know all of: ${packages[*]}"
     say "apt does not know all packages, using the newest machine there is"
 fi
 
@@ -47,7 +49,6 @@ link() {
 }
 
 [ ! -d "$host" ] || { link "$1"; exit; }
-[ "$(id -u)" = 0 ] || die "building the machine needs root: its packages are set up in a chroot"
 PATH=$PATH:/usr/sbin:/sbin
 for tool in mmdebstrap mke2fs; do
     command -v "$tool" >/dev/null || die "$tool is missing; run: make setup"
@@ -55,19 +56,16 @@ done
 exec 9>"$cache/.host.lock"
 flock 9 # of several builders one builds, the others take what it made
 [ ! -d "$host" ] || { link "$1"; exit; }
-find "$cache" -maxdepth 1 -name '.host-*' -type d -exec rm -rf {} + # of builders that were killed: the lock is ours
+sweep "$cache" '.host-*'
 
 work=$(mktemp -d "$cache/.host-XXXXXX")
-trap 'rm -rf "$work"' EXIT
+root=$work/root
+trap '[ ! -e "$root" ] || as_root rm -rf "$root"; rm -rf "$work"' EXIT
 chmod 755 "$work" # apt's user passes through
 
-sources() { # the machine's own, of Debian's distribution alone
-    apt-get indextargets --format "\$(ORIGIN)|\$(REPO_URI)|\$(RELEASE)|\$(COMPONENT)|\$(SIGNED_BY)" 'Created-By: Packages' |
-        awk -F'|' '$1 == "Debian" {o = $5 ~ /^\// ? " [signed-by=" $5 "]" : ""; print "deb" o " " $2 " " $3 " " $4}' | sort -u
-}
-suite=$(awk -F= '$1 == "VERSION_CODENAME" {print $2}' /etc/os-release)
+suite=$(codename)
 sources >"$work/sources.list"
-[ -s "$work/sources.list" ] || die "apt has no source of Debian packages; run: apt-get update"
+[ -s "$work/sources.list" ] || die "apt has no source of $(distribution)'s packages"
 
 mkdir -p "$work/files"
 (
@@ -98,16 +96,15 @@ UNIT
     printf '%s\n' '[Journal]' 'Storage=volatile' 'RateLimitIntervalSec=0' >etc/systemd/journald.conf.d/host.conf
     printf '%s\n' 'PermitRootLogin prohibit-password' 'AuthorizedKeysFile /payload/authorized_keys' 'UseDNS no' 'UsePAM no' >etc/ssh/sshd_config.d/host.conf
 )
-root=$work/root
 say "installing ${#packages[@]} packages of $suite and what they need (a minute or two)"
 # shellcheck disable=SC2016 # the hooks' $1 is mmdebstrap's
-if ! mmdebstrap --mode=root --variant=minbase --include="$(IFS=,; echo "${packages[*]}"),lz4" \
+if ! as_root mmdebstrap --mode=root --variant=minbase --include="$(IFS=,; echo "${packages[*]}"),lz4" \
     --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/info/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt=force-unsafe-io \
-    --extract-hook="cp -a '$work/files/etc/initramfs-tools' \"\$1/etc/\"" \
-    --customize-hook="cp -a '$work/files/.' \"\$1/\"" \
+    --extract-hook="cp -r '$work/files/etc/initramfs-tools' \"\$1/etc/\"" \
+    --customize-hook="cp -r '$work/files/.' \"\$1/\"" \
     --customize-hook='chroot "$1" systemctl -q enable eth0 ssh' \
     --customize-hook='chroot "$1" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer systemd-pstore.service systemd-timesyncd.service serial-getty@ttyS0.service getty@tty1.service lvm2-monitor.service dev-hugepages.mount dev-mqueue.mount sys-kernel-debug.mount sys-kernel-tracing.mount' \
     --customize-hook='chroot "$1" systemctl -q set-default multi-user.target && chroot "$1" usermod -p "*" root' \
@@ -119,12 +116,14 @@ if ! mmdebstrap --mode=root --variant=minbase --include="$(IFS=,; echo "${packag
 fi
 
 mkdir "$work/out"
-cp -L "$root/vmlinuz" "$root/initrd.img" "$work/out/"
-rm -rf "$root"/boot/initrd.img-* "$root"/boot/vmlinuz-*
+for f in vmlinuz initrd.img; do
+    as_root cat "$root/boot/$f"-* >"$work/out/$f"
+    as_root rm "$root/boot/$f"-*
+done
 systemd_id=$(sha256sum <<<"$host" | cut -c1-32) # of its own, and the same at each boot: no first boot
-echo "$systemd_id" >"$root/etc/machine-id"
+echo "$systemd_id" | as_root tee "$root/etc/machine-id" >/dev/null
 truncate -s 8G "$work/out/disk.img"
-mke2fs -q -t ext4 -L host-root -m 0 -O ^metadata_csum_seed,^orphan_file -E lazy_itable_init=1 -d "$root" "$work/out/disk.img"
+as_root mke2fs -q -t ext4 -L host-root -m 0 -O ^metadata_csum_seed,^orphan_file -E lazy_itable_init=1 -d "$root" "$work/out/disk.img"
 sync "$work"/out/*
 mv -T "$work/out" "$host"
 link "$1"
