@@ -1,6 +1,6 @@
 // Command pack makes the kernel and the initramfs of OCI guests from the files of a Linux kernel package.
 //
-//	pack kernel VMLINUZ MODULEDIR OUTDIR    OUTDIR/vmlinux and OUTDIR/modules/
+//	pack kernel VMLINUZ TREE OUTDIR         OUTDIR/vmlinux and OUTDIR/modules/, of the modules below TREE
 //	pack initramfs AGENT MODULES OUT        a cpio archive with the agent as /init
 //
 // It neither downloads nor compiles: guest/build.sh does.
@@ -12,7 +12,8 @@ import (
 	"os"
 )
 
-// wanted are the modules that a guest may need; their dependencies are added. A kernel may lack the modules in optional.
+// wanted are the modules that a guest may need; their dependencies are added. The kernel may have them built in, and lack those in
+// optional.
 var (
 	wanted = []string{
 		"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "overlay", "virtio_rng", "virtio_balloon",
@@ -34,7 +35,7 @@ func run(args []string) error {
 	case len(args) == 4 && args[0] == "initramfs":
 		return packInitramfs(args[1], args[2], args[3])
 	}
-	return errors.New("usage: pack kernel VMLINUZ MODULEDIR OUTDIR | pack initramfs AGENT MODULES OUT")
+	return errors.New("usage: pack kernel VMLINUZ TREE OUTDIR | pack initramfs AGENT MODULES OUT")
 }
 
 func packKernel(vmlinuz, modules, out string) error {

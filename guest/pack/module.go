@@ -6,12 +6,18 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"cocoonstack.io/cocoon/internal/image/compress"
 )
+
+// builtIn stands for the file of a module that is part of the kernel.
+const builtIn = ""
 
 // collect copies the wanted modules and their dependencies from the tree of a kernel package to out, and writes
 // out/modules.dep: one line per module, with its name and then all modules to load before it, in order.
@@ -38,7 +44,7 @@ func collect(tree, out string) error {
 	}
 	var list strings.Builder
 	for _, m := range sorted(deps) {
-		data, err := os.ReadFile(found[m])
+		data, err := read(found[m])
 		if err != nil {
 			return err
 		}
@@ -50,26 +56,57 @@ func collect(tree, out string) error {
 	return os.WriteFile(filepath.Join(out, "modules.dep"), []byte(list.String()), 0o644)
 }
 
-// find maps module names (with underscores, as in modinfo) to files below tree.
+// find maps the names of modules (with underscores, as in modinfo) to files below tree, or to builtIn.
 func find(tree string) (map[string]string, error) {
 	found := map[string]string{}
 	err := filepath.WalkDir(tree, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		base := d.Name()
-		if strings.HasSuffix(base, ".ko.xz") || strings.HasSuffix(base, ".ko.zst") {
-			return fmt.Errorf("%s is compressed: this kernel package is not understood", base)
+		if name, ok := moduleName(d.Name()); ok {
+			found[name] = path
 		}
-		if name, ok := strings.CutSuffix(base, ".ko"); ok {
-			found[strings.ReplaceAll(name, "-", "_")] = path
+		if d.Name() != "modules.builtin" {
+			return nil
 		}
-		return nil
+		list, err := os.ReadFile(path)
+		for line := range strings.Lines(string(list)) {
+			if name, ok := moduleName(filepath.Base(strings.TrimSpace(line))); ok {
+				found[name] = builtIn
+			}
+		}
+		return err
 	})
 	return found, err
 }
 
-// resolve fills deps[name] with everything that name needs, in load order. path is the chain of modules that led here.
+// moduleName returns the name of the module in a file, which may be compressed.
+func moduleName(file string) (name string, ok bool) {
+	name, rest, ok := strings.Cut(file, ".ko")
+	return strings.ReplaceAll(name, "-", "_"), ok && slices.Contains([]string{"", ".xz", ".zst"}, rest)
+}
+
+// read returns what a module's file holds, decompressed.
+func read(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	plain, _, err := compress.Reader(f)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	defer plain.Close()
+	data, err := io.ReadAll(plain)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	return data, nil
+}
+
+// resolve fills deps[name] with everything that name needs, in load order, unless it is built in. path is the chain of modules that
+// led here.
 func resolve(name string, found map[string]string, deps map[string][]string, path []string) error {
 	if _, done := deps[name]; done {
 		return nil
@@ -81,6 +118,9 @@ func resolve(name string, found map[string]string, deps map[string][]string, pat
 	if !ok {
 		return fmt.Errorf("the kernel package has no module %s", name)
 	}
+	if file == builtIn {
+		return nil
+	}
 	direct, err := depends(file)
 	if err != nil {
 		return fmt.Errorf("read module %s: %w", name, err)
@@ -89,6 +129,9 @@ func resolve(name string, found map[string]string, deps map[string][]string, pat
 	for _, d := range direct {
 		if err := resolve(d, found, deps, append(path, name)); err != nil {
 			return err
+		}
+		if found[d] == builtIn {
+			continue
 		}
 		for _, need := range append(slices.Clone(deps[d]), d) {
 			if !slices.Contains(all, need) {
@@ -102,11 +145,14 @@ func resolve(name string, found map[string]string, deps map[string][]string, pat
 
 // depends reads a module's dependencies from its .modinfo section.
 func depends(file string) ([]string, error) {
-	f, err := elf.Open(file)
+	data, err := read(file)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	f, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
 	section := f.Section(".modinfo")
 	if section == nil {
 		return nil, errors.New("it has no .modinfo section")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"debug/elf"
 	"encoding/binary"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
 )
 
@@ -22,7 +24,7 @@ func bzImage(payload []byte) []byte {
 	return append(image, payload...)
 }
 
-func compress(t testing.TB, data []byte) []byte {
+func lz4ed(t testing.TB, data []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := lz4.NewWriter(&b)
@@ -38,20 +40,91 @@ func compress(t testing.TB, data []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b.Bytes(), uint32(len(data)))
 }
 
+func zstded(t testing.TB, data []byte) []byte {
+	t.Helper()
+	w, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.EncodeAll(data, nil)
+}
+
+// module returns an ELF file with the section .modinfo, as a kernel module has it.
+func module(depends string) []byte {
+	info := "license=GPL\x00depends=" + depends + "\x00"
+	const names = "\x00.modinfo\x00.shstrtab\x00"
+	var b bytes.Buffer
+	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) }
+	const end = 64 // of the header; the sections' contents follow, and then their table
+	put(elf.Header64{
+		Ident: [elf.EI_NIDENT]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
+		Type:  uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1, Shoff: uint64(end + len(info) + len(names)),
+		Ehsize: end, Shentsize: 64, Shnum: 3, Shstrndx: 2,
+	})
+	b.WriteString(info + names)
+	put(elf.Section64{})
+	put(elf.Section64{Name: 1, Type: uint32(elf.SHT_PROGBITS), Off: end, Size: uint64(len(info))})
+	put(elf.Section64{Name: 10, Type: uint32(elf.SHT_STRTAB), Off: uint64(end + len(info)), Size: uint64(len(names))})
+	return b.Bytes()
+}
+
+// Kernel packages differ: modules are compressed or not, and some are part of the kernel.
+func TestCollect(t *testing.T) {
+	tree, out := t.TempDir(), filepath.Join(t.TempDir(), "modules")
+	files := map[string][]byte{
+		"modules.builtin": []byte("kernel/drivers/virtio/virtio_pci.ko\nkernel/drivers/block/virtio_blk.ko\nkernel/drivers/char/virtio_console.ko\n" +
+			"kernel/drivers/virtio/virtio_balloon.ko\nkernel/drivers/acpi/button.ko\n"),
+		"kernel/virtio_net.ko":     append(module("net-failover,virtio_pci"), "sig\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x03"+signMagic...),
+		"kernel/net-failover.ko":   module("failover"),
+		"kernel/failover.ko.zst":   zstded(t, module("")),
+		"kernel/overlay.ko.zst":    zstded(t, module("")),
+		"kernel/virtio-rng.ko.zst": zstded(t, module("virtio_blk")),
+		"kernel/unwanted.ko.zst":   []byte("damaged"),
+	}
+	for name, data := range files {
+		path := filepath.Join(tree, "usr/lib/modules/6.8.0-1-generic", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := collect(tree, out); err != nil {
+		t.Fatal(err)
+	}
+	list, err := os.ReadFile(filepath.Join(out, "modules.dep"))
+	if want := "failover\nnet_failover failover\noverlay\nvirtio_net failover net_failover\nvirtio_rng\n"; err != nil || string(list) != want {
+		t.Errorf("modules.dep is %q, %v", list, err)
+	}
+	for name, want := range map[string][]byte{"virtio_net": module("net-failover,virtio_pci"), "failover": module(""), "virtio_rng": module("virtio_blk")} {
+		if got, err := os.ReadFile(filepath.Join(out, name+".ko")); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s has %d bytes, not %d: %v", name, len(got), len(want), err)
+		}
+	}
+	if err := collect(t.TempDir(), out); err == nil || !strings.Contains(err.Error(), "no module virtio_pci") {
+		t.Errorf("an empty package: %v", err)
+	}
+}
+
 func TestExtract(t *testing.T) {
 	kernel := append([]byte("\x7fELF"), bytes.Repeat([]byte("kernel "), 1000)...)
-	got, err := extract(bzImage(compress(t, kernel)))
+	got, err := extract(bzImage(lz4ed(t, kernel)))
 	if err != nil || !bytes.Equal(got, kernel) {
 		t.Fatalf("%d bytes, %v", len(got), err)
+	}
+	got, err = extract(bzImage(binary.LittleEndian.AppendUint32(zstded(t, kernel), uint32(len(kernel)))))
+	if err != nil || !bytes.Equal(got, kernel) {
+		t.Fatalf("Zstandard: %d bytes, %v", len(got), err)
 	}
 	for name, c := range map[string]struct {
 		image []byte
 		says  string
 	}{
 		"empty":      {nil, "not a bzImage"},
-		"gzip":       {bzImage([]byte("\x1f\x8b\x08\x00\x00\x00\x00\x00")), "not LZ4"},
-		"no kernel":  {bzImage(compress(t, []byte("something"))), "not ELF"},
-		"truncated":  {bzImage(compress(t, kernel))[:1030], "outside of the file"},
+		"LZO":        {bzImage([]byte("\x89LZO\x00\x00\x00\x00")), "unknown way"},
+		"no kernel":  {bzImage(lz4ed(t, []byte("something"))), "not ELF"},
+		"truncated":  {bzImage(lz4ed(t, kernel))[:1030], "outside of the file"},
 		"huge claim": {bzImage([]byte("\x02\x21\x4c\x18\xff\xff\xff\xff")), "claims"},
 	} {
 		if _, err := extract(c.image); err == nil || !strings.Contains(err.Error(), c.says) {
@@ -61,7 +134,7 @@ func TestExtract(t *testing.T) {
 }
 
 func FuzzExtract(f *testing.F) {
-	f.Add(bzImage(compress(f, []byte("\x7fELF small"))))
+	f.Add(bzImage(lz4ed(f, []byte("\x7fELF small"))))
 	f.Add(bzImage([]byte("\x02\x21\x4c\x18")))
 	f.Fuzz(func(t *testing.T, image []byte) {
 		if len(image) >= 4 && binary.LittleEndian.Uint32(image[len(image)-4:]) > 1<<20 {
