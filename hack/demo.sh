@@ -5,14 +5,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PWD/bin:$PATH
-if [ "$(id -u)" != 0 ]; then exec sudo --preserve-env=PATH,VK_NODE_NAME "$0" "$@"; fi
 
-# The cloud image is built once, from Debian's packages, if the tools for that are installed.
-cloud=bin/cloudimg.qcow2
-for program in mmdebstrap mcopy grub-mkimage mkfs.vfat sfdisk ssh; do
-  PATH=$PATH:/usr/sbin command -v "$program" >/dev/null || cloud=
-done
-if [ -n "$cloud" ]; then guest/cloudimg/build.sh "$cloud" || cloud=; fi
+# The cloud image is built once, from the distribution's packages, if the tools for that are installed. Whoever runs this owns it.
+if [ -z "${DEMO_CLOUD+set}" ]; then
+  DEMO_CLOUD=bin/cloudimg.qcow2
+  for program in mmdebstrap mcopy grub-mkimage mkfs.vfat sfdisk ssh; do
+    PATH=$PATH:/usr/sbin command -v "$program" >/dev/null || DEMO_CLOUD=
+  done
+  if [ -n "$DEMO_CLOUD" ]; then guest/cloudimg/build.sh "$DEMO_CLOUD" || DEMO_CLOUD=; fi
+  export DEMO_CLOUD
+fi
+if [ "$(id -u)" != 0 ]; then exec sudo --preserve-env=PATH,VK_NODE_NAME,DEMO_CLOUD "$0" "$@"; fi
+cloud=$DEMO_CLOUD
 
 dir=$(mktemp -d "${TMPDIR:-/tmp}/cocoon-demo.XXXXXX")
 export COCOON_DIR=$dir KUBECONFIG=$dir/kubeconfig
