@@ -47,6 +47,10 @@ demo-image: guest
 deb: binaries guest ## the Debian package bin/cocoon.deb
 	@hack/deb.sh '$(VERSION)' $(BIN)/cocoon.deb
 
+.PHONY: deb-kube-proxy
+deb-kube-proxy: control-plane ## the Debian package bin/cocoon-kube-proxy.deb, for machines of Cocoon's nodes only
+	@hack/deb.sh '$(VERSION)' $(BIN)/cocoon-kube-proxy.deb kube-proxy
+
 .PHONY: cloudimg
 cloudimg: ## a small cloud image for the tests into bin/cloudimg.qcow2 (the first build takes some minutes, then it is cached)
 	@guest/cloudimg/build.sh $(BIN)/cloudimg.qcow2
@@ -86,7 +90,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test $(GOFLAGS_) -count=1 . # what it reads is outside its module, which the cache of tests does not see
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/conformance/*.sh deploy/deb/postinst deploy/deb/prerm deploy/deb/postrm deploy/testdata/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments
@@ -119,7 +123,7 @@ test-unit: ## our code alone, with the race detector
 	@umask 022; GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test $(GOFLAGS_) -race -vet=off -ldflags '-s -w' -p 3 -timeout 20m $(PACKAGES) # vet is in lint
 
 .PHONY: test-variants
-test-variants: ## a few tests with another umask, locale, time zone, CPU and /tmp
+test-variants: ## a few tests with another umask, locale, time zone, CPU and /tmp, and by a user with sudo
 	@hack/variants.sh
 
 .PHONY: test-vm

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 // exits in both cases with the code of a bad command line, which is not restarted. The unit's environment changes the code.
 func TestFaultsAreRestarted(t *testing.T) {
 	units, err := filepath.Glob("*.service")
-	if err != nil || len(units) < 3 {
+	if err != nil || len(units) < 4 {
 		t.Fatal(units, err)
 	}
 	self, err := os.Executable()
@@ -45,6 +45,9 @@ func TestFaultsAreRestarted(t *testing.T) {
 			t.Fatal(err)
 		}
 		final := setting(string(text), "RestartPreventExitStatus")
+		if unit == "cocoon-kube-proxy.service" {
+			final = []string{""} // of Kubernetes' own program no exit code says that it was called in a wrong way
+		}
 		if len(final) != 1 {
 			t.Errorf("%s: a bad command line is tried again for ever: %v", unit, final)
 			continue

@@ -73,6 +73,9 @@ func (p *ports) claimServices() (why string) {
 // begin in another way.
 const marks = "cocoon_services_"
 
+// unitMark is the table by which cocoon-kube-proxy.service says that kube-proxy's tables are its own (deploy/systemd/kube-proxy-claim).
+const unitMark = "cocoon_kube_proxy"
+
 func (l layout) marker() string { return marks + instanceID(nodeLayout{layout: l, first: true}) }
 
 // takeTables marks the tables of kube-proxy as ours, and removes what an instance that was killed has left. why says why they
@@ -130,6 +133,9 @@ func otherProxy(chains, tables []rule) string {
 	for _, t := range tables {
 		proxy = proxy || isProxys(t)
 		ours = ours || isMarker(t)
+		if t.Family == "inet" && t.Name == unitMark {
+			return node + "it has the mark of cocoon-kube-proxy.service"
+		}
 	}
 	if proxy && !ours {
 		return node + "it has the nftables of a kube-proxy"

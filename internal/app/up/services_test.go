@@ -40,6 +40,7 @@ func TestTablesOfServices(t *testing.T) {
 		"a kube-proxy":             "table ip kube-proxy { chain nat { }\n}",
 		"one of iptables":          "table ip nat { chain KUBE-SERVICES { }\n}",
 		"a kubelet":                "table ip mangle { chain KUBE-KUBELET-CANARY { }\n}",
+		"the unit":                 "table inet cocoon_kube_proxy { }",
 		"a kube-proxy and bridges": "table ip6 kube-proxy { }\ntable inet cocoon-services-default { }",
 	} {
 		before := rules(t, foreign)
