@@ -31,6 +31,9 @@ func (m *machine) addContainer(ctx context.Context, c vm.Container) (vm.Record, 
 	case len(r.Ephemeral) >= maxEphemeral:
 		return r, errdefs.Exhaustedf("%d containers were added to it already, which is the maximum", maxEphemeral)
 	}
+	if err := c.ValidateIn(r.Spec.Volumes); err != nil {
+		return r, err
+	}
 	img, err := m.images.Get(ctx, c.Image)
 	if err != nil {
 		return r, fmt.Errorf("container %s: %w", c.Name, err)

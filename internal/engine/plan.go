@@ -52,6 +52,9 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		if !spec.Process.Empty() {
 			return r, errdefs.Invalidf("image %s boots itself, so it cannot be given a command", spec.Image)
 		}
+		if len(spec.Process.FileKeys) > 0 {
+			return r, errdefs.Invalidf("image %s boots itself, so it cannot have environment variables from files of volumes", spec.Image)
+		}
 		if spec.Process.ReadOnlyRoot {
 			return r, errdefs.Invalidf("image %s boots itself, so its root cannot be read-only; leave that out", spec.Image)
 		}

@@ -73,6 +73,9 @@ type container struct {
 	message message   // of the end of a run
 	log     *runLog
 
+	fileKeys []vm.FileKey // variables that each run reads from files
+	readFile func(volume, path string, limit int) ([]byte, error)
+
 	status vm.ContainerStatus
 	main   *mainProcess  // of the current run, nil when there is none
 	killed *mainProcess  // of the last run that was killed, nil when there is none
@@ -208,7 +211,11 @@ func (p *containers) keep(c *container, begun chan struct{}) {
 			})
 			return
 		}
-		exit, failed := p.once(c, first, func() {
+		args, env, ok := p.configured(c)
+		if !ok {
+			continue
+		}
+		exit, failed := p.once(c, first, args, env, func() {
 			if begun != nil {
 				close(begun)
 				begun = nil
@@ -242,8 +249,8 @@ func ended(s vm.ContainerStatus, exit vm.ContainerExit, again bool, pause time.D
 	return s
 }
 
-// once runs c one time. A run that was killed counts as failed, whatever its code.
-func (p *containers) once(c *container, first bool, begun func()) (exit vm.ContainerExit, failed bool) {
+// once runs c one time, with these arguments and this environment. A run that was killed counts as failed, whatever its code.
+func (p *containers) once(c *container, first bool, args, env []string, begun func()) (exit vm.ContainerExit, failed bool) {
 	log := c.log.begin()
 	c.message.clear()
 	began, ooms := time.Now(), oomKills(c.command.cgroup)
@@ -255,7 +262,9 @@ func (p *containers) once(c *container, first bool, begun func()) (exit vm.Conta
 	var m *mainProcess
 	err := errdefs.Preconditionf("the guest is stopping")
 	if !isClosed(p.stop) && !isClosed(c.quit) { // under the lock, so that a stop sees every process
-		m, err = startMain(p.procs, log, c.command)
+		command := c.command
+		command.args, command.env = args, env
+		m, err = startMain(p.procs, log, command)
 	}
 	if err == nil {
 		c.main = m

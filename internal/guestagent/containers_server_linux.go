@@ -103,6 +103,12 @@ func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups
 		hostname: r.GetHostname(), makeDir: true, groups: groups, limits: limits, ends: parseSignal(p.GetStopSignal()),
 		within: func(f func() error) error { return s.cfg.Rooms.Enter(c.name, f) },
 	}
+	if c.fileKeys = fileKeys(p.GetFileKeys()); len(c.fileKeys) > 0 {
+		if s.cfg.Volumes == nil {
+			return nil, errNoVolumes()
+		}
+		c.readFile = s.cfg.Volumes.ReadFile
+	}
 	if c.root = m.GetRoot(); c.root {
 		if c.command.within, err = s.enterMain(p); err != nil {
 			return nil, err

@@ -75,6 +75,9 @@ type Volumes interface {
 	Mount(ctx context.Context, volumes []vm.Volume, mounts map[string][]vm.Mount) error
 	// Message shows a new empty file at a path in folder, and returns that file. It is called before Mount. Idempotent.
 	Message(folder, path string) (*os.File, error)
+	// ReadFile returns the content of a file in a volume that starts empty. Links do not lead out of the volume.
+	// Errors: NotFound; FailedPrecondition if it is no regular file or has more than limit bytes.
+	ReadFile(volume, path string, limit int) ([]byte, error)
 }
 
 // Config configures a Server.
@@ -339,7 +342,8 @@ func (s *Server) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoReply
 	defer s.mu.Unlock()
 	return &guestv1.InfoReply{
 		Version: s.cfg.Version, BootId: bootID(), UptimeMs: uptime().Milliseconds(),
-		SetUp: s.setUp, Process: s.main != nil && !s.main.child.ended() || s.several != nil && !isClosed(s.several.done),
+		Abilities: []string{guestv1.AbilityFileKeys},
+		SetUp:     s.setUp, Process: s.main != nil && !s.main.child.ended() || s.several != nil && !isClosed(s.several.done),
 	}, nil
 }
 

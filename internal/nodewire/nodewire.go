@@ -89,6 +89,7 @@ func EncodeProcess(p vm.Process) *nodev1.Process {
 		ReadOnlyRoot: p.ReadOnlyRoot,
 		Security:     encodeSecurity(p.Security),
 		StopSignal:   p.StopSignal,
+		FileKeys:     each(p.FileKeys, encodeFileKey),
 	}
 }
 
@@ -107,6 +108,17 @@ func DecodeProcess(m *nodev1.Process) vm.Process {
 		ReadOnlyRoot: m.GetReadOnlyRoot(),
 		Security:     decodeSecurity(m.GetSecurity()),
 		StopSignal:   m.GetStopSignal(),
+		FileKeys:     each(m.GetFileKeys(), decodeFileKey),
+	}
+}
+
+func encodeFileKey(k vm.FileKey) *nodev1.FileKey {
+	return &nodev1.FileKey{Name: k.Name, Volume: k.Volume, Path: k.Path, Key: k.Key, Optional: k.Optional, Absent: k.Absent}
+}
+
+func decodeFileKey(m *nodev1.FileKey) vm.FileKey {
+	return vm.FileKey{
+		Name: m.GetName(), Volume: m.GetVolume(), Path: m.GetPath(), Key: m.GetKey(), Optional: m.GetOptional(), Absent: m.GetAbsent(),
 	}
 }
 

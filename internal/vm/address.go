@@ -23,6 +23,9 @@ func (p Process) Addressed(nics []NIC) Process {
 	for i := range p.Env {
 		p.Env[i].Value = words.Replace(p.Env[i].Value)
 	}
+	for i := range p.FileKeys {
+		p.FileKeys[i].Absent = words.Replace(p.FileKeys[i].Absent)
+	}
 	for _, list := range [][]string{p.Entrypoint, p.Args} {
 		for i := range list {
 			list[i] = words.Replace(list[i])

@@ -50,6 +50,7 @@ func (p Process) Clone() Process {
 	p.Args = cloneSlice(p.Args)
 	p.Env = cloneSlice(p.Env)
 	p.Security = p.Security.Clone()
+	p.FileKeys = cloneSlice(p.FileKeys)
 	return p
 }
 

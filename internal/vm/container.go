@@ -119,6 +119,8 @@ const (
 	ContainerCreating   = "ContainerCreating" // it is about to start
 	ContainerUnknown    = "ContainerStatusUnknown"
 	ContainerOOMKilled  = "OOMKilled" // the guest's memory ran out
+
+	ContainerConfigError = "CreateContainerConfigError" // what it needs from a volume is not there yet
 )
 
 // LostExitCode is the exit code of a run whose end nobody saw: the code of a killed process.

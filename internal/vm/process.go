@@ -10,7 +10,7 @@ const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 //   - variables are added to the image's; a variable of the same name is replaced in place, and the last of several wins;
 //   - PATH is DefaultPath if neither sets it, the working directory is / if neither sets it;
 //   - User, WorkDir and StopSignal of p win when not empty; a User that is only a group (:group) keeps the image's user;
-//   - only p decides about standard input, a read-only root and security.
+//   - only p decides about standard input, a read-only root, security and variables from files.
 //
 // The result shares no memory with either. When neither names a program, its Entrypoint and Args are both empty.
 func (p Process) Over(image Process) Process {
@@ -27,6 +27,7 @@ func (p Process) Over(image Process) Process {
 		ReadOnlyRoot: p.ReadOnlyRoot,
 		Security:     p.Security.Clone(),
 		StopSignal:   firstOf(p.StopSignal, image.StopSignal),
+		FileKeys:     cloneSlice(p.FileKeys),
 	}
 	if len(p.Entrypoint) > 0 {
 		out.Entrypoint, out.Args = cloneSlice(p.Entrypoint), nil

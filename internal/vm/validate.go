@@ -110,6 +110,8 @@ func (s Spec) Validate() error {
 		return errdefs.Invalidf("VM %s: invalid firmware %q; use bios or uefi", s.Name, s.Firmware)
 	case s.StopGrace < 0:
 		return errdefs.Invalidf("VM %s: the stop grace period is negative", s.Name)
+	case len(s.Process.FileKeys) > 0:
+		return errdefs.Invalidf("VM %s: its process cannot have environment variables from files of volumes; only containers can", s.Name)
 	}
 	for _, e := range s.Process.Env {
 		if !envRE.MatchString(e.Name) {

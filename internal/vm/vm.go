@@ -146,6 +146,8 @@ type Process struct {
 	// Security is nil for a process with all rights of the guest's root. Records of earlier releases have no other.
 	Security   *Security `json:"security,omitempty"`
 	StopSignal string    `json:"stop_signal,omitempty"` // name or number of the signal that asks it to end; "" is SIGTERM
+
+	FileKeys []FileKey `json:"file_keys,omitempty"` // of a container: variables that the guest reads from files, in order
 }
 
 // EnvVar is one environment variable. Values may be secret: they are never logged.

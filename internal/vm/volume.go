@@ -53,6 +53,9 @@ func (s Spec) ValidateVolumes() error {
 		if err := validateMounts(c.Mounts, known); err != nil {
 			return fmt.Errorf("container %s: %w", c.Name, err)
 		}
+		if err := c.validateFileKeys(s.Volumes); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -66,6 +66,7 @@ type InfoReply struct {
 	SetUp         bool                   `protobuf:"varint,3,opt,name=set_up,json=setUp,proto3" json:"set_up,omitempty"`
 	Process       bool                   `protobuf:"varint,4,opt,name=process,proto3" json:"process,omitempty"` // the main process runs
 	UptimeMs      int64                  `protobuf:"varint,5,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
+	Abilities     []string               `protobuf:"bytes,40,rep,name=abilities,proto3" json:"abilities,omitempty"` // what it can do and earlier agents would ignore
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -133,6 +134,13 @@ func (x *InfoReply) GetUptimeMs() int64 {
 		return x.UptimeMs
 	}
 	return 0
+}
+
+func (x *InfoReply) GetAbilities() []string {
+	if x != nil {
+		return x.Abilities
+	}
+	return nil
 }
 
 type SetupRequest struct {
@@ -1380,6 +1388,7 @@ type Process struct {
 	ReadOnlyRoot  bool                   `protobuf:"varint,8,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"` // it sees a root that cannot be written; what is mounted in it is as it is mounted
 	Security      *Security              `protobuf:"bytes,9,opt,name=security,proto3" json:"security,omitempty"`                                // of it and of commands beside it; absent: all rights of the guest's root
 	StopSignal    string                 `protobuf:"bytes,10,opt,name=stop_signal,json=stopSignal,proto3" json:"stop_signal,omitempty"`         // asks it to end; empty: SIGTERM
+	FileKeys      []*FileKey             `protobuf:"bytes,40,rep,name=file_keys,json=fileKeys,proto3" json:"file_keys,omitempty"`               // of a container; the abilities of an agent that knows them have file-keys
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1484,6 +1493,100 @@ func (x *Process) GetStopSignal() string {
 	return ""
 }
 
+func (x *Process) GetFileKeys() []*FileKey {
+	if x != nil {
+		return x.FileKeys
+	}
+	return nil
+}
+
+// FileKey is a variable whose value is in a file of a volume, where a line KEY='value' sets it. It is read each time that the
+// process starts, which waits for a value that is not optional. In the environment and the arguments, NUL "file N" NUL stands
+// for the value of the N-th.
+type FileKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of the variable; empty: only its word stands for it
+	Volume        string                 `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"` // of the file, inside the volume
+	Key           string                 `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
+	Optional      bool                   `protobuf:"varint,5,opt,name=optional,proto3" json:"optional,omitempty"`
+	Absent        string                 `protobuf:"bytes,6,opt,name=absent,proto3" json:"absent,omitempty"` // what its word means while an optional value is absent
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FileKey) Reset() {
+	*x = FileKey{}
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FileKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FileKey) ProtoMessage() {}
+
+func (x *FileKey) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
+func (*FileKey) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *FileKey) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *FileKey) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *FileKey) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *FileKey) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *FileKey) GetOptional() bool {
+	if x != nil {
+		return x.Optional
+	}
+	return false
+}
+
+func (x *FileKey) GetAbsent() string {
+	if x != nil {
+		return x.Absent
+	}
+	return ""
+}
+
 // Security limits what a process may do in its guest.
 type Security struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -1498,7 +1601,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1510,7 +1613,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,7 +1626,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -1571,7 +1674,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +1686,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +1699,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Sysctl) GetName() string {
@@ -1623,7 +1726,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1738,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1751,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EnvVar) GetName() string {
@@ -1675,7 +1778,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1790,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1803,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -1734,7 +1837,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1746,7 +1849,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1759,7 +1862,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecStart) GetCommand() []string {
@@ -1841,7 +1944,7 @@ type ExecInput struct {
 
 func (x *ExecInput) Reset() {
 	*x = ExecInput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +1956,7 @@ func (x *ExecInput) String() string {
 func (*ExecInput) ProtoMessage() {}
 
 func (x *ExecInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +1969,7 @@ func (x *ExecInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInput.ProtoReflect.Descriptor instead.
 func (*ExecInput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExecInput) GetInput() isExecInput_Input {
@@ -1970,7 +2073,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1982,7 +2085,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1995,7 +2098,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExecOutput) GetOutput() isExecOutput_Output {
@@ -2082,7 +2185,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2197,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2210,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LogsRequest) GetAfter() uint64 {
@@ -2144,7 +2247,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2156,7 +2259,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,7 +2272,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -2215,7 +2318,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2330,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2343,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
 }
 
 type WaitReply struct {
@@ -2254,7 +2357,7 @@ type WaitReply struct {
 
 func (x *WaitReply) Reset() {
 	*x = WaitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2369,7 @@ func (x *WaitReply) String() string {
 func (*WaitReply) ProtoMessage() {}
 
 func (x *WaitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2382,7 @@ func (x *WaitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitReply.ProtoReflect.Descriptor instead.
 func (*WaitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WaitReply) GetCode() int32 {
@@ -2311,7 +2414,7 @@ type AckExitRequest struct {
 
 func (x *AckExitRequest) Reset() {
 	*x = AckExitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +2426,7 @@ func (x *AckExitRequest) String() string {
 func (*AckExitRequest) ProtoMessage() {}
 
 func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2336,7 +2439,7 @@ func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitRequest.ProtoReflect.Descriptor instead.
 func (*AckExitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
 }
 
 type AckExitReply struct {
@@ -2347,7 +2450,7 @@ type AckExitReply struct {
 
 func (x *AckExitReply) Reset() {
 	*x = AckExitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2462,7 @@ func (x *AckExitReply) String() string {
 func (*AckExitReply) ProtoMessage() {}
 
 func (x *AckExitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2475,7 @@ func (x *AckExitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitReply.ProtoReflect.Descriptor instead.
 func (*AckExitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
 }
 
 type PoweroffRequest struct {
@@ -2384,7 +2487,7 @@ type PoweroffRequest struct {
 
 func (x *PoweroffRequest) Reset() {
 	*x = PoweroffRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2499,7 @@ func (x *PoweroffRequest) String() string {
 func (*PoweroffRequest) ProtoMessage() {}
 
 func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2512,7 @@ func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffRequest.ProtoReflect.Descriptor instead.
 func (*PoweroffRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PoweroffRequest) GetGraceMs() int64 {
@@ -2427,7 +2530,7 @@ type PoweroffReply struct {
 
 func (x *PoweroffReply) Reset() {
 	*x = PoweroffReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2542,7 @@ func (x *PoweroffReply) String() string {
 func (*PoweroffReply) ProtoMessage() {}
 
 func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2555,7 @@ func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffReply.ProtoReflect.Descriptor instead.
 func (*PoweroffReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 type StatsRequest struct {
@@ -2463,7 +2566,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2578,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2591,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 type StatsReply struct {
@@ -2509,7 +2612,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2624,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2637,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StatsReply) GetCpuSeconds() float64 {
@@ -2619,7 +2722,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2631,7 +2734,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2644,7 +2747,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -2684,7 +2787,7 @@ type ResumedRequest struct {
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2799,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2812,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -2779,7 +2882,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2894,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2907,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -2838,7 +2941,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +2953,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +2966,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -2892,7 +2995,7 @@ type LogPlace struct {
 
 func (x *LogPlace) Reset() {
 	*x = LogPlace{}
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3007,7 @@ func (x *LogPlace) String() string {
 func (*LogPlace) ProtoMessage() {}
 
 func (x *LogPlace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3020,7 @@ func (x *LogPlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
 func (*LogPlace) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LogPlace) GetRun() int32 {
@@ -2949,7 +3052,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2961,7 +3064,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2974,7 +3077,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
 }
 
 type SettleReply struct {
@@ -2985,7 +3088,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +3100,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3010,7 +3113,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
 }
 
 type SetClockRequest struct {
@@ -3022,7 +3125,7 @@ type SetClockRequest struct {
 
 func (x *SetClockRequest) Reset() {
 	*x = SetClockRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3137,7 @@ func (x *SetClockRequest) String() string {
 func (*SetClockRequest) ProtoMessage() {}
 
 func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3150,7 @@ func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
 func (*SetClockRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetClockRequest) GetNowUnixNano() int64 {
@@ -3065,7 +3168,7 @@ type SetClockReply struct {
 
 func (x *SetClockReply) Reset() {
 	*x = SetClockReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3180,7 @@ func (x *SetClockReply) String() string {
 func (*SetClockReply) ProtoMessage() {}
 
 func (x *SetClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3193,7 @@ func (x *SetClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockReply.ProtoReflect.Descriptor instead.
 func (*SetClockReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
 }
 
 type FreezeRequest struct {
@@ -3101,7 +3204,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3113,7 +3216,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3126,7 +3229,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
 }
 
 type FreezeReply struct {
@@ -3138,7 +3241,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +3253,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +3266,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -3181,7 +3284,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3193,7 +3296,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3206,7 +3309,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
 }
 
 type ThawReply struct {
@@ -3218,7 +3321,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3333,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3346,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -3258,13 +3361,14 @@ var File_guest_v1_guest_proto protoreflect.FileDescriptor
 const file_guest_v1_guest_proto_rawDesc = "" +
 	"\n" +
 	"\x14guest/v1/guest.proto\x12\x0fcocoon.guest.v1\"\r\n" +
-	"\vInfoRequest\"\x8c\x01\n" +
+	"\vInfoRequest\"\xaa\x01\n" +
 	"\tInfoReply\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x15\n" +
 	"\x06set_up\x18\x03 \x01(\bR\x05setUp\x12\x18\n" +
 	"\aprocess\x18\x04 \x01(\bR\aprocess\x12\x1b\n" +
-	"\tuptime_ms\x18\x05 \x01(\x03R\buptimeMs\"\xa6\x03\n" +
+	"\tuptime_ms\x18\x05 \x01(\x03R\buptimeMs\x12\x1c\n" +
+	"\tabilities\x18( \x03(\tR\tabilities\"\xa6\x03\n" +
 	"\fSetupRequest\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12(\n" +
 	"\x04nics\x18\x02 \x03(\v2\x14.cocoon.guest.v1.NICR\x04nics\x12\x14\n" +
@@ -3359,7 +3463,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06routes\x18\b \x03(\v2\x16.cocoon.guest.v1.RouteR\x06routes\")\n" +
 	"\x05Route\x12\x0e\n" +
 	"\x02to\x18\x01 \x01(\tR\x02to\x12\x10\n" +
-	"\x03via\x18\x02 \x01(\tR\x03via\"\xbb\x02\n" +
+	"\x03via\x18\x02 \x01(\tR\x03via\"\xf2\x02\n" +
 	"\aProcess\x12\x12\n" +
 	"\x04args\x18\x01 \x03(\tR\x04args\x12)\n" +
 	"\x03env\x18\x02 \x03(\v2\x17.cocoon.guest.v1.EnvVarR\x03env\x12\x18\n" +
@@ -3373,7 +3477,15 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\bsecurity\x18\t \x01(\v2\x19.cocoon.guest.v1.SecurityR\bsecurity\x12\x1f\n" +
 	"\vstop_signal\x18\n" +
 	" \x01(\tR\n" +
-	"stopSignal\"\xb3\x01\n" +
+	"stopSignal\x125\n" +
+	"\tfile_keys\x18( \x03(\v2\x18.cocoon.guest.v1.FileKeyR\bfileKeys\"\x8f\x01\n" +
+	"\aFileKey\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\tR\x03key\x12\x1a\n" +
+	"\boptional\x18\x05 \x01(\bR\boptional\x12\x16\n" +
+	"\x06absent\x18\x06 \x01(\tR\x06absent\"\xb3\x01\n" +
 	"\bSecurity\x12\"\n" +
 	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12*\n" +
 	"\x11no_new_privileges\x18\x02 \x01(\bR\x0fnoNewPrivileges\x12\x16\n" +
@@ -3527,7 +3639,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),               // 1: cocoon.guest.v1.InfoReply
@@ -3552,36 +3664,37 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*NIC)(nil),                     // 20: cocoon.guest.v1.NIC
 	(*Route)(nil),                   // 21: cocoon.guest.v1.Route
 	(*Process)(nil),                 // 22: cocoon.guest.v1.Process
-	(*Security)(nil),                // 23: cocoon.guest.v1.Security
-	(*Sysctl)(nil),                  // 24: cocoon.guest.v1.Sysctl
-	(*EnvVar)(nil),                  // 25: cocoon.guest.v1.EnvVar
-	(*WindowSize)(nil),              // 26: cocoon.guest.v1.WindowSize
-	(*ExecStart)(nil),               // 27: cocoon.guest.v1.ExecStart
-	(*ExecInput)(nil),               // 28: cocoon.guest.v1.ExecInput
-	(*ExecOutput)(nil),              // 29: cocoon.guest.v1.ExecOutput
-	(*LogsRequest)(nil),             // 30: cocoon.guest.v1.LogsRequest
-	(*LogEntry)(nil),                // 31: cocoon.guest.v1.LogEntry
-	(*WaitRequest)(nil),             // 32: cocoon.guest.v1.WaitRequest
-	(*WaitReply)(nil),               // 33: cocoon.guest.v1.WaitReply
-	(*AckExitRequest)(nil),          // 34: cocoon.guest.v1.AckExitRequest
-	(*AckExitReply)(nil),            // 35: cocoon.guest.v1.AckExitReply
-	(*PoweroffRequest)(nil),         // 36: cocoon.guest.v1.PoweroffRequest
-	(*PoweroffReply)(nil),           // 37: cocoon.guest.v1.PoweroffReply
-	(*StatsRequest)(nil),            // 38: cocoon.guest.v1.StatsRequest
-	(*StatsReply)(nil),              // 39: cocoon.guest.v1.StatsReply
-	(*ContainerStats)(nil),          // 40: cocoon.guest.v1.ContainerStats
-	(*ResumedRequest)(nil),          // 41: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),           // 42: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),            // 43: cocoon.guest.v1.ResumedReply
-	(*LogPlace)(nil),                // 44: cocoon.guest.v1.LogPlace
-	(*SettleRequest)(nil),           // 45: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),             // 46: cocoon.guest.v1.SettleReply
-	(*SetClockRequest)(nil),         // 47: cocoon.guest.v1.SetClockRequest
-	(*SetClockReply)(nil),           // 48: cocoon.guest.v1.SetClockReply
-	(*FreezeRequest)(nil),           // 49: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),             // 50: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),             // 51: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),               // 52: cocoon.guest.v1.ThawReply
+	(*FileKey)(nil),                 // 23: cocoon.guest.v1.FileKey
+	(*Security)(nil),                // 24: cocoon.guest.v1.Security
+	(*Sysctl)(nil),                  // 25: cocoon.guest.v1.Sysctl
+	(*EnvVar)(nil),                  // 26: cocoon.guest.v1.EnvVar
+	(*WindowSize)(nil),              // 27: cocoon.guest.v1.WindowSize
+	(*ExecStart)(nil),               // 28: cocoon.guest.v1.ExecStart
+	(*ExecInput)(nil),               // 29: cocoon.guest.v1.ExecInput
+	(*ExecOutput)(nil),              // 30: cocoon.guest.v1.ExecOutput
+	(*LogsRequest)(nil),             // 31: cocoon.guest.v1.LogsRequest
+	(*LogEntry)(nil),                // 32: cocoon.guest.v1.LogEntry
+	(*WaitRequest)(nil),             // 33: cocoon.guest.v1.WaitRequest
+	(*WaitReply)(nil),               // 34: cocoon.guest.v1.WaitReply
+	(*AckExitRequest)(nil),          // 35: cocoon.guest.v1.AckExitRequest
+	(*AckExitReply)(nil),            // 36: cocoon.guest.v1.AckExitReply
+	(*PoweroffRequest)(nil),         // 37: cocoon.guest.v1.PoweroffRequest
+	(*PoweroffReply)(nil),           // 38: cocoon.guest.v1.PoweroffReply
+	(*StatsRequest)(nil),            // 39: cocoon.guest.v1.StatsRequest
+	(*StatsReply)(nil),              // 40: cocoon.guest.v1.StatsReply
+	(*ContainerStats)(nil),          // 41: cocoon.guest.v1.ContainerStats
+	(*ResumedRequest)(nil),          // 42: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),           // 43: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),            // 44: cocoon.guest.v1.ResumedReply
+	(*LogPlace)(nil),                // 45: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),           // 46: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),             // 47: cocoon.guest.v1.SettleReply
+	(*SetClockRequest)(nil),         // 48: cocoon.guest.v1.SetClockRequest
+	(*SetClockReply)(nil),           // 49: cocoon.guest.v1.SetClockReply
+	(*FreezeRequest)(nil),           // 50: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),             // 51: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),             // 52: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),               // 53: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
 	20, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
@@ -3589,7 +3702,7 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	15, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
 	17, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
 	3,  // 4: cocoon.guest.v1.SetupRequest.containers:type_name -> cocoon.guest.v1.Container
-	24, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
+	25, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
 	22, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
 	17, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
 	6,  // 8: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
@@ -3599,61 +3712,62 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	15, // 12: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
 	16, // 13: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
 	21, // 14: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
-	25, // 15: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
-	23, // 16: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
-	25, // 17: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
-	26, // 18: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
-	27, // 19: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
-	26, // 20: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	40, // 21: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
-	20, // 22: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	42, // 23: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	44, // 24: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
-	0,  // 25: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	18, // 26: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 27: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	28, // 28: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	28, // 29: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	28, // 30: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	30, // 31: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	32, // 32: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	34, // 33: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	36, // 34: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	38, // 35: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	45, // 36: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	41, // 37: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	47, // 38: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
-	49, // 39: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	51, // 40: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	4,  // 41: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	7,  // 42: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
-	9,  // 43: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
-	11, // 44: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
-	1,  // 45: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	19, // 46: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	14, // 47: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	29, // 48: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	29, // 49: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	29, // 50: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	31, // 51: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	33, // 52: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	35, // 53: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	37, // 54: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	39, // 55: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	46, // 56: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	43, // 57: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	48, // 58: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
-	50, // 59: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	52, // 60: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	5,  // 61: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	8,  // 62: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
-	10, // 63: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
-	12, // 64: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
-	45, // [45:65] is the sub-list for method output_type
-	25, // [25:45] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	26, // 15: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
+	24, // 16: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
+	23, // 17: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
+	26, // 18: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
+	27, // 19: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
+	28, // 20: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
+	27, // 21: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
+	41, // 22: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	20, // 23: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	43, // 24: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	45, // 25: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	0,  // 26: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	18, // 27: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 28: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	29, // 29: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	29, // 30: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	29, // 31: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	31, // 32: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	33, // 33: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	35, // 34: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	37, // 35: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	39, // 36: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	46, // 37: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	42, // 38: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	48, // 39: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
+	50, // 40: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	52, // 41: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	4,  // 42: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	7,  // 43: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
+	9,  // 44: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
+	11, // 45: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
+	1,  // 46: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	19, // 47: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	14, // 48: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	30, // 49: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	30, // 50: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	30, // 51: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	32, // 52: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	34, // 53: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	36, // 54: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	38, // 55: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	40, // 56: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	47, // 57: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	44, // 58: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	49, // 59: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
+	51, // 60: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	53, // 61: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	5,  // 62: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	8,  // 63: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
+	10, // 64: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
+	12, // 65: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
+	46, // [46:66] is the sub-list for method output_type
+	26, // [26:46] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -3663,14 +3777,14 @@ func file_guest_v1_guest_proto_init() {
 	}
 	file_guest_v1_guest_proto_msgTypes[15].OneofWrappers = []any{}
 	file_guest_v1_guest_proto_msgTypes[16].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[28].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[29].OneofWrappers = []any{
 		(*ExecInput_Start)(nil),
 		(*ExecInput_Stdin)(nil),
 		(*ExecInput_StdinClosed)(nil),
 		(*ExecInput_Resize)(nil),
 		(*ExecInput_Signal)(nil),
 	}
-	file_guest_v1_guest_proto_msgTypes[29].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[30].OneofWrappers = []any{
 		(*ExecOutput_Stdout)(nil),
 		(*ExecOutput_Stderr)(nil),
 		(*ExecOutput_ExitCode)(nil),
@@ -3682,7 +3796,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -252,8 +252,15 @@ func process(p vm.Process) *guestv1.Process {
 		Args: append(append([]string(nil), p.Entrypoint...), p.Args...),
 		Env:  environ(p.Env), Workdir: p.WorkDir, User: p.User, Tty: p.TTY,
 		Stdin: p.Stdin, StdinOnce: p.StdinOnce, ReadOnlyRoot: p.ReadOnlyRoot,
-		Security: security(p.Security), StopSignal: p.StopSignal,
+		Security: security(p.Security), StopSignal: p.StopSignal, FileKeys: fileKeys(p.FileKeys),
 	}
+}
+
+func fileKeys(list []vm.FileKey) (out []*guestv1.FileKey) {
+	for _, k := range list {
+		out = append(out, &guestv1.FileKey{Name: k.Name, Volume: k.Volume, Path: k.Path, Key: k.Key, Optional: k.Optional, Absent: k.Absent})
+	}
+	return out
 }
 
 func security(s *vm.Security) *guestv1.Security {

@@ -2,9 +2,11 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 )
 
@@ -43,6 +45,23 @@ func (s *session) ReleaseContainer(ctx context.Context, container string) error 
 
 // AddContainer implements guest.ContainerAdder.
 func (s *session) AddContainer(ctx context.Context, c guest.Container) error {
+	if len(c.Process.FileKeys) > 0 {
+		if err := s.able(ctx, guestv1.AbilityFileKeys, "read environment variables from files"); err != nil {
+			return err
+		}
+	}
 	_, err := s.client.AddContainer(ctx, &guestv1.AddContainerRequest{Container: encodeContainer(c)})
 	return s.failure(ctx, "add container "+c.Name, err)
+}
+
+// able returns an Unsupported error unless the agent has an ability, which an earlier one would ignore.
+func (s *session) able(ctx context.Context, ability, what string) error {
+	r, err := s.client.Info(ctx, &guestv1.InfoRequest{})
+	if err != nil {
+		return s.failure(ctx, "ask the guest agent", err)
+	}
+	if !slices.Contains(r.GetAbilities(), ability) {
+		return errdefs.Unsupportedf("the agent in the guest cannot %s", what)
+	}
+	return nil
 }

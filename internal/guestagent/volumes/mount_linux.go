@@ -159,9 +159,12 @@ func (k *Keeper) open() error {
 	return err
 }
 
-// close removes the stage from the guest's folders. Mounts stay valid, and store stays open.
+// close removes the stage from the guest's folders. Mounts stay valid, store stays open, and vault keeps the stage.
 func (k *Keeper) close() error {
 	if k.store != nil {
+		if err := k.keepStage(); err != nil {
+			return err
+		}
 		if err := unix.Unmount(k.stage, unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("hide the memory of volumes: %w", err)
 		}
@@ -193,7 +196,7 @@ func (k *Keeper) make(v vm.Volume) error {
 	default:
 		err = k.makeDisk(v)
 	}
-	k.made[v.Name] = err == nil
+	k.made[v.Name], k.volumes[v.Name] = err == nil, v
 	return err
 }
 
@@ -302,11 +305,7 @@ func bind(src, dst int, readOnly bool) error {
 
 // source opens what is to be mounted. The guest may have written the content: links must not lead out of the volume.
 func (k *Keeper) source(v vm.Volume, sub string) (int, error) {
-	top := path.Join(k.stage, v.Name)
-	if v.Kind == vm.VolumeEmpty && !v.Memory {
-		top = path.Join(k.disk, v.Name)
-	}
-	root, err := resolve(top)
+	root, err := resolve(k.top(v))
 	if err != nil || sub == "" {
 		return root, err
 	}

@@ -32,9 +32,11 @@ type Keeper struct {
 	store   *os.Root                     // holds the files, by volume; nil without any. Stays open after the path stage is removed.
 	sums    map[string][sha256.Size]byte // of the content of volumes of files
 	made    map[string]bool              // volumes that are ready to be mounted
+	volumes map[string]vm.Volume         // those that were to be made
 	mounted map[string]bool              // by path
 	texts   map[string]*os.File          // the files for messages, by path
 	closed  bool                         // all volumes are mounted, and stage is removed
+	vault   *os.File                     // mount namespace where stage is still mounted; nil if it never was
 }
 
 // New returns the keeper of a guest without volumes.
@@ -43,7 +45,7 @@ func New() *Keeper { return newKeeper(stagePath, diskPath) }
 func newKeeper(stage, disk string) *Keeper {
 	return &Keeper{
 		stage: stage, disk: disk,
-		sums: map[string][sha256.Size]byte{}, made: map[string]bool{}, mounted: map[string]bool{}, texts: map[string]*os.File{},
+		sums: map[string][sha256.Size]byte{}, made: map[string]bool{}, volumes: map[string]vm.Volume{}, mounted: map[string]bool{}, texts: map[string]*os.File{},
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -117,11 +118,10 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 	no(len(c.Resources.Claims) > 0, path.Child("resources", "claims"), "a VM cannot have devices")
 	for i, e := range c.Env {
 		no(!nameable(e.Name), path.Child("env").Index(i).Child("name"), "is not a valid name of an environment variable")
-		if e.ValueFrom == nil {
-			continue
+		for j, m := range c.VolumeMounts {
+			no(inFile(e) && strings.Contains(strings.ReplaceAll(m.SubPathExpr, "$$", ""), "$("+e.Name+")"), path.Child("volumeMounts").Index(j).Child("subPathExpr"),
+				"the volumes of a VM are mounted before the value of the variable "+e.Name+" can be read from its file")
 		}
-		from := path.Child("env").Index(i).Child("valueFrom")
-		no(e.ValueFrom.FileKeyRef != nil, from.Child("fileKeyRef"), "a VM cannot read environment variables from a file of a volume")
 	}
 	return errs
 }

@@ -72,7 +72,7 @@ func several(pod *corev1.Pod, env Environment) []vm.Container {
 
 // app returns c as an app container without an image of its own.
 func app(pod *corev1.Pod, c *corev1.Container, env Environment) vm.Container {
-	x := vm.Container{Name: c.Name, Kind: vm.ContainerApp, Process: process(pod, c, env[c.Name]), Mounts: mounts(c, valuesOf(env[c.Name]))}
+	x := vm.Container{Name: c.Name, Kind: vm.ContainerApp, Process: process(pod, c, env[c.Name]), Mounts: mounts(c, env[c.Name].values())}
 	if c.TerminationMessagePath != "" { // the API server has filled in the default
 		x.MessagePath = path.Join("/", c.TerminationMessagePath)
 	}
@@ -110,8 +110,13 @@ func restart(pod *corev1.Pod) vm.RestartPolicy {
 func checkContainers(pod *corev1.Pod) field.ErrorList {
 	var errs field.ErrorList
 	no := forbid(&errs)
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	for i, c := range containers(pod) {
 		at := containerPath(pod, i)
+		for j, e := range c.Env {
+			no(inFile(e) && ask.Managed && !Several(pod), at.Child("env").Index(j).Child("valueFrom", "fileKeyRef"),
+				"a managed VM has a process instead of containers, and only containers can have environment variables from files")
+		}
 		errs = append(errs, checkContainer(c, at)...)
 		errs = append(errs, checkSecurity(c, at)...)
 		sidecar := i < len(pod.Spec.InitContainers) && IsSidecar(c)

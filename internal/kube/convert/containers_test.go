@@ -32,7 +32,7 @@ func TestSeveralContainers(t *testing.T) {
 	if errs := Check(pod); len(errs) > 0 {
 		t.Fatal(errs)
 	}
-	s := Spec(pod, Node{}, Environment{"db": {{Name: "ME", Value: "db"}}})
+	s := Spec(pod, Node{}, Environment{"db": {Env: []vm.EnvVar{{Name: "ME", Value: "db"}}}})
 	var got []string
 	for _, c := range s.Containers {
 		got = append(got, c.Name+" "+c.Image+" "+string(c.Kind))

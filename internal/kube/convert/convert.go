@@ -70,7 +70,27 @@ func Grace(pod *corev1.Pod) time.Duration {
 }
 
 // Environment is the environment of each container of a pod, by its name.
-type Environment map[string][]vm.EnvVar
+type Environment map[string]Variables
+
+// Variables are the environment of one container.
+type Variables struct {
+	Env      []vm.EnvVar
+	FileKeys []vm.FileKey // variables that the guest reads from files; Env may contain words for them
+}
+
+// values returns the values by the names of the variables; vm.FileWord for those that only the guest knows.
+func (v Variables) values() map[string]string {
+	values := make(map[string]string, len(v.Env)+len(v.FileKeys))
+	for _, e := range v.Env {
+		values[e.Name] = e.Value
+	}
+	for i, k := range v.FileKeys {
+		if k.Name != "" {
+			values[k.Name] = vm.FileWord(i)
+		}
+	}
+	return values
+}
 
 // Spec returns the specification of pod's VM on node, with env (from Env) as the environment of its containers. Its volumes
 // have no content yet; see Fill. Precondition: Check(pod) returned no errors.
@@ -114,9 +134,9 @@ func container(pod *corev1.Pod) *corev1.Container {
 	return &pod.Spec.Containers[0]
 }
 
-func process(pod *corev1.Pod, c *corev1.Container, env []vm.EnvVar) vm.Process {
-	values := valuesOf(env)
-	p := vm.Process{Env: env, WorkDir: c.WorkingDir, User: user(pod, c), TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce}
+func process(pod *corev1.Pod, c *corev1.Container, env Variables) vm.Process {
+	values := env.values()
+	p := vm.Process{Env: env.Env, FileKeys: env.FileKeys, WorkDir: c.WorkingDir, User: user(pod, c), TTY: c.TTY, Stdin: c.Stdin, StdinOnce: c.StdinOnce}
 	p.Security = security(pod, c)
 	if c.Lifecycle != nil && c.Lifecycle.StopSignal != nil {
 		p.StopSignal = string(*c.Lifecycle.StopSignal)

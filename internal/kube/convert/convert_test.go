@@ -18,6 +18,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -183,7 +184,7 @@ func TestSpecGolden(t *testing.T) {
 			if errs := Check(pod); len(errs) > 0 {
 				t.Fatal(errs.ToAggregate())
 			}
-			spec := Spec(pod, Node{Name: "n1", IP: "10.0.0.1"}, Environment{"c": {{Name: "GREETING", Value: "hi"}}})
+			spec := Spec(pod, Node{Name: "n1", IP: "10.0.0.1"}, Environment{"c": {Env: []vm.EnvVar{{Name: "GREETING", Value: "hi"}}}})
 			if err := spec.Validate(); err != nil {
 				t.Error(err)
 			}
@@ -277,7 +278,7 @@ func TestEnv(t *testing.T) {
 		t.Errorf("absent got %q", absent)
 	}
 	var got []string
-	for _, e := range env["c"] {
+	for _, e := range env["c"].Env {
 		got = append(got, e.Name+"="+e.Value)
 	}
 	want := `CM_a=over CM_b=2 BOTH=over-2-$(LATER) LATER=x KEY=2 PW=hush POD=web NS=default UID=uid-1 APP=web LABELS=app="web" ` +

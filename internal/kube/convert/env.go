@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,32 +65,36 @@ func Env(ctx context.Context, pod *corev1.Pod, node Node, from Resolver, service
 	found := serviceEnv(pod, services)
 	out := Environment{}
 	for _, c := range containers(pod) {
-		e := &environment{pod: pod, container: c, node: node, from: from, absent: absent, values: map[string]string{}}
+		e := &environment{pod: pod, container: c, node: node, from: from, absent: absent, plain: map[string]string{}, values: map[string]string{}}
 		for _, v := range found {
 			e.set(v.Name, v.Value)
 		}
-		env, err := e.build(ctx)
+		vars, err := e.build(ctx)
 		if err != nil && Several(pod) {
 			err = fmt.Errorf("container %s: %w", c.Name, err)
 		}
 		if err != nil {
 			return nil, err
 		}
-		out[c.Name] = env
+		out[c.Name] = vars
 	}
 	return out, nil
 }
 
-func (e *environment) build(ctx context.Context) ([]vm.EnvVar, error) {
+func (e *environment) build(ctx context.Context) (Variables, error) {
 	for _, src := range e.container.EnvFrom {
 		if err := e.addAll(ctx, src); err != nil {
-			return nil, err
+			return Variables{}, err
 		}
 	}
 	for _, v := range e.container.Env {
+		if inFile(v) {
+			e.setFile(v.Name, v.ValueFrom.FileKeyRef)
+			continue
+		}
 		value, ok, err := e.value(ctx, v)
 		if err != nil {
-			return nil, fmt.Errorf("environment variable %s: %w", v.Name, err)
+			return Variables{}, fmt.Errorf("environment variable %s: %w", v.Name, err)
 		}
 		if ok {
 			e.set(v.Name, value)
@@ -97,9 +102,9 @@ func (e *environment) build(ctx context.Context) ([]vm.EnvVar, error) {
 	}
 	out := make([]vm.EnvVar, 0, len(e.names))
 	for _, name := range e.names {
-		out = append(out, vm.EnvVar{Name: name, Value: e.values[name]})
+		out = append(out, vm.EnvVar{Name: name, Value: e.plain[name]})
 	}
-	return out, nil
+	return Variables{out, e.files}, nil
 }
 
 type environment struct {
@@ -108,15 +113,38 @@ type environment struct {
 	node      Node
 	from      Resolver
 	absent    func(Absent)
-	names     []string // in order of first mention
-	values    map[string]string
+	names     []string          // of plain, in order of first mention
+	plain     map[string]string // without the values from files
+	values    map[string]string // with words for the values from files
+	files     []vm.FileKey
 }
 
 func (e *environment) set(name, value string) {
-	if _, known := e.values[name]; !known {
+	if _, known := e.plain[name]; !known {
 		e.names = append(e.names, name)
 	}
-	e.values[name] = value
+	e.plain[name], e.values[name] = value, value
+	for i := range e.files {
+		if e.files[i].Name == name {
+			e.files[i].Name = ""
+		}
+	}
+}
+
+// inFile reports whether the value of v is in a file of a volume.
+func inFile(v corev1.EnvVar) bool { return v.ValueFrom != nil && v.ValueFrom.FileKeyRef != nil }
+
+// setFile sets a variable whose value only the guest knows. If it is optional and absent, the variable keeps the value that it had
+// before.
+func (e *environment) setFile(name string, ref *corev1.FileKeySelector) {
+	before, had := e.values[name]
+	if !had {
+		before = "$(" + name + ")"
+	}
+	e.values[name] = vm.FileWord(len(e.files))
+	e.files = append(e.files, vm.FileKey{
+		Name: name, Volume: ref.VolumeName, Path: path.Clean(ref.Path), Key: ref.Key, Optional: yes(ref.Optional), Absent: before,
+	})
 }
 
 func (e *environment) addAll(ctx context.Context, src corev1.EnvFromSource) error {

@@ -57,7 +57,7 @@ func TestServiceEnv(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	values := valuesOf(env["c"])
+	values := env["c"].values()
 	if values["URL"] != "https://10.96.0.1" || values["KUBERNETES_SERVICE_HOST"] != "mine" || values["OTHER_SERVICE_HOST"] != "10.96.0.2" {
 		t.Errorf("the environment is %v", values)
 	}

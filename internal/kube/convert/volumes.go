@@ -88,9 +88,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 	var out []vm.Volume
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool {
-			return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name })
-		}) {
+		if !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
 			continue // like the kubelet, skip volumes that no container mounts
 		}
 		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles}
@@ -107,6 +105,12 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 		out = append(out, def)
 	}
 	return out
+}
+
+// uses reports whether c mounts a volume, or has variables from files in it.
+func uses(c *corev1.Container, volume string) bool {
+	return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume }) ||
+		slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return inFile(e) && e.ValueFrom.FileKeyRef.VolumeName == volume })
 }
 
 // mounts returns the mounts of a container. A mount comes before the mounts inside it.
@@ -132,7 +136,7 @@ func mounts(c *corev1.Container, values map[string]string) []vm.Mount {
 func CheckMounts(pod *corev1.Pod, env Environment) error {
 	var errs []error
 	for _, c := range containers(pod) {
-		values := valuesOf(env[c.Name])
+		values := env[c.Name].values()
 		for _, m := range c.VolumeMounts {
 			if name := unknown(m.SubPathExpr, values); name != "" {
 				errs = append(errs, errdefs.Preconditionf("subPathExpr %q of volume %q needs the environment variable %s, which is not set", m.SubPathExpr, m.Name, name))
@@ -159,14 +163,6 @@ func unknown(s string, values map[string]string) string {
 		}
 		s = after
 	}
-}
-
-func valuesOf(env []vm.EnvVar) map[string]string {
-	values := make(map[string]string, len(env))
-	for _, e := range env {
-		values[e.Name] = e.Value
-	}
-	return values
 }
 
 // Unnamed returns the ConfigMaps and Secrets that annotations of pod name but no volume of it. A node with its own credentials

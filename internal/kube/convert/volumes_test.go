@@ -16,6 +16,7 @@ import (
 	labelset "k8s.io/apimachinery/pkg/labels"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // depot is a Source with fixed content.
@@ -259,7 +260,7 @@ func TestVolumesAndMountsOfASpec(t *testing.T) {
 			m[2].MountPath = "/data"
 			m[3].SubPath, m[3].ReadOnly = "a/", true
 		})
-	env := Environment{"c": {{Name: "NAME", Value: "web"}}}
+	env := Environment{"c": {Env: []vm.EnvVar{{Name: "NAME", Value: "web"}}}}
 	if errs := Check(pod); len(errs) > 0 {
 		t.Fatal(errs)
 	}

@@ -1,0 +1,107 @@
+package volumes
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// ReadFile returns the content of a file in a volume that starts empty. Links do not lead out of the volume.
+// Errors: NotFound; FailedPrecondition if it is no regular file or has more than limit bytes.
+func (k *Keeper) ReadFile(volume, name string, limit int) (text []byte, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	v, ok := k.volumes[volume]
+	if !ok || v.Kind != vm.VolumeEmpty {
+		return nil, errdefs.NotFoundf("the guest has no volume %q that starts empty", volume)
+	}
+	err = k.staged(func() error {
+		root, err := k.source(v, "")
+		if err != nil {
+			return err
+		}
+		defer unix.Close(root)
+		text, err = readIn(root, name, limit)
+		return err
+	})
+	return text, err
+}
+
+// readIn reads a regular file in the folder root, which programs of the guest may change meanwhile.
+func readIn(root int, name string, limit int) ([]byte, error) {
+	fd, err := openat2(root, name, unix.RESOLVE_IN_ROOT|unix.RESOLVE_NO_MAGICLINKS|unix.RESOLVE_NO_XDEV)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return nil, errdefs.NotFoundf("the file does not exist")
+	case err != nil:
+		return nil, errdefs.Preconditionf("the file cannot be opened: %w", err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG { // a device or a pipe is not even opened
+		return nil, errdefs.Preconditionf("it is not a regular file")
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > limit {
+		return nil, errdefs.Preconditionf("the file has more than %d bytes", limit)
+	}
+	return text, nil
+}
+
+// keepStage keeps the stage mounted in a mount namespace of its own. Preconditions: mu is held, and the stage is mounted.
+func (k *Keeper) keepStage() error {
+	return proc.OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("keep the memory of volumes: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("keep the memory of volumes: %w", err)
+		}
+		ns, err := os.Open("/proc/thread-self/ns/mnt")
+		k.vault = ns
+		return err
+	})
+}
+
+// staged runs f where the stage is mounted. Preconditions: mu is held.
+func (k *Keeper) staged(f func() error) error {
+	if k.vault == nil {
+		return f()
+	}
+	return proc.OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return err
+		}
+		if err := unix.Setns(int(k.vault.Fd()), unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("enter the memory of volumes: %w", err)
+		}
+		return f()
+	})
+}
+
+// top is the folder of v.
+func (k *Keeper) top(v vm.Volume) string {
+	if v.Kind == vm.VolumeEmpty && !v.Memory {
+		return path.Join(k.disk, v.Name)
+	}
+	return path.Join(k.stage, v.Name)
+}
