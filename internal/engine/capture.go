@@ -119,6 +119,10 @@ func (c *capture) shoot(ctx context.Context, x snapshot.Snapshot) (snapshot.Snap
 		r := &x.Record.Ephemeral[i].Record
 		r.ImageManifest = c.manifestOf(ctx, r.ImageDigest)
 	}
+	for i := range x.Record.ImageVolumes {
+		v := &x.Record.ImageVolumes[i]
+		v.ImageManifest = c.manifestOf(ctx, v.ImageDigest)
+	}
 	return c.draft.Commit(ctx, x)
 }
 
@@ -285,5 +289,6 @@ func inheritance(r vm.Record) vm.Record {
 		ID: r.ID, Spec: r.Spec, State: r.State, Driver: r.Driver, ImageType: r.ImageType, ImageDigest: r.ImageDigest,
 		Boot: r.Boot, Process: r.Process, Disks: disks, NICs: nics, FirstBooted: r.FirstBooted, AgentReady: r.AgentReady,
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: r.StartedAt, Containers: r.Containers, Ephemeral: r.Ephemeral,
+		ImageVolumes: r.ImageVolumes,
 	}
 }

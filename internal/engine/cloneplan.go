@@ -48,6 +48,9 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	if r.Containers, err = containersIn(x, r.Spec, live); err != nil {
 		return r, nil, err
 	}
+	if r.ImageVolumes, err = imageVolumesIn(x, r.Spec); err != nil {
+		return r, nil, err
+	}
 	if r.Ephemeral, err = ephemeralIn(x, live); err != nil {
 		return r, nil, err
 	}

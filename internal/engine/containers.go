@@ -38,13 +38,26 @@ func (n *node) designContainers(ctx context.Context, r *vm.Record) ([]image.Imag
 	return images, nil
 }
 
-// layContainers records in r which disks hold the images of its containers and returns disks with the missing ones added.
-// Layers that several images share are one disk.
-func (n *node) layContainers(ctx context.Context, r vm.Record, images []image.Image, disks []vm.Disk) ([]vm.Disk, error) {
-	if r.RootContainer() { // the VM's own disks are its layers
-		return disks, nil
+// designImageVolumes adds the volumes with the files of images to the first record of a VM and returns their images.
+func (n *node) designImageVolumes(ctx context.Context, r *vm.Record) ([]image.Image, error) {
+	var images []image.Image
+	for _, v := range r.Spec.ImageVolumes() {
+		img, err := n.images.Get(ctx, v.Image)
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		if img.Type != vm.ImageOCI {
+			return nil, errdefs.Invalidf("volume %s: image %s boots itself, so its files cannot be mounted", v.Name, v.Image)
+		}
+		images = append(images, img)
+		r.ImageVolumes = append(r.ImageVolumes, vm.ImageVolume{Volume: v.Name, ImageDigest: img.ID})
 	}
-	containers := r.Containers
+	return images, nil
+}
+
+// layImages records in r which disks hold the images of its containers and volumes, which are images in this order, and returns
+// disks with the missing ones added. Layers that several images share are one disk.
+func (n *node) layImages(ctx context.Context, r vm.Record, images []image.Image, disks []vm.Disk) ([]vm.Disk, error) {
 	serials := map[string]string{} // by path
 	for _, d := range disks {
 		if d.Role == vm.RoleLayer {
@@ -52,12 +65,11 @@ func (n *node) layContainers(ctx context.Context, r vm.Record, images []image.Im
 		}
 	}
 	added := 0
-	for i := range containers {
-		layers, err := n.images.Base(ctx, images[i])
+	lay := func(img image.Image) (of []string, err error) {
+		layers, err := n.images.Base(ctx, img)
 		if err != nil {
-			return nil, fmt.Errorf("container %s: %w", containers[i].Name, err)
+			return nil, err
 		}
-		containers[i].Layers = nil
 		for _, d := range layers {
 			serial, ok := serials[d.Path]
 			if !ok {
@@ -66,7 +78,22 @@ func (n *node) layContainers(ctx context.Context, r vm.Record, images []image.Im
 				disks, serials[d.Path] = append(disks, d), serial
 				added++
 			}
-			containers[i].Layers = append(containers[i].Layers, serial)
+			of = append(of, serial)
+		}
+		return of, nil
+	}
+	var err error
+	for i := range r.Containers {
+		if c := &r.Containers[i]; !r.RootContainer() { // of that one, the VM's own disks are the layers
+			if c.Layers, err = lay(images[i]); err != nil {
+				return nil, fmt.Errorf("container %s: %w", c.Name, err)
+			}
+		}
+	}
+	for i := range r.ImageVolumes {
+		v := &r.ImageVolumes[i]
+		if v.Layers, err = lay(images[len(r.Containers)+i]); err != nil {
+			return nil, fmt.Errorf("volume %s: %w", v.Volume, err)
 		}
 	}
 	return disks, nil
@@ -97,6 +124,7 @@ func again(s vm.ContainerStatus) vm.ContainerStatus {
 func standsOn(r vm.Record, digest string) bool {
 	return r.ImageDigest == digest ||
 		slices.ContainsFunc(r.Containers, func(c vm.ContainerRecord) bool { return c.ImageDigest == digest }) ||
+		slices.ContainsFunc(r.ImageVolumes, func(v vm.ImageVolume) bool { return v.ImageDigest == digest }) ||
 		slices.ContainsFunc(r.Ephemeral, func(e vm.Ephemeral) bool { return e.Record.ImageDigest == digest && len(e.Record.Layers) > 0 })
 }
 
@@ -134,6 +162,18 @@ func containersIn(x snapshot.Snapshot, spec vm.Spec, live bool) ([]vm.ContainerR
 		if !live {
 			out[i].Status = vm.ContainerStatus{}
 		}
+	}
+	return out, nil
+}
+
+// imageVolumesIn returns the volumes of x with the files of images, for a VM of spec. A snapshot from elsewhere may say anything.
+func imageVolumesIn(x snapshot.Snapshot, spec vm.Spec) ([]vm.ImageVolume, error) {
+	out := x.Record.Clone().ImageVolumes
+	if !slices.EqualFunc(out, spec.ImageVolumes(), func(r vm.ImageVolume, v vm.Volume) bool { return r.Volume == v.Name }) {
+		return nil, errdefs.DataLossf("snapshot %s is damaged: its %d volumes of images do not match the %d of its VM", x.Name, len(out), len(spec.ImageVolumes()))
+	}
+	for i := range out {
+		out[i].ImageManifest = ""
 	}
 	return out, nil
 }

@@ -76,6 +76,11 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 	if err != nil {
 		return vm.Record{}, err
 	}
+	files, err := n.designImageVolumes(ctx, &r)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	more = append(more, files...)
 	return o.create(ctx, n, r, func(m *machine) *creation {
 		return &creation{newVM: newVM{machine: m}, images: append([]image.Image{img}, more...), volumes: spec.Volumes}
 	})
@@ -116,7 +121,7 @@ func (v *newVM) recover(ctx context.Context) (next string, err error) {
 // creation makes a new VM from images.
 type creation struct {
 	newVM
-	images  []image.Image // the first belongs to the VM, the others to its containers
+	images  []image.Image // the first belongs to the VM, the next to its containers, the others to its volumes
 	volumes []vm.Volume
 }
 
@@ -154,7 +159,7 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 		return outcome{}, err
 	}
 	planned := r.Clone()
-	if root.Disks, err = c.layContainers(ctx, planned, c.images[1:], root.Disks); err != nil {
+	if root.Disks, err = c.layImages(ctx, planned, c.images[1:], root.Disks); err != nil {
 		return outcome{}, err
 	}
 	// This needs no step of its own: attaching again gives the same result, and undo assumes that every NIC may
@@ -171,7 +176,9 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	if err := c.dirs.syncing(c.id, seeded)(); err != nil {
 		return outcome{}, err
 	}
-	return outcome{change: func(r *vm.Record) { r.Disks, r.NICs, r.Containers = seeded, nics, planned.Containers }}, nil
+	return outcome{change: func(r *vm.Record) {
+		r.Disks, r.NICs, r.Containers, r.ImageVolumes = seeded, nics, planned.Containers, planned.ImageVolumes
+	}}, nil
 }
 
 // buildOnly is build for a VM that is not started.

@@ -55,6 +55,9 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		if len(spec.Process.FileKeys) > 0 {
 			return r, errdefs.Invalidf("image %s boots itself, so it cannot have environment variables from files of volumes", spec.Image)
 		}
+		if v := spec.ImageVolumes(); len(v) > 0 {
+			return r, errdefs.Invalidf("image %s boots itself, so the files of image %s cannot be mounted in its guest as volume %s", spec.Image, v[0].Image, v[0].Name)
+		}
 		if spec.Process.ReadOnlyRoot {
 			return r, errdefs.Invalidf("image %s boots itself, so its root cannot be read-only; leave that out", spec.Image)
 		}

@@ -162,7 +162,7 @@ func TestContainersShareLayers(t *testing.T) {
 	disks, _ := e.images.Base(t.Context(), image.Image{ID: "a"})
 	disks = append(disks, vm.Disk{Path: "cow", Role: vm.RoleCOW, Serial: image.SerialCOW})
 	containers := []vm.ContainerRecord{{Name: "x"}, {Name: "y"}, {Name: "z"}}
-	disks, err := e.layContainers(t.Context(), vm.Record{Containers: containers}, []image.Image{{ID: "a"}, {ID: "b"}, {ID: "b"}}, disks)
+	disks, err := e.layImages(t.Context(), vm.Record{Containers: containers}, []image.Image{{ID: "a"}, {ID: "b"}, {ID: "b"}}, disks)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,6 +69,9 @@ func (n *node) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot)
 	if _, err := containersIn(x, r.Spec, x.Live); err != nil {
 		return nil, err
 	}
+	if _, err := imageVolumesIn(x, r.Spec); err != nil {
+		return nil, err
+	}
 	if _, err := ephemeralIn(x, x.Live); err != nil {
 		return nil, err
 	}

@@ -93,6 +93,8 @@ type Setup struct {
 	Restart    vm.RestartPolicy
 
 	Sysctls []vm.Sysctl // set before anything starts
+
+	VolumeLayers map[string][]string // serials of the disks with the files of a volume of an image, by its name, lowest first
 }
 
 // Container is one of several programs of a guest.

@@ -21,6 +21,9 @@ type Rooms interface {
 	// Make makes the room called name from the layers on the disks with these serials, lowest first, and returns the
 	// folder where it is until Seal. After Seal, a room with a read-only root is read-only. Idempotent.
 	Make(name string, layers []string, readOnlyRoot bool) (folder string, err error)
+	// Image mounts the files of the image on the disks with these serials, lowest layer first, and returns the folder where they
+	// are until Seal. Idempotent until then.
+	Image(name string, layers []string) (folder string, err error)
 	// Identify gives every room the machine's current identity files. Rooms that have a machine id get machineID,
 	// unless it is "". Idempotent.
 	Identify(machineID string) error
@@ -73,6 +76,7 @@ type container struct {
 	message message   // of the end of a run
 	log     *runLog
 
+	lacks    error        // why it can never start: a part of an image's files that does not exist; nil: it lacks nothing
 	fileKeys []vm.FileKey // variables that each run reads from files
 	readFile func(volume, path string, limit int) ([]byte, error)
 

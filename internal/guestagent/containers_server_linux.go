@@ -55,25 +55,29 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 		}
 		messages[c.GetName()] = m
 	}
-	groups, err := s.mount(ctx, r, rooms)
+	done, err := s.mount(ctx, r, rooms)
 	if err != nil {
 		return err
 	}
 	for folder, c := range rooms {
 		makeWorkdir(folder, c.GetProcess())
 	}
-	if !whole {
+	if s.cfg.Rooms != nil {
 		if err := s.cfg.Rooms.Seal(); err != nil {
 			return err
 		}
 	}
+	lacks := map[string]error{}
+	for folder, c := range rooms {
+		lacks[c.GetName()] = done.lacks[folder]
+	}
 	all := newContainers(s.procs, s.pace)
 	for _, c := range r.GetContainers() {
-		made, err := s.container(c, r, groups)
+		made, err := s.container(c, r, done.groups)
 		if err != nil {
 			return fmt.Errorf("container %s: %w", c.GetName(), err)
 		}
-		made.message = messages[c.GetName()]
+		made.message, made.lacks = messages[c.GetName()], lacks[c.GetName()]
 		all.add(made, max(int(c.GetRun()), 1))
 	}
 	s.mu.Lock()

@@ -28,6 +28,9 @@ func (p *containers) configured(c *container) (args, env []string, ok bool) {
 
 // configure returns the arguments and the environment of a run that begins now.
 func (c *container) configure() (args, env []string, err error) {
+	if c.lacks != nil {
+		return nil, nil, c.lacks
+	}
 	values := make([]*string, len(c.fileKeys))
 	for i, k := range c.fileKeys {
 		text, err := c.readFile(k.Volume, k.Path, envFileBytes)

@@ -70,9 +70,10 @@ type Machine interface {
 type Volumes interface {
 	// Put makes v.Files the content of a volume of files. Idempotent.
 	Put(ctx context.Context, v vm.Volume) error
-	// Mount makes the volumes and mounts them, once. The key of mounts is the folder that their paths are in.
-	// Idempotent.
-	Mount(ctx context.Context, volumes []vm.Volume, mounts map[string][]vm.Mount) error
+	// Mount makes the volumes and mounts them, once. images are the folders with the files of volumes of images, by name. The key
+	// of mounts is the folder that their paths are in. lacks says, by that folder, which parts of an image's files do not exist:
+	// these are not mounted. Idempotent.
+	Mount(ctx context.Context, volumes []vm.Volume, images map[string]string, mounts map[string][]vm.Mount) (lacks map[string]error, err error)
 	// Message shows a new empty file at a path in folder, and returns that file. It is called before Mount. Idempotent.
 	Message(folder, path string) (*os.File, error)
 	// ReadFile returns the content of a file in a volume that starts empty. Links do not lead out of the volume.
@@ -264,9 +265,14 @@ func (s *Server) tune(settings []*guestv1.Sysctl) error {
 
 // setUpMain mounts the volumes and starts the main process, unless that was done before.
 func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
-	groups, err := s.mount(ctx, r, nil)
-	if err != nil {
+	done, err := s.mount(ctx, r, nil)
+	if err = errors.Join(err, done.lacks["/"]); err != nil {
 		return err
+	}
+	if s.cfg.Rooms != nil {
+		if err := s.cfg.Rooms.Seal(); err != nil {
+			return err
+		}
 	}
 	if p := r.GetProcess(); p != nil && s.mainProcess() == nil {
 		within, err := s.enterMain(p)
@@ -280,7 +286,7 @@ func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
 		m, err := startMain(s.procs, s.log, command{
 			args: p.GetArgs(), env: environ(nil, p.GetEnv()), dir: p.GetWorkdir(), user: p.GetUser(), tty: p.GetTty(),
 			stdin: p.GetStdin(), stdinOnce: p.GetStdinOnce(),
-			hostname: r.GetHostname(), makeDir: true, groups: groups, within: within, limits: limits, ends: parseSignal(p.GetStopSignal()),
+			hostname: r.GetHostname(), makeDir: true, groups: done.groups, within: within, limits: limits, ends: parseSignal(p.GetStopSignal()),
 		})
 		if err != nil {
 			return fmt.Errorf("start the main process: %w", err)

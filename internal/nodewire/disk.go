@@ -31,14 +31,14 @@ func decodeCloudInit(m *nodev1.CloudInit) *vm.CloudInit {
 
 func encodeVolume(v vm.Volume) *nodev1.Volume {
 	return &nodev1.Volume{
-		Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: clonePointer(v.Group), Files: EncodeVolumeFiles(v.Files),
+		Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: clonePointer(v.Group), Files: EncodeVolumeFiles(v.Files), Image: v.Image,
 	}
 }
 
 func decodeVolume(m *nodev1.Volume) vm.Volume {
 	return vm.Volume{
 		Name: m.GetName(), Kind: vm.VolumeKind(m.GetKind()), Memory: m.GetMemory(), SizeLimit: m.GetSizeLimit(),
-		Group: clonePointer(m.Group), Files: DecodeVolumeFiles(m.GetFiles()),
+		Group: clonePointer(m.Group), Files: DecodeVolumeFiles(m.GetFiles()), Image: m.GetImage(),
 	}
 }
 
@@ -69,4 +69,12 @@ func clonePointer[T any](p *T) *T {
 		return nil
 	}
 	return new(*p)
+}
+
+func encodeImageVolume(v vm.ImageVolume) *nodev1.ImageVolume {
+	return &nodev1.ImageVolume{Volume: v.Volume, ImageDigest: v.ImageDigest, ImageManifest: v.ImageManifest, Layers: slices.Clone(v.Layers)}
+}
+
+func decodeImageVolume(m *nodev1.ImageVolume) vm.ImageVolume {
+	return vm.ImageVolume{Volume: m.GetVolume(), ImageDigest: m.GetImageDigest(), ImageManifest: m.GetImageManifest(), Layers: cloneSlice(m.GetLayers())}
 }

@@ -91,6 +91,9 @@ type Image struct {
 func (s Snapshot) Images() []Image {
 	out := []Image{{Name: s.Image, Digest: s.ImageDigest, Manifest: s.ImageManifest, Type: s.ImageType}}
 	names := map[string]string{}
+	for _, v := range s.Record.Spec.ImageVolumes() {
+		names[volumeWord+v.Name] = v.Image
+	}
 	for _, c := range s.Record.Spec.Containers {
 		names[c.Name] = c.Image
 	}
@@ -103,8 +106,12 @@ func (s Snapshot) Images() []Image {
 	return out
 }
 
+// volumeWord begins the names of volumes among those of containers.
+const volumeWord = "volume "
+
 // Layered returns the containers whose images are disks of s: those of its VM, except a container whose root is the VM's own,
-// then those that were added to its guest and have disks in it.
+// then those that were added to its guest and have disks in it. Then come the volumes with the files of images, as containers
+// without a process.
 func (s Snapshot) Layered() (out []vm.ContainerRecord) {
 	if !s.Record.RootContainer() {
 		out = append(out, s.Record.Containers...)
@@ -113,6 +120,9 @@ func (s Snapshot) Layered() (out []vm.ContainerRecord) {
 		if len(e.Record.Layers) > 0 {
 			out = append(out, e.Record)
 		}
+	}
+	for _, v := range s.Record.ImageVolumes {
+		out = append(out, vm.ContainerRecord{Name: volumeWord + v.Volume, ImageDigest: v.ImageDigest, ImageManifest: v.ImageManifest, Layers: v.Layers})
 	}
 	return out
 }

@@ -84,6 +84,10 @@ func (r Record) Clone() Record {
 	for i := range r.Ephemeral {
 		r.Ephemeral[i] = r.Ephemeral[i].Clone()
 	}
+	r.ImageVolumes = cloneSlice(r.ImageVolumes)
+	for i := range r.ImageVolumes {
+		r.ImageVolumes[i] = r.ImageVolumes[i].Clone()
+	}
 	r.Handle = cloneSlice(r.Handle)
 	r.SnapshotIDs = cloneSlice(r.SnapshotIDs)
 	if r.Resume != nil {

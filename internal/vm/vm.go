@@ -101,6 +101,7 @@ type VolumeKind string
 const (
 	VolumeFiles VolumeKind = "files" // given files, replaced as a whole (ConfigMap, Secret, downward API, projected)
 	VolumeEmpty VolumeKind = "empty" // starts empty and lives as long as the VM
+	VolumeImage VolumeKind = "image" // the files of a container image, read-only; no program in it can be executed
 )
 
 // Volume is a folder that is mounted in an OCI guest.
@@ -111,6 +112,7 @@ type Volume struct {
 	SizeLimit int64        `json:"size_limit,omitempty"` // bytes; VolumeEmpty in memory only
 	Group     *int64       `json:"group,omitempty"`      // group id that may use it (fsGroup)
 	Files     []VolumeFile `json:"-"`                    // initial content; may be secret, so no record holds it
+	Image     string       `json:"image,omitempty"`      // VolumeImage: name, name:tag or digest, as given
 }
 
 // VolumeFile is one file of a volume.
@@ -119,6 +121,30 @@ type VolumeFile struct {
 	Data []byte `json:"data"`
 	Mode uint32 `json:"mode"` // permission bits
 	UID  *int64 `json:"uid,omitempty"`
+}
+
+// ImageVolume is what is known about one volume of kind VolumeImage.
+type ImageVolume struct {
+	Volume        string   `json:"volume"`
+	ImageDigest   string   `json:"image_digest"`
+	ImageManifest string   `json:"image_manifest,omitempty"` // as in ContainerRecord
+	Layers        []string `json:"layers,omitempty"`         // serials of the disks that hold it, the lowest layer first
+}
+
+// Clone returns a copy of v that shares no memory with it.
+func (v ImageVolume) Clone() ImageVolume {
+	v.Layers = cloneSlice(v.Layers)
+	return v
+}
+
+// ImageVolumes returns the volumes of s that hold the files of images.
+func (s Spec) ImageVolumes() (out []Volume) {
+	for _, v := range s.Volumes {
+		if v.Kind == VolumeImage {
+			out = append(out, v)
+		}
+	}
+	return out
 }
 
 // Mount puts a volume, or a part of it, at a path in the guest.
@@ -261,6 +287,8 @@ type Record struct {
 
 	Containers []ContainerRecord `json:"containers,omitempty"` // those of Spec.Containers; Process is empty then
 	Ephemeral  []Ephemeral       `json:"ephemeral,omitempty"`  // added while it ran, the oldest first; also those that have ended
+
+	ImageVolumes []ImageVolume `json:"image_volumes,omitempty"` // those of Spec.Volumes, in their order
 
 	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
 	PID    int    `json:"pid,omitempty"`

@@ -81,8 +81,12 @@ func (v Volume) validate() error {
 	switch {
 	case len(v.Name) > MaxNameLength || !nameRE.MatchString(v.Name):
 		return errdefs.Invalidf("invalid volume name %q; use at most %d letters, digits, '.', '_' and '-', and begin with a letter or digit", v.Name, MaxNameLength)
-	case v.Kind != VolumeFiles && v.Kind != VolumeEmpty:
-		return errdefs.Invalidf("volume %s: invalid kind %q; use %s or %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty)
+	case v.Kind != VolumeFiles && v.Kind != VolumeEmpty && v.Kind != VolumeImage:
+		return errdefs.Invalidf("volume %s: invalid kind %q; use %s, %s or %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty, VolumeImage)
+	case v.Kind == VolumeImage && (v.Memory || v.SizeLimit != 0 || v.Group != nil || len(v.Files) > 0):
+		return errdefs.Invalidf("volume %s: a volume with the files of an image cannot have a size limit, a group or other files, or be in memory", v.Name)
+	case (v.Kind == VolumeImage) != (v.Image != ""):
+		return errdefs.Invalidf("volume %s: a volume of kind %s needs an image, and no other volume has one", v.Name, VolumeImage)
 	case v.Kind == VolumeFiles && (v.Memory || v.SizeLimit != 0):
 		return errdefs.Invalidf("volume %s: a volume of files cannot be in memory or have a size limit", v.Name)
 	case v.Kind == VolumeEmpty && len(v.Files) > 0:

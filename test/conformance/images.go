@@ -63,6 +63,9 @@ func images(s sources) (map[string]v1.Image, error) {
 	full := slices.Concat(base(), s.complete(applets, has))
 	agnhost := slices.Concat(full, s.program("agnhost", "agnhost", 0o755), s.pages("porter"), []file{{name: "agnhost-2", link: "agnhost"}, {name: "uploads", dir: true, mode: 0o1777}})
 
+	// A test mounts kitten's files, and knows its system by this file.
+	alpine := []file{{name: "etc/os-release", mode: 0o644, data: []byte("NAME=\"Alpine Linux\"\nID=alpine\n")}}
+
 	recipes := map[string]struct {
 		under  v1.Layer // nil: none
 		files  []file
@@ -70,7 +73,7 @@ func images(s sources) (map[string]v1.Image, error) {
 	}{
 		"agnhost":           {debian, agnhost, v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"pause"}}},
 		"nautilus":          {debian, slices.Concat(agnhost, s.pages("nautilus")), v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"test-webserver"}}},
-		"kitten":            {debian, slices.Concat(agnhost, s.pages("kitten")), v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"test-webserver"}}},
+		"kitten":            {debian, slices.Concat(agnhost, s.pages("kitten"), alpine), v1.Config{Entrypoint: []string{"/agnhost"}, Cmd: []string{"test-webserver"}}},
 		"glibc-dns-testing": {debian, full, v1.Config{Cmd: []string{"bash"}}},
 		"ipc-utils":         {debian, full, v1.Config{Cmd: []string{"sh"}}},
 		"busybox":           {nil, small, v1.Config{Cmd: []string{"sh"}}},

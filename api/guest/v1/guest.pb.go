@@ -927,10 +927,11 @@ func (*SetupReply) Descriptor() ([]byte, []int) {
 type Volume struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                             // files or empty
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                             // files, empty or image
 	Memory        bool                   `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                        // empty: in memory instead of on the disk
 	SizeLimit     int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"` // bytes; empty in memory only; 0: the kernel's
 	Group         *int64                 `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`                    // id of the group that may use it
+	Layers        []string               `protobuf:"bytes,40,rep,name=layers,proto3" json:"layers,omitempty"`                        // image: serials of the disks that hold it, the lowest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -998,6 +999,13 @@ func (x *Volume) GetGroup() int64 {
 		return *x.Group
 	}
 	return 0
+}
+
+func (x *Volume) GetLayers() []string {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
 }
 
 type VolumeFile struct {
@@ -3427,14 +3435,15 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x11started_unix_nano\x18\x04 \x01(\x03R\x0fstartedUnixNano\x12,\n" +
 	"\x12finished_unix_nano\x18\x05 \x01(\x03R\x10finishedUnixNano\"\f\n" +
 	"\n" +
-	"SetupReply\"\x8c\x01\n" +
+	"SetupReply\"\xa4\x01\n" +
 	"\x06Volume\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06memory\x18\x03 \x01(\bR\x06memory\x12\x1d\n" +
 	"\n" +
 	"size_limit\x18\x04 \x01(\x03R\tsizeLimit\x12\x19\n" +
-	"\x05group\x18\x05 \x01(\x03H\x00R\x05group\x88\x01\x01B\b\n" +
+	"\x05group\x18\x05 \x01(\x03H\x00R\x05group\x88\x01\x01\x12\x16\n" +
+	"\x06layers\x18( \x03(\tR\x06layersB\b\n" +
 	"\x06_group\"g\n" +
 	"\n" +
 	"VolumeFile\x12\x12\n" +

@@ -367,7 +367,7 @@ func (t Turn) Take(ctx context.Context) (leave func(), err error) {
 
 // setupOf returns what the guest is told about itself. It leaves out the names of the host's links and namespaces.
 func setupOf(r vm.Record) guest.Setup {
-	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes, Sysctls: r.Spec.Sysctls}
+	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes, Sysctls: r.Spec.Sysctls, VolumeLayers: layersOf(r)}
 	if len(r.Containers) > 0 {
 		s.Containers, s.Restart = containersOf(r), r.Spec.Restart
 	} else {
@@ -392,6 +392,18 @@ func setupOf(r vm.Record) guest.Setup {
 		s.Hosts = append(s.Hosts, h.Line())
 	}
 	return s
+}
+
+// layersOf returns the layers of the volumes with the files of images, by their names.
+func layersOf(r vm.Record) map[string][]string {
+	var out map[string][]string
+	for _, v := range r.ImageVolumes {
+		if out == nil {
+			out = map[string][]string{}
+		}
+		out[v.Volume] = v.Layers
+	}
+	return out
 }
 
 // containersOf returns what the guest is told about its containers. A guest that has started them ignores it.

@@ -233,7 +233,9 @@ func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 		r.Containers = append(r.Containers, encodeContainer(c))
 	}
 	for _, v := range g.Volumes {
-		r.Volumes = append(r.Volumes, volume(v))
+		m := volume(v)
+		m.Layers = g.VolumeLayers[v.Name]
+		r.Volumes = append(r.Volumes, m)
 	}
 	r.Mounts = mounts(g.Mounts)
 	_, err := s.client.Setup(ctx, r)

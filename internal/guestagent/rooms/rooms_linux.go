@@ -40,6 +40,7 @@ type Keeper struct {
 	open   bool
 	layers map[string]string // where they are mounted, by serial
 	rooms  map[string]*room
+	images map[string]bool // those that are mounted, by name
 }
 
 type room struct {
@@ -52,7 +53,7 @@ func New(disk *os.File, plug func() error) *Keeper {
 	if plug == nil {
 		plug = func() error { return nil }
 	}
-	return &Keeper{disk: disk, plug: sync.OnceValue(plug), layers: map[string]string{}, rooms: map[string]*room{}}
+	return &Keeper{disk: disk, plug: sync.OnceValue(plug), layers: map[string]string{}, rooms: map[string]*room{}, images: map[string]bool{}}
 }
 
 // Limits of the wait for plugged disks.
@@ -96,39 +97,65 @@ func (k *Keeper) Make(name string, layers []string, readOnlyRoot bool) (string, 
 	if _, made := k.rooms[name]; made {
 		return dir, nil
 	}
-	if err := k.begin(); err != nil {
-		return "", err
+	top := path.Join(stagePath, "u") // in memory
+	if k.disk != nil {
+		top = fmt.Sprintf("/proc/self/fd/%d/containers", k.disk.Fd())
 	}
-	var lower []string
-	for _, serial := range layers {
-		at, err := k.layer(serial)
-		if err != nil {
-			return "", err
-		}
-		lower = append(lower, at)
+	if err := k.assemble(dir, path.Join(top, name), layers); err != nil {
+		return "", fmt.Errorf("container %s: %w", name, err)
 	}
-	if len(lower) == 0 {
-		return "", errdefs.Invalidf("the image of container %s has no layers", name)
-	}
-	slices.Reverse(lower) // overlayfs lists the highest first
-	upper, err := k.upper(name)
-	if err != nil {
-		return "", fmt.Errorf("prepare the writable layer of container %s: %w", name, err)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", strings.Join(lower, ":"), upper, upper)
-	if err := unix.Mount("overlay", dir, "overlay", 0, options); err != nil {
-		return "", fmt.Errorf("mount the writable layer of container %s over its image: %w", name, err)
-	}
-	_ = os.Remove(dir + "/lost+found") // of the layers' file systems, not of the image; one with content stays
 	if err := furnish(dir); err != nil {
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 		return "", fmt.Errorf("prepare the file system of container %s: %w", name, err)
 	}
 	k.rooms[name] = &room{readOnlyRoot: readOnlyRoot}
 	return dir, nil
+}
+
+// Image mounts the files of the image on the disks with these serials, lowest layer first, and returns the folder where they are
+// until Seal. It is idempotent until then.
+func (k *Keeper) Image(name string, layers []string) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	dir := path.Join(stagePath, "i", name)
+	if k.images[name] {
+		return dir, nil
+	}
+	if err := k.assemble(dir, path.Join(stagePath, "iu", name), layers); err != nil {
+		return "", err
+	}
+	k.images[name] = true
+	return dir, nil
+}
+
+// assemble mounts an image at dir, with a writable layer in the folder upper. Preconditions: mu is held.
+func (k *Keeper) assemble(dir, upper string, layers []string) error {
+	if err := k.begin(); err != nil {
+		return err
+	}
+	var lower []string
+	for _, serial := range layers {
+		at, err := k.layer(serial)
+		if err != nil {
+			return err
+		}
+		lower = append(lower, at)
+	}
+	if len(lower) == 0 {
+		return errdefs.Invalidf("its image has no layers")
+	}
+	slices.Reverse(lower) // overlayfs lists the highest first
+	for _, folder := range []string{path.Join(upper, "upper"), path.Join(upper, "work"), dir} {
+		if err := os.MkdirAll(folder, 0o755); err != nil {
+			return fmt.Errorf("prepare the writable layer: %w", err)
+		}
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", strings.Join(lower, ":"), upper, upper)
+	if err := unix.Mount("overlay", dir, "overlay", 0, options); err != nil {
+		return fmt.Errorf("mount the writable layer over the image: %w", err)
+	}
+	_ = os.Remove(dir + "/lost+found") // of the layers' file systems, not of the image; one with content stays
+	return nil
 }
 
 // begin mounts the stage; everything in it disappears with it. Preconditions: mu is held.
@@ -168,21 +195,6 @@ func (k *Keeper) layer(serial string) (string, error) {
 	}
 	k.layers[serial] = at
 	return at, nil
-}
-
-// upper makes the folders of a writable layer.
-func (k *Keeper) upper(name string) (string, error) {
-	top := path.Join(stagePath, "u") // in memory
-	if k.disk != nil {
-		top = fmt.Sprintf("/proc/self/fd/%d/containers", k.disk.Fd())
-	}
-	dir := path.Join(top, name)
-	for _, part := range []string{"upper", "work"} {
-		if err := os.MkdirAll(path.Join(dir, part), 0o755); err != nil {
-			return "", err
-		}
-	}
-	return dir, nil
 }
 
 // furnish adds the folders, mounts and files that programs expect. The image may hold anything at these paths.
@@ -317,7 +329,8 @@ func (k *Keeper) Seal() error {
 		return fmt.Errorf("hide the containers' file systems: %w", err)
 	}
 	k.open = false
-	clear(k.layers)          // rooms that are made later mount them again
+	clear(k.layers) // rooms that are made later mount them again
+	clear(k.images)
 	_ = os.Remove(stagePath) // an empty folder does no harm
 	return nil
 }

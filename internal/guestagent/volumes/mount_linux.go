@@ -14,27 +14,37 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Mount makes the volumes and mounts them in the order of mounts. The key of mounts is the folder that the paths are
-// in. Steps that were done before are skipped.
-func (k *Keeper) Mount(_ context.Context, volumes []vm.Volume, mounts map[string][]vm.Mount) error {
+// Mount makes the volumes and mounts them in the order of mounts. images are the folders with the files of volumes of images, by
+// name. The key of mounts is the folder that the paths are in. lacks says, by that folder, which parts of an image's files do not
+// exist: these are not mounted. Steps that were done before are skipped.
+func (k *Keeper) Mount(
+	_ context.Context, volumes []vm.Volume, images map[string]string, mounts map[string][]vm.Mount,
+) (lacks map[string]error, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed || len(volumes) == 0 && k.store == nil {
-		return nil
+		return k.lacks, nil
+	}
+	for name, folder := range images {
+		k.images[name] = folder
 	}
 	byName := map[string]vm.Volume{}
 	for _, v := range volumes {
 		if err := k.make(v); err != nil {
-			return fmt.Errorf("make volume %s: %w", v.Name, err)
+			return nil, fmt.Errorf("make volume %s: %w", v.Name, err)
 		}
 		byName[v.Name] = v
 	}
 	for root, list := range mounts {
-		if err := k.mountIn(root, byName, list); err != nil {
-			return err
+		lack, err := k.mountIn(root, byName, list)
+		if err != nil {
+			return nil, err
+		}
+		if lack != nil {
+			k.lacks[root] = lack
 		}
 	}
-	return k.close()
+	return k.lacks, k.close()
 }
 
 // Message shows a new empty file, which every user may write, at a path in folder, and returns that file. The same path again
@@ -116,14 +126,15 @@ func showAt(folder, name string, f *os.File) error {
 		return err
 	}
 	defer unix.Close(dst)
-	return bind(int(f.Fd()), dst, false)
+	return bind(int(f.Fd()), dst, 0)
 }
 
-// mountIn makes the mounts in the folder root. Preconditions: mu is held.
-func (k *Keeper) mountIn(root string, volumes map[string]vm.Volume, mounts []vm.Mount) error {
+// mountIn makes the mounts in the folder root. lack is the first part of an image's files that does not exist. Preconditions: mu is
+// held.
+func (k *Keeper) mountIn(root string, volumes map[string]vm.Volume, mounts []vm.Mount) (lack, err error) {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("mount volumes in %s: %w", root, err)
+		return nil, fmt.Errorf("mount volumes in %s: %w", root, err)
 	}
 	defer unix.Close(fd)
 	for _, m := range mounts {
@@ -133,14 +144,20 @@ func (k *Keeper) mountIn(root string, volumes map[string]vm.Volume, mounts []vm.
 		}
 		v, ok := volumes[m.Volume]
 		if !ok {
-			return errdefs.Invalidf("there is no volume %q to mount at %s", m.Volume, m.Path)
+			return nil, errdefs.Invalidf("there is no volume %q to mount at %s", m.Volume, m.Path)
 		}
-		if err := k.mount(fd, v, m); err != nil {
-			return fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err)
+		switch err := k.mount(fd, v, m); {
+		case errdefs.IsNotFound(err) && v.Kind == vm.VolumeImage:
+			if lack == nil {
+				lack = fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err)
+			}
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err)
 		}
 		k.mounted[at] = true
 	}
-	return nil
+	return lack, nil
 }
 
 // open mounts the in-memory file system that holds the files. Preconditions: mu is held.
@@ -161,10 +178,12 @@ func (k *Keeper) open() error {
 
 // close removes the stage from the guest's folders. Mounts stay valid, store stays open, and vault keeps the stage.
 func (k *Keeper) close() error {
-	if k.store != nil {
+	if k.store != nil || len(k.images) > 0 {
 		if err := k.keepStage(); err != nil {
 			return err
 		}
+	}
+	if k.store != nil {
 		if err := unix.Unmount(k.stage, unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("hide the memory of volumes: %w", err)
 		}
@@ -179,7 +198,7 @@ func (k *Keeper) make(v vm.Volume) error {
 	if k.made[v.Name] {
 		return nil
 	}
-	if v.Kind != vm.VolumeEmpty || v.Memory {
+	if v.Kind == vm.VolumeFiles || v.Memory {
 		if err := k.open(); err != nil {
 			return err
 		}
@@ -190,6 +209,10 @@ func (k *Keeper) make(v vm.Volume) error {
 		var dir *os.Root
 		if dir, err = k.folder(v); err == nil { // empty unless Put gave it files
 			err = dir.Close()
+		}
+	case v.Kind == vm.VolumeImage:
+		if k.images[v.Name] == "" {
+			err = errdefs.Invalidf("its image is not mounted")
 		}
 	case v.Memory:
 		err = k.makeMemory(v)
@@ -284,18 +307,25 @@ func (k *Keeper) mount(root int, v vm.Volume, m vm.Mount) error {
 		return err
 	}
 	defer unix.Close(dst)
-	return bind(src, dst, m.ReadOnly || v.Kind == vm.VolumeFiles)
+	var attributes uint64
+	switch {
+	case v.Kind == vm.VolumeImage:
+		attributes = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
+	case m.ReadOnly || v.Kind == vm.VolumeFiles:
+		attributes = unix.MOUNT_ATTR_RDONLY
+	}
+	return bind(src, dst, attributes)
 }
 
-// bind mounts what src refers to at dst.
-func bind(src, dst int, readOnly bool) error {
+// bind mounts what src refers to at dst, with these attributes of a mount.
+func bind(src, dst int, attributes uint64) error {
 	tree, err := unix.OpenTree(src, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
 		return fmt.Errorf("clone the mount of the volume: %w", err)
 	}
 	defer unix.Close(tree)
-	if readOnly {
-		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+	if attributes != 0 {
+		attr := unix.MountAttr{Attr_set: attributes}
 		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 			return fmt.Errorf("make it read-only: %w", err)
 		}

@@ -100,7 +100,10 @@ func (k *Keeper) staged(f func() error) error {
 
 // top is the folder of v.
 func (k *Keeper) top(v vm.Volume) string {
-	if v.Kind == vm.VolumeEmpty && !v.Memory {
+	switch {
+	case v.Kind == vm.VolumeImage:
+		return k.images[v.Name]
+	case v.Kind == vm.VolumeEmpty && !v.Memory:
 		return path.Join(k.disk, v.Name)
 	}
 	return path.Join(k.stage, v.Name)

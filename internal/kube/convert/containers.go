@@ -175,15 +175,15 @@ func sum(pod *corev1.Pod, of func(*corev1.Container) (resource.Quantity, bool)) 
 	return most, known
 }
 
-// Pulls returns the requests that pull the images of pod's VM, each image once, without credentials. The API server has set
+// Pulls returns the requests that pull the images of pod's VM, those of its containers and then those of its volumes, each image once, without credentials. The API server has set
 // the default pull policies of the containers. A force-pull annotation takes precedence over them.
 func Pulls(pod *corev1.Pod) []image.PullRequest {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
 	var out []image.PullRequest
-	for _, c := range containers(pod) {
-		r := image.PullRequest{Name: ImageOf(pod, c), Policy: image.PullIfNotPresent}
-		if c.ImagePullPolicy != "" {
-			r.Policy = image.PullPolicy(c.ImagePullPolicy)
+	add := func(name string, policy corev1.PullPolicy) {
+		r := image.PullRequest{Name: name, Policy: image.PullIfNotPresent}
+		if policy != "" {
+			r.Policy = image.PullPolicy(policy)
 		}
 		if ask.ForcePull {
 			r.Policy, r.Force = image.PullAlways, true
@@ -195,6 +195,12 @@ func Pulls(pod *corev1.Pod) []image.PullRequest {
 		case r.Policy == image.PullAlways:
 			out[at].Policy = image.PullAlways
 		}
+	}
+	for _, c := range containers(pod) {
+		add(ImageOf(pod, c), c.ImagePullPolicy)
+	}
+	for _, v := range ImageVolumes(pod) {
+		add(v.Image.Reference, v.Image.PullPolicy)
 	}
 	return out
 }

@@ -62,7 +62,10 @@ func unservable(v *corev1.Volume) string {
 	case v.HostPath != nil:
 		return "a VM cannot reach hostPath, which is a folder of the node"
 	case v.Image != nil:
-		return "a VM cannot mount images"
+		if v.Image.Reference == "" {
+			return "the volume names no image"
+		}
+		return ""
 	}
 	if kind := kindOf(v.VolumeSource); kind != "" {
 		return kind + ": a VM cannot have volumes on disks yet"
@@ -92,7 +95,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 			continue // like the kubelet, skip volumes that no container mounts
 		}
 		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles}
-		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil {
+		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil && v.Image == nil {
 			group := *sc.FSGroup
 			def.Group = &group
 		}
@@ -102,7 +105,21 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 				def.SizeLimit = d.SizeLimit.Value()
 			}
 		}
+		if v.Image != nil {
+			def.Kind, def.Image = vm.VolumeImage, v.Image.Reference
+		}
 		out = append(out, def)
+	}
+	return out
+}
+
+// ImageVolumes returns the volumes of pod with the files of images, which the pod's VM has because containers mount them.
+func ImageVolumes(pod *corev1.Pod) (out []*corev1.Volume) {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if v.Image != nil && slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
+			out = append(out, v)
+		}
 	}
 	return out
 }

@@ -49,12 +49,17 @@ func (r *report) publish(hold time.Duration) {
 	r.writer.set(status, annotations, hold)
 }
 
-// containerImages returns the images of the containers of f's VM. Precondition: f has a VM.
+// containerImages returns the images of the containers and volumes of f's VM. Precondition: f has a VM.
 func (r *report) containerImages(f facts) map[string]podstatus.Image {
 	out := map[string]podstatus.Image{}
 	for _, c := range slices.Concat(f.pod.Spec.InitContainers, f.pod.Spec.Containers) {
 		if x := f.rec.Container(c.Name); x != nil {
 			out[c.Name] = r.images[convert.ImageOf(f.pod, &c)].shown(x.ImageDigest)
+		}
+	}
+	for _, v := range convert.ImageVolumes(f.pod) {
+		if i := slices.IndexFunc(f.rec.ImageVolumes, func(x vm.ImageVolume) bool { return x.Volume == v.Name }); i >= 0 {
+			out[podstatus.VolumeKey(v.Name)] = r.images[v.Image.Reference].shown(f.rec.ImageVolumes[i].ImageDigest)
 		}
 	}
 	for _, c := range f.pod.Spec.EphemeralContainers {

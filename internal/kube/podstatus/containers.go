@@ -48,6 +48,7 @@ func (v View) one(c *corev1.Container) corev1.ContainerStatus {
 	}
 	var id, before string // of this run and of the one before it
 	if s != nil {
+		out.VolumeMounts = v.mounts(c)
 		id, before = runID(v.Record, c.Name, s.Run()), runID(v.Record, c.Name, s.Run()-1)
 		out.ContainerID, out.RestartCount = id, int32(min(s.Restarts, 1<<30))
 		if s.State == vm.ContainerWaiting && s.Last != nil { // the next run has not begun
@@ -79,6 +80,26 @@ func (v View) one(c *corev1.Container) corev1.ContainerStatus {
 		out.Ready = v.isInit(c) && !convert.IsSidecar(c) && s.Exit != nil && s.Exit.Code == 0
 	default:
 		out.State.Waiting = &corev1.ContainerStateWaiting{Reason: s.Reason, Message: s.Message}
+	}
+	return out
+}
+
+// VolumeKey returns the key of a volume in Images. No container has this name.
+func VolumeKey(volume string) string { return "volume/" + volume }
+
+// mounts returns the mounts of c, if it mounts the files of an image: their status says which image that is.
+func (v View) mounts(c *corev1.Container) (out []corev1.VolumeMountStatus) {
+	some := false
+	for _, m := range c.VolumeMounts {
+		s := corev1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
+		if img, ok := v.Images[VolumeKey(m.Name)]; ok {
+			some = true
+			s.ReadOnly, s.VolumeStatus = true, &corev1.VolumeStatus{Image: &corev1.ImageVolumeStatus{ImageRef: img.ID}}
+		}
+		out = append(out, s)
+	}
+	if !some {
+		return nil
 	}
 	return out
 }

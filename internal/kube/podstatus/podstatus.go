@@ -45,7 +45,7 @@ type View struct {
 	IP      string           // of the VM; "": not known
 	Record  *vm.Record       // nil: no VM (yet)
 	Image   Image            // of the VM
-	Images  map[string]Image // of a VM with containers, by container
+	Images  map[string]Image // of a VM with containers, by container; of its volumes by VolumeKey
 	Reach   Reach
 	Health  map[string]Health // of the containers; one without an entry is healthy
 	Pause   Pause
