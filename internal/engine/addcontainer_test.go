@@ -83,11 +83,6 @@ func TestAddContainer(t *testing.T) {
 	wantClass(t, "an app", err, errdefs.InvalidArgument)
 	_, err = r.AddContainer(ctx, "none", debugger("debug"))
 	wantClass(t, "no such VM", err, errdefs.NotFound)
-	bad = debugger("debug")
-	bad.Mounts = []vm.Mount{{Volume: "v", Path: "/v"}}
-	_, err = r.AddContainer(ctx, "web", bad)
-	wantClass(t, "volumes", err, errdefs.Unsupported)
-
 	plain := spec("plain")
 	r.must(r.Launch(ctx, plain))
 	_, err = r.AddContainer(ctx, "plain", debugger("debug"))
@@ -102,6 +97,10 @@ func TestAddContainer(t *testing.T) {
 	r.await("web", "ready", ready)
 	_, err = r.AddContainer(ctx, "web", debugger("app"))
 	wantClass(t, "a name in use", err, errdefs.AlreadyExists)
+	bad = debugger("debug")
+	bad.Mounts = []vm.Mount{{Volume: "v", Path: "/v"}}
+	_, err = r.AddContainer(ctx, "web", bad)
+	wantClass(t, "a volume that the VM does not have", err, errdefs.InvalidArgument)
 	bad = debugger("debug")
 	bad.Image = "none"
 	_, err = r.AddContainer(ctx, "web", bad)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -92,7 +93,7 @@ func ephemeralIn(x snapshot.Snapshot, live bool) ([]vm.Ephemeral, error) {
 	}
 	for i := range out {
 		e := &out[i]
-		if err := e.Spec.ValidateEphemeral(); err != nil || e.Spec.Name != e.Record.Name || find(out, e.Record.Name) != i {
+		if err := errors.Join(e.Spec.ValidateEphemeral(), e.Spec.ValidateIn(x.Record.Spec.Volumes)); err != nil || e.Spec.Name != e.Record.Name || find(out, e.Record.Name) != i {
 			return nil, errdefs.DataLossf("snapshot %s is damaged: container %q, which was added to its VM, is not valid", x.Name, e.Record.Name)
 		}
 		e.Record.ImageManifest = ""

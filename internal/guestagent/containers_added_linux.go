@@ -16,8 +16,8 @@ func (s *Server) AddContainer(ctx context.Context, r *guestv1.AddContainerReques
 	switch {
 	case vm.ContainerKind(m.GetKind()) != vm.ContainerEphemeral || m.GetRoot() || m.GetHold():
 		return nil, errdefs.Invalidf("container %s of kind %q cannot be added to a running guest", m.GetName(), m.GetKind())
-	case len(m.GetMounts()) > 0:
-		return nil, errdefs.Unsupportedf("the volumes of a running guest cannot be mounted in container %s", m.GetName())
+	case len(m.GetMounts()) > 0 && s.cfg.Volumes == nil:
+		return nil, errNoVolumes()
 	case s.cfg.Rooms == nil:
 		return nil, errdefs.Unsupportedf("this guest's agent does not support containers")
 	case p == nil:
@@ -65,6 +65,11 @@ func (s *Server) addContainer(p *containers, m *guestv1.Container) (err error) {
 	if err != nil {
 		return err
 	}
+	if len(m.GetMounts()) > 0 {
+		if err := s.cfg.Volumes.MountLater(folder, mounts(m.GetMounts())); err != nil {
+			return err
+		}
+	}
 	makeWorkdir(folder, m.GetProcess())
 	if err := s.cfg.Rooms.Seal(); err != nil {
 		return err
@@ -72,7 +77,7 @@ func (s *Server) addContainer(p *containers, m *guestv1.Container) (err error) {
 	s.mu.Lock()
 	hostname := s.hostname
 	s.mu.Unlock()
-	c, err := s.container(m, &guestv1.SetupRequest{Hostname: hostname, Restart: string(vm.RestartNever)}, nil)
+	c, err := s.container(m, &guestv1.SetupRequest{Hostname: hostname, Restart: string(vm.RestartNever)}, p.all[0].command.groups)
 	if err != nil {
 		return err
 	}

@@ -277,8 +277,8 @@ func (c Container) ValidateEphemeral() error {
 		return errdefs.Invalidf("container %s has the kind %q; only a container of kind %s can be added to a running VM", c.Name, c.Kind, ContainerEphemeral)
 	case c.Image == "":
 		return errdefs.Invalidf("container %s: an image is needed", c.Name)
-	case len(c.Mounts) > 0:
-		return errdefs.Unsupportedf("container %s: the volumes of a running VM cannot be mounted in a container that is added to it", c.Name)
+	case len(c.Mounts) > MaxMounts:
+		return errdefs.Invalidf("container %s has %d mounts; at most %d are possible", c.Name, len(c.Mounts), MaxMounts)
 	case c.Root || c.Hold:
 		return errdefs.Invalidf("container %s is added to a running VM, so it cannot have the VM's own root or hold other containers", c.Name)
 	}

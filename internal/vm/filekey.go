@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,7 +58,16 @@ func Filled(args, env []string, keys []FileKey, values []*string) (filledArgs, f
 }
 
 // ValidateIn checks what c, which is to be added to a running guest, needs of the guest's volumes.
-func (c Container) ValidateIn(volumes []Volume) error { return c.validateFileKeys(volumes) }
+func (c Container) ValidateIn(volumes []Volume) error {
+	known := map[string]bool{}
+	for _, v := range volumes {
+		known[v.Name] = true
+	}
+	if err := validateMounts(c.Mounts, known); err != nil {
+		return fmt.Errorf("container %s: %w", c.Name, err)
+	}
+	return c.validateFileKeys(volumes)
+}
 
 // validateFileKeys checks the variables of c that are in files of volumes, which are all that its VM has.
 func (c Container) validateFileKeys(volumes []Volume) error {

@@ -25,16 +25,25 @@ func TestVolumesAreValidated(t *testing.T) {
 	sub := func(path string) func(*Spec) { return func(s *Spec) { s.Mounts[0].SubPath = path } }
 	minus, big := int64(-1), int64(1<<32-1)
 	for name, change := range map[string]func(*Spec){
-		"name twice":            func(s *Spec) { s.Volumes[1].Name = "conf" },
-		"name with slash":       func(s *Spec) { s.Volumes[0].Name = "a/b" },
-		"name of dots":          func(s *Spec) { s.Volumes[0].Name = ".." },
-		"no name":               func(s *Spec) { s.Volumes[0].Name = "" },
-		"long name":             func(s *Spec) { s.Volumes[0].Name = strings.Repeat("a", 64) },
-		"kind":                  func(s *Spec) { s.Volumes[0].Kind = "disk" },
-		"files in memory":       func(s *Spec) { s.Volumes[0].Memory = true },
-		"empty with files":      func(s *Spec) { s.Volumes[1].Files = s.Volumes[0].Files },
-		"negative limit":        func(s *Spec) { s.Volumes[1].SizeLimit = -1 },
-		"limit on disk":         func(s *Spec) { s.Volumes[1].Memory = false },
+		"name twice":         func(s *Spec) { s.Volumes[1].Name = "conf" },
+		"name with slash":    func(s *Spec) { s.Volumes[0].Name = "a/b" },
+		"name of dots":       func(s *Spec) { s.Volumes[0].Name = ".." },
+		"no name":            func(s *Spec) { s.Volumes[0].Name = "" },
+		"long name":          func(s *Spec) { s.Volumes[0].Name = strings.Repeat("a", 64) },
+		"kind":               func(s *Spec) { s.Volumes[0].Kind = "disk" },
+		"files in memory":    func(s *Spec) { s.Volumes[0].Memory = true },
+		"empty with files":   func(s *Spec) { s.Volumes[1].Files = s.Volumes[0].Files },
+		"negative limit":     func(s *Spec) { s.Volumes[1].SizeLimit = -1 },
+		"limit on disk":      func(s *Spec) { s.Volumes[1].Memory = false },
+		"image without name": func(s *Spec) { s.Volumes[1] = Volume{Name: "files", Kind: VolumeImage} },
+		"image with a group": func(s *Spec) {
+			s.Volumes[1] = Volume{Name: "files", Kind: VolumeImage, Image: "demo", Group: new(int64)}
+		},
+		"image in memory": func(s *Spec) { s.Volumes[1] = Volume{Name: "files", Kind: VolumeImage, Image: "demo", Memory: true} },
+		"image with files": func(s *Spec) {
+			s.Volumes[1] = Volume{Name: "files", Kind: VolumeImage, Image: "demo", Files: s.Volumes[0].Files}
+		},
+		"empty with an image":   func(s *Spec) { s.Volumes[1].Image = "demo" },
 		"negative group":        func(s *Spec) { s.Volumes[0].Group = &minus },
 		"group that means none": func(s *Spec) { s.Volumes[0].Group = &big },
 		"user":                  func(s *Spec) { s.Volumes[0].Files[0].UID = &big },

@@ -64,7 +64,7 @@ func (l *Link) addContainer(ctx context.Context, agent guest.Agent, name string)
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AgentTimeout)
 	defer cancel()
 	err := adder.AddContainer(ctx, guest.Container{
-		Name: name, Kind: e.Spec.Kind, Process: e.Record.Process.Addressed(r.NICs), Layers: e.Record.Layers, Run: 1,
+		Name: name, Kind: e.Spec.Kind, Process: e.Record.Process.Addressed(r.NICs), Layers: e.Record.Layers, Run: 1, Mounts: e.Spec.Mounts,
 		MessagePath: e.Spec.MessagePath, MessageFromLog: e.Spec.MessageFromLog,
 	})
 	if errdefs.Is(err, errdefs.Unsupported) {

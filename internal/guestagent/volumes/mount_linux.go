@@ -25,12 +25,9 @@ func (k *Keeper) Mount(
 	if k.closed || len(volumes) == 0 && k.store == nil {
 		return k.lacks, nil
 	}
-	for name, folder := range images {
-		k.images[name] = folder
-	}
 	byName := map[string]vm.Volume{}
 	for _, v := range volumes {
-		if err := k.make(v); err != nil {
+		if err := k.make(v, images[v.Name]); err != nil {
 			return nil, fmt.Errorf("make volume %s: %w", v.Name, err)
 		}
 		byName[v.Name] = v
@@ -178,12 +175,10 @@ func (k *Keeper) open() error {
 
 // close removes the stage from the guest's folders. Mounts stay valid, store stays open, and vault keeps the stage.
 func (k *Keeper) close() error {
-	if k.store != nil || len(k.images) > 0 {
+	if k.store != nil {
 		if err := k.keepStage(); err != nil {
 			return err
 		}
-	}
-	if k.store != nil {
 		if err := unix.Unmount(k.stage, unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("hide the memory of volumes: %w", err)
 		}
@@ -193,12 +188,12 @@ func (k *Keeper) close() error {
 	return nil
 }
 
-// make prepares v to be mounted.
-func (k *Keeper) make(v vm.Volume) error {
+// make prepares v to be mounted. image is the folder with the files of the image, of a volume that has one.
+func (k *Keeper) make(v vm.Volume, image string) error {
 	if k.made[v.Name] {
 		return nil
 	}
-	if v.Kind == vm.VolumeFiles || v.Memory {
+	if v.Kind != vm.VolumeEmpty || v.Memory {
 		if err := k.open(); err != nil {
 			return err
 		}
@@ -211,9 +206,7 @@ func (k *Keeper) make(v vm.Volume) error {
 			err = dir.Close()
 		}
 	case v.Kind == vm.VolumeImage:
-		if k.images[v.Name] == "" {
-			err = errdefs.Invalidf("its image is not mounted")
-		}
+		err = k.makeImage(v, image)
 	case v.Memory:
 		err = k.makeMemory(v)
 	default:
@@ -241,6 +234,28 @@ func (k *Keeper) makeMemory(v vm.Volume) error {
 	}
 	defer unix.Close(fd)
 	return share(fd, v.Group)
+}
+
+// makeImage shows the files of an image in the stage.
+func (k *Keeper) makeImage(v vm.Volume, image string) error {
+	if image == "" {
+		return errdefs.Invalidf("its image is not mounted")
+	}
+	dir := path.Join(k.stage, v.Name)
+	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
+		return err
+	}
+	src, err := resolve(image)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(src)
+	dst, err := resolve(dir)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dst)
+	return bind(src, dst, 0)
 }
 
 // makeDisk makes the folder of v in the writable layer. A folder from an earlier start stays as the guest left it.
@@ -307,29 +322,47 @@ func (k *Keeper) mount(root int, v vm.Volume, m vm.Mount) error {
 		return err
 	}
 	defer unix.Close(dst)
-	var attributes uint64
+	return bind(src, dst, attributes(v, m))
+}
+
+// attributes are those of the mount m of v.
+func attributes(v vm.Volume, m vm.Mount) uint64 {
 	switch {
 	case v.Kind == vm.VolumeImage:
-		attributes = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
+		return unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 	case m.ReadOnly || v.Kind == vm.VolumeFiles:
-		attributes = unix.MOUNT_ATTR_RDONLY
+		return unix.MOUNT_ATTR_RDONLY
 	}
-	return bind(src, dst, attributes)
+	return 0
 }
 
 // bind mounts what src refers to at dst, with these attributes of a mount.
 func bind(src, dst int, attributes uint64) error {
-	tree, err := unix.OpenTree(src, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	tree, err := clone(src, attributes)
 	if err != nil {
-		return fmt.Errorf("clone the mount of the volume: %w", err)
+		return err
 	}
 	defer unix.Close(tree)
+	return move(tree, dst)
+}
+
+// clone returns a mount of what src refers to that is nowhere yet.
+func clone(src int, attributes uint64) (tree int, err error) {
+	if tree, err = unix.OpenTree(src, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH); err != nil {
+		return -1, fmt.Errorf("clone the mount of the volume: %w", err)
+	}
 	if attributes != 0 {
 		attr := unix.MountAttr{Attr_set: attributes}
 		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-			return fmt.Errorf("make it read-only: %w", err)
+			unix.Close(tree)
+			return -1, fmt.Errorf("make it read-only: %w", err)
 		}
 	}
+	return tree, nil
+}
+
+// move puts a mount from clone at dst.
+func move(tree, dst int) error {
 	return unix.MoveMount(tree, "", dst, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 

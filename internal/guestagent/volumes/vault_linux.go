@@ -67,6 +67,61 @@ func readIn(root int, name string, limit int) ([]byte, error) {
 	return text, nil
 }
 
+// MountLater makes more mounts of volumes that the guest has, in the folder root. It is called after Mount.
+// Errors: InvalidArgument if there is no such volume.
+func (k *Keeper) MountLater(root string, mounts []vm.Mount) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, m := range mounts {
+		v, ok := k.volumes[m.Volume]
+		if !ok || !k.closed {
+			return errdefs.Invalidf("the guest has no volume %q to mount at %s", m.Volume, m.Path)
+		}
+		if err := k.mountLater(root, v, m); err != nil {
+			return fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err)
+		}
+	}
+	return nil
+}
+
+// mountLater takes the mount from where the stage is mounted. Preconditions: mu is held.
+func (k *Keeper) mountLater(root string, v vm.Volume, m vm.Mount) error {
+	tree, folder := -1, false
+	err := k.staged(func() error {
+		src, err := k.source(v, m.SubPath)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(src)
+		var st unix.Stat_t
+		if err := unix.Fstat(src, &st); err != nil {
+			return err
+		}
+		folder = st.Mode&unix.S_IFMT == unix.S_IFDIR
+		tree, err = clone(src, attributes(v, m))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tree)
+	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	dst, err := target(fd, m.Path, folder)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dst)
+	return move(tree, dst)
+}
+
+// vaultPath is where the stage is mounted in the vault. The folder of a mount must stay where it is in all namespaces: its removal in
+// one would end the mount in all others.
+const vaultPath = "/sys"
+
 // keepStage keeps the stage mounted in a mount namespace of its own. Preconditions: mu is held, and the stage is mounted.
 func (k *Keeper) keepStage() error {
 	return proc.OnThread(func() error {
@@ -74,6 +129,9 @@ func (k *Keeper) keepStage() error {
 			return fmt.Errorf("keep the memory of volumes: %w", err)
 		}
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("keep the memory of volumes: %w", err)
+		}
+		if err := unix.Mount(k.stage, vaultPath, "", unix.MS_MOVE, ""); err != nil {
 			return fmt.Errorf("keep the memory of volumes: %w", err)
 		}
 		ns, err := os.Open("/proc/thread-self/ns/mnt")
@@ -98,13 +156,13 @@ func (k *Keeper) staged(f func() error) error {
 	})
 }
 
-// top is the folder of v.
+// top is the folder of v, as staged shows it.
 func (k *Keeper) top(v vm.Volume) string {
 	switch {
-	case v.Kind == vm.VolumeImage:
-		return k.images[v.Name]
 	case v.Kind == vm.VolumeEmpty && !v.Memory:
 		return path.Join(k.disk, v.Name)
+	case k.vault != nil:
+		return path.Join(vaultPath, v.Name)
 	}
 	return path.Join(k.stage, v.Name)
 }

@@ -31,14 +31,13 @@ type Keeper struct {
 	mu      sync.Mutex
 	store   *os.Root                     // holds the files, by volume; nil without any. Stays open after the path stage is removed.
 	sums    map[string][sha256.Size]byte // of the content of volumes of files
-	images  map[string]string            // folders with the files of images, by volume; vault shows them, others only until Mount ends
 	made    map[string]bool              // volumes that are ready to be mounted
 	volumes map[string]vm.Volume         // those that were to be made
 	mounted map[string]bool              // by path
 	lacks   map[string]error             // parts of images' files that do not exist, by the folder where they are to be mounted
 	texts   map[string]*os.File          // the files for messages, by path
 	closed  bool                         // all volumes are mounted, and stage is removed
-	vault   *os.File                     // mount namespace where stage is still mounted; nil if it never was
+	vault   *os.File                     // mount namespace where the stage is still mounted, at vaultPath; nil before closed, or if it never was
 }
 
 // New returns the keeper of a guest without volumes.
@@ -47,7 +46,7 @@ func New() *Keeper { return newKeeper(stagePath, diskPath) }
 func newKeeper(stage, disk string) *Keeper {
 	return &Keeper{
 		stage: stage, disk: disk,
-		sums: map[string][sha256.Size]byte{}, images: map[string]string{}, made: map[string]bool{}, volumes: map[string]vm.Volume{}, mounted: map[string]bool{}, lacks: map[string]error{}, texts: map[string]*os.File{},
+		sums: map[string][sha256.Size]byte{}, made: map[string]bool{}, volumes: map[string]vm.Volume{}, mounted: map[string]bool{}, lacks: map[string]error{}, texts: map[string]*os.File{},
 	}
 }
 

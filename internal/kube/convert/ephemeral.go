@@ -2,6 +2,8 @@ package convert
 
 import (
 	"context"
+	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -30,7 +32,18 @@ func CheckEphemeral(pod *corev1.Pod, c *corev1.EphemeralContainer) field.ErrorLi
 	own := EphemeralContainer(c)
 	errs := append(checkContainer(own, at), checkSecurity(own, at)...)
 	no := forbid(&errs)
-	no(len(c.VolumeMounts) > 0, at.Child("volumeMounts"), "the volumes of a running VM cannot be mounted in another container; read them with kubectl exec")
+	has := volumes(pod)
+	known := func(name string) bool {
+		return slices.ContainsFunc(has, func(v vm.Volume) bool { return v.Name == name })
+	}
+	for i, m := range c.VolumeMounts {
+		no(!known(m.Name), at.Child("volumeMounts").Index(i), fmt.Sprintf("volume %q: no container of the pod has used it since its VM started, so the VM does not have it", m.Name))
+		no(propagated(m), at.Child("volumeMounts").Index(i).Child("mountPropagation"), noPropagation(m))
+	}
+	for i, e := range c.Env {
+		no(inFile(e) && !known(e.ValueFrom.FileKeyRef.VolumeName), at.Child("env").Index(i),
+			"no container of the pod has used the volume of its file since its VM started, so the VM does not have it")
+	}
 	no(len(c.VolumeDevices) > 0, at.Child("volumeDevices"), "a VM cannot have devices")
 	return errs
 }

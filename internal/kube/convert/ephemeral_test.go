@@ -61,8 +61,35 @@ func TestEphemeral(t *testing.T) {
 	}
 }
 
+func TestEphemeralHasVolumes(t *testing.T) {
+	pod := withFileKeys(fromFile("A", "K", false)) // its container uses the volume, but does not mount it
+	c := ephemeral(func(c *corev1.EphemeralContainer) {
+		c.Env = []corev1.EnvVar{fromFile("WHO", "K", false)}
+		c.VolumeMounts = []corev1.VolumeMount{{Name: "shared", MountPath: "/v", ReadOnly: true}}
+	})
+	if errs := CheckEphemeral(pod, c); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	x, err := Ephemeral(t.Context(), pod, c, Node{}, nil, nil, nil)
+	if err != nil || len(x.Mounts) != 1 || x.Mounts[0] != (vm.Mount{Volume: "shared", Path: "/v", ReadOnly: true}) || len(x.Process.FileKeys) != 1 {
+		t.Errorf("container %+v, %v", x, err)
+	}
+	if err := x.ValidateIn(Spec(pod, Node{}, nil).Volumes); err != nil {
+		t.Error(err)
+	}
+	if err := x.ValidateIn(nil); !errdefs.IsInvalid(err) {
+		t.Errorf("in a VM without the volume: %v", err)
+	}
+}
+
 func TestCheckEphemeral(t *testing.T) {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"}, Spec: corev1.PodSpec{
+		Volumes: []corev1.Volume{
+			{Name: "here", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+			{Name: "v", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}, // nobody uses it, so the VM does not have it
+		},
+		Containers: []corev1.Container{{Name: "c", Image: "demo", VolumeMounts: []corev1.VolumeMount{{Name: "here", MountPath: "/v"}}}},
+	}}
 	for want, change := range map[string]func(*corev1.EphemeralContainer){
 		"volumeMounts": func(c *corev1.EphemeralContainer) {
 			c.VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/v"}}
@@ -70,7 +97,11 @@ func TestCheckEphemeral(t *testing.T) {
 		"volumeDevices": func(c *corev1.EphemeralContainer) {
 			c.VolumeDevices = []corev1.VolumeDevice{{Name: "v", DevicePath: "/dev/v"}}
 		},
-		"env": func(c *corev1.EphemeralContainer) { c.Env = []corev1.EnvVar{{Name: "not=valid"}} },
+		"volumeMounts[0].mountPropagation": func(c *corev1.EphemeralContainer) {
+			c.VolumeMounts = []corev1.VolumeMount{{Name: "here", MountPath: "/v", MountPropagation: new(corev1.MountPropagationBidirectional)}}
+		},
+		"env[0]": func(c *corev1.EphemeralContainer) { c.Env = []corev1.EnvVar{fromFile("A", "K", false)} },
+		"env":    func(c *corev1.EphemeralContainer) { c.Env = []corev1.EnvVar{{Name: "not=valid"}} },
 	} {
 		if errs := CheckEphemeral(pod, ephemeral(change)); len(errs) != 1 || !strings.Contains(errs.ToAggregate().Error(), "spec.ephemeralContainers[debugger]."+want) {
 			t.Errorf("%s: %v", want, errs)

@@ -30,9 +30,8 @@ func checkVolumes(pod *corev1.Pod) field.ErrorList {
 	for i, c := range containers(pod) {
 		at := containerPath(pod, i)
 		for j, m := range c.VolumeMounts {
-			if p := m.MountPropagation; p != nil && *p != corev1.MountPropagationNone {
-				errs = append(errs, field.Forbidden(at.Child("volumeMounts").Index(j).Child("mountPropagation"),
-					fmt.Sprintf("volume %q: a VM and its host cannot propagate mounts to each other", m.Name)))
+			if propagated(m) {
+				errs = append(errs, field.Forbidden(at.Child("volumeMounts").Index(j).Child("mountPropagation"), noPropagation(m)))
 			}
 		}
 		if len(c.VolumeDevices) > 0 {
@@ -40,6 +39,15 @@ func checkVolumes(pod *corev1.Pod) field.ErrorList {
 		}
 	}
 	return errs
+}
+
+// propagated reports whether mounts in m are to appear on the host, or those of the host in it.
+func propagated(m corev1.VolumeMount) bool {
+	return m.MountPropagation != nil && *m.MountPropagation != corev1.MountPropagationNone
+}
+
+func noPropagation(m corev1.VolumeMount) string {
+	return fmt.Sprintf("volume %q: a VM and its host cannot propagate mounts to each other", m.Name)
 }
 
 // unservable returns why a VM cannot have volume v, or "" if it can.

@@ -93,7 +93,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		"csi: a VM cannot have volumes on disks yet":               {CSI: &corev1.CSIVolumeSource{}},
 		"ephemeral: a VM cannot have volumes on disks yet":         {Ephemeral: &corev1.EphemeralVolumeSource{}},
 		"gitRepo: a VM cannot have volumes on disks yet":           {GitRepo: &corev1.GitRepoVolumeSource{}},
-		"a VM cannot mount images":                                 {Image: &corev1.ImageVolumeSource{}},
+		"the volume names no image":                                {Image: &corev1.ImageVolumeSource{}},
 		"the volume has no source":                                 {},
 		`emptyDir medium "HugePages"`:                              {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
 		"this node does not support the projected source":          {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{}}}},
@@ -108,6 +108,7 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		{Secret: &corev1.SecretVolumeSource{}},
 		{DownwardAPI: &corev1.DownwardAPIVolumeSource{}},
 		{EmptyDir: &corev1.EmptyDirVolumeSource{}},
+		{Image: &corev1.ImageVolumeSource{Reference: "demo"}},
 		{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}},
 		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}},
 		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ClusterTrustBundle: &corev1.ClusterTrustBundleProjection{}}}}},
@@ -299,5 +300,44 @@ func TestVolumesAndMountsOfASpec(t *testing.T) {
 	broken := errors.New("broken")
 	if err := Fill(t.Context(), pod, Node{}, depot{broken}, s.Volumes); !errors.Is(err, broken) || !strings.Contains(err.Error(), `volume "conf"`) {
 		t.Errorf("a source that fails: %v", err)
+	}
+}
+
+// The files of an image are a volume if a container mounts them. They have no group, and their image is pulled as the volume says.
+func TestImageVolumes(t *testing.T) {
+	files := func(ref string, policy corev1.PullPolicy) corev1.VolumeSource {
+		return corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: ref, PullPolicy: policy}}
+	}
+	pod := plain(vol("data", files("files:1", corev1.PullAlways)), vol("never", files("files:2", corev1.PullNever)), func(p *corev1.Pod) {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "unused", VolumeSource: files("unused", corev1.PullAlways)})
+		p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(7))}
+		p.Spec.Containers[0].VolumeMounts[len(p.Spec.Containers[0].VolumeMounts)-2].SubPath = "etc/os-release"
+	})
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	s := Spec(pod, Node{}, nil)
+	if err := s.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, v := range s.ImageVolumes() {
+		if v.Group != nil {
+			t.Errorf("volume %s has the group %d", v.Name, *v.Group)
+		}
+		got = append(got, v.Name+" "+v.Image)
+	}
+	if want := []string{"data files:1", "never files:2"}; !slices.Equal(got, want) {
+		t.Errorf("volumes %q, want %q", got, want)
+	}
+	got = nil
+	for _, r := range Pulls(pod)[1:] {
+		got = append(got, r.Name+" "+string(r.Policy))
+	}
+	if want := []string{"files:1 Always", "files:2 Never"}; !slices.Equal(got, want) {
+		t.Errorf("pulls %q, want %q", got, want)
+	}
+	if names, _ := Live(pod); slices.Contains(names, "data") {
+		t.Errorf("an image has content that changes: %q", names)
 	}
 }
