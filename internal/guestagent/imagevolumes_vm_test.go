@@ -91,8 +91,12 @@ func TestVMImageVolumes(t *testing.T) {
 			defer a.Close()
 			k, adder := a.(guest.ContainerKeeper), a.(guest.ContainerAdder)
 			mounts := []vm.Mount{
-				{Volume: "files", Path: "/img"}, {Volume: "files", Path: "/one/user", SubPath: "etc/passwd"}, {Volume: "files", Path: "/sub", SubPath: "bin"},
-				{Volume: "conf", Path: "/conf"}, {Volume: "disk", Path: "/disk"}, {Volume: "mem", Path: "/mem"},
+				{Volume: "files", Path: "/img"},
+				{Volume: "files", Path: "/one/user", SubPath: "etc/passwd"},
+				{Volume: "files", Path: "/sub", SubPath: "bin"},
+				{Volume: "conf", Path: "/conf"},
+				{Volume: "disk", Path: "/disk"},
+				{Volume: "mem", Path: "/mem"},
 			}
 			script := `ls -A /img; grep -c web /one/user; test -e /sub/busybox && echo there; /img/bin/busybox true 2>/dev/null || echo denied
 				for f in /img/x /sub/x /one/user; do (echo > $f) 2>/dev/null || echo denied; done; echo d > /disk/f; echo m > /mem/f; exec sleep 1000`

@@ -1,6 +1,7 @@
 package podstatus
 
 import (
+	"reflect"
 	"strconv"
 	"strings"
 	"testing"
@@ -194,5 +195,28 @@ func TestUserOfAContainer(t *testing.T) {
 		if d := diff.Of(tc.want, got); d != "" {
 			t.Errorf("%s: %s", name, d)
 		}
+	}
+}
+
+// The status of a container that mounts the files of an image says which image that is, once its guest knows the container.
+func TestStatusOfImageVolumes(t *testing.T) {
+	mounts := []corev1.VolumeMount{{Name: "share", MountPath: "/share"}, {Name: "files", MountPath: "/files"}}
+	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", VolumeMounts: mounts}, {Name: "d", VolumeMounts: mounts[:1]}}}}
+	running := vm.ContainerStatus{State: vm.ContainerRunning}
+	rec := vm.Record{ID: "v1", State: vm.StateRunning, ImageType: vm.ImageOCI, AgentReady: true, Containers: []vm.ContainerRecord{{Name: "c"}, {Name: "d"}}}
+	v := View{Pod: pod, Record: &rec, Images: map[string]Image{VolumeKey("files"): {Name: "demo", ID: "demo@sha256:a"}}}
+	for _, c := range v.Status(corev1.PodStatus{}, time.Unix(1000, 0)).ContainerStatuses {
+		if len(c.VolumeMounts) > 0 {
+			t.Errorf("before the guest is up: %+v", c.VolumeMounts)
+		}
+	}
+	rec.Containers[0].Status, rec.Containers[1].Status = running, running
+	all := v.Status(corev1.PodStatus{}, time.Unix(1000, 0)).ContainerStatuses
+	want := []corev1.VolumeMountStatus{
+		{Name: "share", MountPath: "/share"},
+		{Name: "files", MountPath: "/files", ReadOnly: true, VolumeStatus: &corev1.VolumeStatus{Image: &corev1.ImageVolumeStatus{ImageRef: "demo@sha256:a"}}},
+	}
+	if !reflect.DeepEqual(all[0].VolumeMounts, want) || len(all[1].VolumeMounts) > 0 {
+		t.Errorf("got %+v and %+v", all[0].VolumeMounts, all[1].VolumeMounts)
 	}
 }
