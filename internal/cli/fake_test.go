@@ -124,6 +124,11 @@ func (n *node) AddContainer(_ context.Context, ref string, c vm.Container) (vm.R
 	return vm.Record{}, c.ValidateEphemeral()
 }
 
+func (n *node) ResizeContainers(_ context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
+	n.killed = append(n.killed, fmt.Sprint(ref, " resizes ", want))
+	return vm.Record{}, nil
+}
+
 func (n *node) Console(context.Context, string) (io.ReadWriteCloser, error) { return n.console, nil }
 
 type store struct {

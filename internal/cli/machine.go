@@ -124,6 +124,26 @@ the node. Standard input is the container in JSON:
 	}
 }
 
+func (a *app) vmResizeContainersCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "resize-containers REF", Short: "Change what containers of a running VM may use", Args: cobra.ExactArgs(1),
+		Long: `Change what containers of a running VM may use, in the size that the VM has. Standard input is JSON, by container:
+{"web":{"cpu_limit":500,"cpu_weight":20,"memory_limit":67108864}}, in thousandths of a CPU and bytes. What is left out has no
+limit.` + refHelp,
+		ValidArgsFunction: inTurn(a.completeVMs),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var want map[string]vm.Resources
+			if err := a.readJSON("-", "the resources of the containers", &want); err != nil {
+				return err
+			}
+			return a.withClient(func(client *nodeclient.Client) error {
+				_, err := client.ResizeContainers(cmd.Context(), args[0], want)
+				return err
+			})
+		},
+	}
+}
+
 func (a *app) snapshotRemoteCommand() *cobra.Command {
 	verb := func(use, short string, op func(ctx context.Context, c *nodeclient.Client, ref string, auth snapshot.Auth) error) *cobra.Command {
 		var remote remoteFlags

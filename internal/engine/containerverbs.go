@@ -79,3 +79,14 @@ func (v containerVerbs) AddContainer(caller context.Context, ref string, c vm.Co
 		return m.addContainer(ctx, c.Clone())
 	})
 }
+
+// ResizeContainers changes what containers of a running VM may use, in the size that the VM has: all of them or none. They keep
+// the values when they or the VM start again. Idempotent.
+// Errors: InvalidArgument, NotFound (VM, container), FailedPrecondition when the VM does not run or a memory limit is below what
+// its container uses, Unsupported for a guest that cannot do it, Unavailable when the guest does not answer. After an error
+// nothing has changed.
+func (v containerVerbs) ResizeContainers(caller context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
+	return v.operate(caller, opResizeContainers, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
+		return m.resizeContainers(ctx, want)
+	})
+}

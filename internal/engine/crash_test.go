@@ -319,6 +319,10 @@ func (r *rig) alive(rec vm.Record, disks []string, where string) {
 	if self := r.world.Guest(rec.ID).Self(); self.Hostname != rec.Spec.Name || self.MAC != now.NICs[0].MAC || self.Down {
 		r.t.Errorf("killed at %s: %s is %+v", where, rec.Spec.Name, self)
 	}
+	want := vm.ResourcesOf(now.Spec.Containers)
+	r.eventually("the resources on record after it was killed at "+where, func() bool {
+		return maps.Equal(r.world.Guest(rec.ID).Sized(), want)
+	})
 }
 
 // idle waits until no operation is unfinished and the engine knows it: the journal knows a moment earlier.

@@ -292,5 +292,6 @@ func scripts() map[string]script {
 	}
 	maps.Copy(all, severalScripts())
 	maps.Copy(all, addScripts())
+	maps.Copy(all, resizeScripts())
 	return all
 }

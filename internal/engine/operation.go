@@ -26,6 +26,8 @@ const (
 
 	opAddContainer = "add container"
 
+	opResizeContainers = "resize containers"
+
 	stepAdopt    = "adopt"
 	stepDisks    = "disks"
 	stepNetwork  = "network"
@@ -37,6 +39,7 @@ const (
 	stepAnswer   = "answer"
 	stepClean    = "clean"
 	stepJoin     = "join"
+	stepResize   = "resize"
 )
 
 // operation is one kind of change of a VM that the journal follows from its first step to its end. T is such a change

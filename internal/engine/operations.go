@@ -17,6 +17,7 @@ var operations = []recoverable{
 	restoreOperation,
 	adoptOperation,
 	additionOperation,
+	resizeOperation,
 }
 
 // operationOf returns the operation of an intent; nil: this Cocoon does not know it.

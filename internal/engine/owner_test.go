@@ -59,6 +59,10 @@ func TestOwners(t *testing.T) {
 				_, err := r.AddContainer(ctx, ref, vm.Container{Name: "c", Image: "demo", Kind: vm.ContainerEphemeral})
 				return err
 			},
+			"resize": func() error {
+				_, err := r.ResizeContainers(ctx, ref, map[string]vm.Resources{"c": {}})
+				return err
+			},
 		} {
 			if err := try(); !errdefs.IsNotFound(err) {
 				t.Errorf("%s %s on behalf of dev: %v", what, ref, err)

@@ -44,6 +44,14 @@ type ContainerAdder interface {
 	AddContainer(ctx context.Context, c Container) error
 }
 
+// ContainerResizer is the ability of an Agent to change what its containers may use.
+type ContainerResizer interface {
+	// ResizeContainers changes what containers of the Setup may use, by name, now and in their next runs. Idempotent.
+	// Errors: NotFound, FailedPrecondition if a memory limit is below what its container uses (then nothing has changed),
+	// Unsupported by older agents.
+	ResizeContainers(ctx context.Context, want map[string]vm.Resources) error
+}
+
 // Freezer is the ability of an Agent to freeze the guest's file systems, so that a copy of its disks is consistent.
 type Freezer interface {
 	// Freeze flushes and freezes the file systems and returns their number. If it fails, no file system stays frozen,

@@ -37,4 +37,10 @@ type Containers interface {
 	// AddContainer starts one more container, of kind ephemeral, in a running guest. It returns when the guest has got it; the
 	// record says how it goes on. A container that was added before is no error.
 	AddContainer(ctx context.Context, ref string, c vm.Container) (vm.Record, error)
+
+	// ResizeContainers changes what containers of a running guest may use, by name: all of them or none. They have the new values
+	// when it returns, and keep them when they or the VM start again. Idempotent.
+	// Errors: InvalidArgument, NotFound (VM, container), FailedPrecondition when the VM does not run or a memory limit is below
+	// what its container uses, Unsupported for a guest that cannot do it.
+	ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error)
 }

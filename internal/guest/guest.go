@@ -110,6 +110,7 @@ type Container struct {
 	// See vm.Container.
 	MessagePath    string
 	MessageFromLog bool
+	Resources      *vm.Resources // nil: no limits; those of a container that was started before are changed
 }
 
 // VolumeKeeper is an agent whose guest can have volumes.

@@ -38,6 +38,8 @@ type command struct {
 
 	within func(func() error) error // enters the room that it runs in; nil: the guest's own root
 	cgroup *int                     // descriptor of its control group; nil: that of the agent
+
+	oomScoreAdj int
 }
 
 // start runs c with the child's ends of f as 0, 1 and 2.
@@ -72,7 +74,8 @@ type program struct {
 	dir  string
 	cred *syscall.Credential
 
-	cgroup *int
+	cgroup      *int
+	oomScoreAdj int
 }
 
 // environ is base plus more; a later value of the same name wins.
@@ -118,7 +121,7 @@ func (c command) resolve() (program, error) {
 	if err != nil {
 		return program{}, err
 	}
-	p := program{args: c.args, dir: cmp.Or(c.dir, "/"), env: c.environ(u), cgroup: c.cgroup}
+	p := program{args: c.args, dir: cmp.Or(c.dir, "/"), env: c.environ(u), cgroup: c.cgroup, oomScoreAdj: c.oomScoreAdj}
 	if !filepath.IsAbs(p.dir) {
 		return program{}, errdefs.Invalidf("the working folder %q is not an absolute path", p.dir)
 	}
@@ -220,8 +223,9 @@ func (p program) start(procs *procs, stdin, stdout, stderr *os.File, tty bool) (
 	}
 	if p.cgroup != nil {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, *p.cgroup
+		attr.Sys.Unshareflags = unix.CLONE_NEWCGROUP // its control group is the root of those that it sees
 	}
-	c, err := procs.start(func() (int, error) { return syscall.ForkExec(p.path, p.args, attr) })
+	c, err := procs.start(p.oomScoreAdj, func() (int, error) { return syscall.ForkExec(p.path, p.args, attr) })
 	switch {
 	case err == nil:
 		return c, nil

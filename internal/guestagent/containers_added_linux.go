@@ -61,6 +61,9 @@ func (s *Server) addContainer(p *containers, m *guestv1.Container) (err error) {
 	if err != nil {
 		return fmt.Errorf("make its file system: %w", err)
 	}
+	if err := s.limit(folder, m); err != nil {
+		return err
+	}
 	message, err := s.messageOf(folder, m)
 	if err != nil {
 		return err

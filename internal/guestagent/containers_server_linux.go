@@ -25,7 +25,8 @@ func (s *Server) containers() *containers {
 // setUpContainers makes the rooms of the containers, mounts the volumes in them and starts the containers, unless that
 // was done before.
 func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) error {
-	if s.containers() != nil {
+	if all := s.containers(); all != nil {
+		all.resizeTo(r.GetContainers())
 		return nil
 	}
 	whole := len(r.GetContainers()) == 1 && r.GetContainers()[0].GetRoot()
@@ -49,6 +50,9 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 	}
 	messages := map[string]message{}
 	for folder, c := range rooms {
+		if err := s.limit(folder, c); err != nil {
+			return fmt.Errorf("container %s: %w", c.GetName(), err)
+		}
 		m, err := s.messageOf(folder, c)
 		if err != nil {
 			return fmt.Errorf("container %s: %w", c.GetName(), err)
@@ -118,10 +122,34 @@ func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups
 			return nil, err
 		}
 	}
-	if s.cfg.Init {
-		c.command.cgroup = openCgroup(c.name)
-	}
+	c.command.cgroup, c.command.oomScoreAdj = s.groups[c.name], int(m.GetResources().GetOomScoreAdj())
 	return c, nil
+}
+
+// limit makes the control group of a container with its limits, and shows it in the file system of the container, which is at
+// folder. It does nothing if the agent is not alone with the guest. Idempotent. Preconditions: setup is held.
+func (s *Server) limit(folder string, m *guestv1.Container) error {
+	if _, made := s.groups[m.GetName()]; made || !s.cfg.Init {
+		return nil
+	}
+	security, err := limitsOf(m.GetProcess().GetSecurity())
+	if err != nil {
+		return err
+	}
+	want, err := resourcesOf(m.GetResources())
+	if err != nil {
+		return err
+	}
+	group := openCgroup(s.cgroups(), m.GetName())
+	if want != nil {
+		s.procs.scored()
+		if err := limitCgroup(group, *want); err != nil {
+			return fmt.Errorf("limit its resources: %w", err)
+		}
+	}
+	showCgroup(group, folder, security.privileged())
+	s.groups[m.GetName()] = group
+	return nil
 }
 
 // makeWorkdir makes the working folder of a process whose root will be read-only. Errors are ignored: the start of the

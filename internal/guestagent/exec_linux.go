@@ -87,7 +87,7 @@ func (s *Server) execCommand(start *guestv1.ExecStart) (command, error) {
 	var base []string
 	if m != nil {
 		base, c.groups = slices.Clone(m.command.env), m.command.groups
-		c.within, c.cgroup, c.limits = m.command.within, m.command.cgroup, m.command.limits
+		c.within, c.cgroup, c.limits, c.oomScoreAdj = m.command.within, m.command.cgroup, m.command.limits, m.command.oomScoreAdj
 		s.mu.Lock()
 		c.hostname = s.hostname
 		s.mu.Unlock()

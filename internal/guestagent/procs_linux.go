@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"strconv"
 	"sync"
 	"time"
 
@@ -23,6 +24,8 @@ type procs struct {
 	init     bool
 	mu       sync.Mutex // held while starting, so that no child ends before it is registered
 	children map[int]*child
+	score    *os.File // of the agent, which its children inherit; nil until a container may have one of its own
+	adjusted int      // what score has
 }
 
 func newProcs(init bool) *procs { return &procs{init: init, children: map[int]*child{}} }
@@ -36,10 +39,26 @@ type child struct {
 	finished time.Time
 }
 
-// start runs launch, which returns the pid of the new process.
-func (p *procs) start(launch func() (int, error)) (*child, error) {
+// scored lets processes have OOM scores of their own.
+func (p *procs) scored() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.score == nil && p.init {
+		p.score, _ = os.OpenFile("/proc/self/oom_score_adj", os.O_WRONLY, 0) // a guest works without it
+	}
+}
+
+// start runs launch, which returns the pid of the new process. The process inherits oomScoreAdj from the agent. The agent keeps it
+// until another process needs another one: nothing ends process 1, and a program that looks at process 1 for that of its
+// container, as in a container runtime, finds it.
+func (p *procs) start(oomScoreAdj int, launch func() (int, error)) (*child, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.score != nil && p.adjusted != oomScoreAdj {
+		if _, err := p.score.WriteAt([]byte(strconv.Itoa(oomScoreAdj)), 0); err == nil {
+			p.adjusted = oomScoreAdj
+		}
+	}
 	pid, err := launch()
 	if err != nil {
 		return nil, err

@@ -39,6 +39,12 @@ func limitsOf(m *guestv1.Security) (*limits, error) {
 	return l, nil
 }
 
+// privileged reports whether a process may get all rights over its machine.
+func (l *limits) privileged() bool {
+	n, _ := vm.CapabilityNumber("SYS_ADMIN")
+	return l == nil || l.keep&(1<<n) != 0
+}
+
 // impose limits this thread for good. A process that the thread starts is limited in the same way. The thread keeps the
 // rights that it needs to start a process of any user: only an exec takes the capabilities away.
 func (l *limits) impose() error {

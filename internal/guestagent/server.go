@@ -108,10 +108,13 @@ type Server struct {
 
 	freezer freezer
 
-	setup   sync.Mutex  // held during a change of the guest's identity
-	resumed resumedAs   // guarded by setup
-	keys    hostKeys    // guarded by setup
-	forget  *time.Timer // guarded by setup; nil: there was never anything to forget
+	cgroups func() *int // the root of the guest's control groups
+
+	setup   sync.Mutex      // held during a change of the guest's identity
+	groups  map[string]*int // of the containers, by name; nil: none; guarded by setup
+	resumed resumedAs       // guarded by setup
+	keys    hostKeys        // guarded by setup
+	forget  *time.Timer     // guarded by setup; nil: there was never anything to forget
 
 	mu       sync.Mutex
 	setUp    bool
@@ -137,6 +140,8 @@ func New(cfg Config, machine Machine) *Server {
 		followers: make(chan struct{}, maxFollowers),
 		off:       make(chan time.Duration, 1),
 		keys:      hostKeys{root: "/"},
+		cgroups:   sync.OnceValue(openCgroups),
+		groups:    map[string]*int{},
 		unshown:   make(chan struct{}),
 		started:   make(chan struct{}),
 		acked:     make(chan struct{}),

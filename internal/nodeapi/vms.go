@@ -101,6 +101,10 @@ func (v *vms) AddContainer(ctx context.Context, r *nodev1.AddContainerRequest) (
 	return answer(nodewire.EncodeRecord)(v.containers.AddContainer(ctx, r.GetRef(), nodewire.DecodeContainer(r.GetContainer())))
 }
 
+func (v *vms) ResizeContainers(ctx context.Context, r *nodev1.ResizeContainersRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.containers.ResizeContainers(ctx, r.GetRef(), nodewire.DecodeResized(r.GetContainers())))
+}
+
 func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record, error) {
 	spec, pull, auth := nodewire.DecodeClone(r)
 	if err := spec.Validate(); err != nil {

@@ -332,3 +332,15 @@ func (c *Client) AddContainer(ctx context.Context, ref string, add vm.Container)
 	}
 	return c.Inspect(ctx, ref)
 }
+
+// ResizeContainers changes what containers of a running VM may use; see guest.Containers.
+func (c *Client) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
+	text, err := json.Marshal(want)
+	if err != nil {
+		return vm.Record{}, fmt.Errorf("encode resources of containers: %w", err)
+	}
+	if err := c.do(ctx, call{args: []string{"vm", "resize-containers", "--", ref}, stdin: bytes.NewReader(text)}); err != nil {
+		return vm.Record{}, err
+	}
+	return c.Inspect(ctx, ref)
+}

@@ -97,6 +97,11 @@ func (c *Client) AddContainer(ctx context.Context, ref string, add vm.Container)
 	return ask(ctx, c, c.vms.AddContainer, &nodev1.AddContainerRequest{Ref: ref, Container: nodewire.EncodeContainer(add)}, nodewire.DecodeRecord)
 }
 
+// ResizeContainers changes what containers of a running VM may use; see guest.Containers.
+func (c *Client) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
+	return ask(ctx, c, c.vms.ResizeContainers, &nodev1.ResizeContainersRequest{Ref: ref, Containers: nodewire.EncodeResized(want)}, nodewire.DecodeRecord)
+}
+
 func graceNS(grace time.Duration) *int64 {
 	if grace < 0 {
 		return nil

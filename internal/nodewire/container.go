@@ -13,6 +13,7 @@ func EncodeContainer(c vm.Container) *nodev1.Container {
 	return &nodev1.Container{
 		Name: c.Name, Image: c.Image, Kind: string(c.Kind), Process: EncodeProcess(c.Process), Mounts: each(c.Mounts, encodeMount),
 		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
+		Resources: encodeResources(c.Resources),
 	}
 }
 
@@ -22,7 +23,42 @@ func DecodeContainer(m *nodev1.Container) vm.Container {
 		Name: m.GetName(), Image: m.GetImage(), Kind: vm.ContainerKind(m.GetKind()),
 		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount), Hold: m.GetHold(), Root: m.GetRoot(),
 		MessagePath: m.GetMessagePath(), MessageFromLog: m.GetMessageFromLog(),
+		Resources: decodeResources(m.GetResources()),
 	}
+}
+
+func encodeResources(r *vm.Resources) *nodev1.Resources {
+	if r == nil {
+		return nil
+	}
+	return &nodev1.Resources{CpuLimit: r.CPULimit, CpuWeight: r.CPUWeight, MemoryLimit: r.MemoryLimit, OomScoreAdj: int32(r.OOMScoreAdj)}
+}
+
+func decodeResources(m *nodev1.Resources) *vm.Resources {
+	if m == nil {
+		return nil
+	}
+	return &vm.Resources{CPULimit: m.GetCpuLimit(), CPUWeight: m.GetCpuWeight(), MemoryLimit: m.GetMemoryLimit(), OOMScoreAdj: int(m.GetOomScoreAdj())}
+}
+
+// EncodeResized returns the resources of containers as a message, by name.
+func EncodeResized(want map[string]vm.Resources) map[string]*nodev1.Resources {
+	out := make(map[string]*nodev1.Resources, len(want))
+	for name, r := range want {
+		out[name] = encodeResources(&r)
+	}
+	return out
+}
+
+// DecodeResized returns the resources of containers in m, by name.
+func DecodeResized(m map[string]*nodev1.Resources) map[string]vm.Resources {
+	out := make(map[string]vm.Resources, len(m))
+	for name, r := range m {
+		if r := decodeResources(r); r != nil {
+			out[name] = *r
+		}
+	}
+	return out
 }
 
 func encodeContainerRecord(c vm.ContainerRecord) *nodev1.ContainerRecord {

@@ -53,6 +53,8 @@ type Container struct {
 	// MessageFromLog, a run that fails without such a message has the end of its output as message.
 	MessagePath    string `json:"message_path,omitempty"`
 	MessageFromLog bool   `json:"message_from_log,omitempty"`
+
+	Resources *Resources `json:"resources,omitempty"` // nil: no limits
 }
 
 // MaxMessage is the maximum length of the message of a container's end in bytes, as with a kubelet.
@@ -165,7 +167,7 @@ func (x *ContainerExit) clone() *ContainerExit {
 
 // Clone returns a copy of c that shares no memory with it.
 func (c Container) Clone() Container {
-	c.Process, c.Mounts = c.Process.Clone(), cloneSlice(c.Mounts)
+	c.Process, c.Mounts, c.Resources = c.Process.Clone(), cloneSlice(c.Mounts), c.Resources.Clone()
 	return c
 }
 
@@ -255,6 +257,9 @@ func (s Spec) ValidateContainers() error {
 // validateProgram checks what c runs and the message of its end.
 func (c Container) validateProgram() error {
 	if err := c.Process.validate(); err != nil {
+		return fmt.Errorf("container %s: %w", c.Name, err)
+	}
+	if err := c.Resources.Validate(); err != nil {
 		return fmt.Errorf("container %s: %w", c.Name, err)
 	}
 	if c.MessagePath != "" && (!path.IsAbs(c.MessagePath) || path.Clean(c.MessagePath) != c.MessagePath || c.MessagePath == "/") {

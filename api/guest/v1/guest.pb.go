@@ -272,6 +272,7 @@ type Container struct {
 	MessagePath    string                 `protobuf:"bytes,9,opt,name=message_path,json=messagePath,proto3" json:"message_path,omitempty"`              // of the file whose content is the message of a run's end; "": none
 	MessageFromLog bool                   `protobuf:"varint,10,opt,name=message_from_log,json=messageFromLog,proto3" json:"message_from_log,omitempty"` // a run that fails without such a message has the end of its output as message
 	Root           bool                   `protobuf:"varint,8,opt,name=root,proto3" json:"root,omitempty"`                                              // its root is the guest's own, and it has no layers; the only container of the guest
+	Resources      *Resources             `protobuf:"bytes,60,opt,name=resources,proto3" json:"resources,omitempty"`                                    // absent: no limits
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -376,6 +377,82 @@ func (x *Container) GetRoot() bool {
 	return false
 }
 
+func (x *Container) GetResources() *Resources {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
+// Resources is what a container may use.
+type Resources struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CpuLimit      int64                  `protobuf:"varint,1,opt,name=cpu_limit,json=cpuLimit,proto3" json:"cpu_limit,omitempty"`            // thousandths of a CPU; 0: no limit
+	CpuWeight     int64                  `protobuf:"varint,2,opt,name=cpu_weight,json=cpuWeight,proto3" json:"cpu_weight,omitempty"`         // cpu.weight of its control group; 0: the kernel's
+	MemoryLimit   int64                  `protobuf:"varint,3,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"`   // bytes; 0: no limit
+	OomScoreAdj   int32                  `protobuf:"varint,4,opt,name=oom_score_adj,json=oomScoreAdj,proto3" json:"oom_score_adj,omitempty"` // of its processes, from their start on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resources) Reset() {
+	*x = Resources{}
+	mi := &file_guest_v1_guest_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resources) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resources) ProtoMessage() {}
+
+func (x *Resources) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resources.ProtoReflect.Descriptor instead.
+func (*Resources) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Resources) GetCpuLimit() int64 {
+	if x != nil {
+		return x.CpuLimit
+	}
+	return 0
+}
+
+func (x *Resources) GetCpuWeight() int64 {
+	if x != nil {
+		return x.CpuWeight
+	}
+	return 0
+}
+
+func (x *Resources) GetMemoryLimit() int64 {
+	if x != nil {
+		return x.MemoryLimit
+	}
+	return 0
+}
+
+func (x *Resources) GetOomScoreAdj() int32 {
+	if x != nil {
+		return x.OomScoreAdj
+	}
+	return 0
+}
+
 type ContainersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -384,7 +461,7 @@ type ContainersRequest struct {
 
 func (x *ContainersRequest) Reset() {
 	*x = ContainersRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[4]
+	mi := &file_guest_v1_guest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -396,7 +473,7 @@ func (x *ContainersRequest) String() string {
 func (*ContainersRequest) ProtoMessage() {}
 
 func (x *ContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[4]
+	mi := &file_guest_v1_guest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -409,7 +486,7 @@ func (x *ContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainersRequest.ProtoReflect.Descriptor instead.
 func (*ContainersRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{4}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{5}
 }
 
 type ContainersReply struct {
@@ -421,7 +498,7 @@ type ContainersReply struct {
 
 func (x *ContainersReply) Reset() {
 	*x = ContainersReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	mi := &file_guest_v1_guest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -433,7 +510,7 @@ func (x *ContainersReply) String() string {
 func (*ContainersReply) ProtoMessage() {}
 
 func (x *ContainersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	mi := &file_guest_v1_guest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -446,7 +523,7 @@ func (x *ContainersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainersReply.ProtoReflect.Descriptor instead.
 func (*ContainersReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{5}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ContainersReply) GetContainers() []*ContainerStatus {
@@ -472,7 +549,7 @@ type ContainerStatus struct {
 
 func (x *ContainerStatus) Reset() {
 	*x = ContainerStatus{}
-	mi := &file_guest_v1_guest_proto_msgTypes[6]
+	mi := &file_guest_v1_guest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -484,7 +561,7 @@ func (x *ContainerStatus) String() string {
 func (*ContainerStatus) ProtoMessage() {}
 
 func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[6]
+	mi := &file_guest_v1_guest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -497,7 +574,7 @@ func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStatus.ProtoReflect.Descriptor instead.
 func (*ContainerStatus) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{6}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ContainerStatus) GetName() string {
@@ -567,7 +644,7 @@ type KillContainerRequest struct {
 
 func (x *KillContainerRequest) Reset() {
 	*x = KillContainerRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[7]
+	mi := &file_guest_v1_guest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -579,7 +656,7 @@ func (x *KillContainerRequest) String() string {
 func (*KillContainerRequest) ProtoMessage() {}
 
 func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[7]
+	mi := &file_guest_v1_guest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -592,7 +669,7 @@ func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerRequest.ProtoReflect.Descriptor instead.
 func (*KillContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{7}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *KillContainerRequest) GetName() string {
@@ -624,7 +701,7 @@ type KillContainerReply struct {
 
 func (x *KillContainerReply) Reset() {
 	*x = KillContainerReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[8]
+	mi := &file_guest_v1_guest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -636,7 +713,7 @@ func (x *KillContainerReply) String() string {
 func (*KillContainerReply) ProtoMessage() {}
 
 func (x *KillContainerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[8]
+	mi := &file_guest_v1_guest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -649,7 +726,7 @@ func (x *KillContainerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerReply.ProtoReflect.Descriptor instead.
 func (*KillContainerReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{8}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{9}
 }
 
 type ReleaseContainerRequest struct {
@@ -661,7 +738,7 @@ type ReleaseContainerRequest struct {
 
 func (x *ReleaseContainerRequest) Reset() {
 	*x = ReleaseContainerRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[9]
+	mi := &file_guest_v1_guest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +750,7 @@ func (x *ReleaseContainerRequest) String() string {
 func (*ReleaseContainerRequest) ProtoMessage() {}
 
 func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[9]
+	mi := &file_guest_v1_guest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +763,7 @@ func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{9}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReleaseContainerRequest) GetName() string {
@@ -704,7 +781,7 @@ type ReleaseContainerReply struct {
 
 func (x *ReleaseContainerReply) Reset() {
 	*x = ReleaseContainerReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -716,7 +793,7 @@ func (x *ReleaseContainerReply) String() string {
 func (*ReleaseContainerReply) ProtoMessage() {}
 
 func (x *ReleaseContainerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -729,7 +806,7 @@ func (x *ReleaseContainerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerReply.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
 }
 
 type AddContainerRequest struct {
@@ -741,7 +818,7 @@ type AddContainerRequest struct {
 
 func (x *AddContainerRequest) Reset() {
 	*x = AddContainerRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +830,7 @@ func (x *AddContainerRequest) String() string {
 func (*AddContainerRequest) ProtoMessage() {}
 
 func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +843,7 @@ func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
 func (*AddContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AddContainerRequest) GetContainer() *Container {
@@ -784,7 +861,7 @@ type AddContainerReply struct {
 
 func (x *AddContainerReply) Reset() {
 	*x = AddContainerReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +873,7 @@ func (x *AddContainerReply) String() string {
 func (*AddContainerReply) ProtoMessage() {}
 
 func (x *AddContainerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +886,139 @@ func (x *AddContainerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerReply.ProtoReflect.Descriptor instead.
 func (*AddContainerReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
+}
+
+type ResizeContainersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Containers    []*ContainerResources  `protobuf:"bytes,1,rep,name=containers,proto3" json:"containers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeContainersRequest) Reset() {
+	*x = ResizeContainersRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeContainersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeContainersRequest) ProtoMessage() {}
+
+func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeContainersRequest.ProtoReflect.Descriptor instead.
+func (*ResizeContainersRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ResizeContainersRequest) GetContainers() []*ContainerResources {
+	if x != nil {
+		return x.Containers
+	}
+	return nil
+}
+
+type ContainerResources struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // of a container of the setup
+	Resources     *Resources             `protobuf:"bytes,2,opt,name=resources,proto3" json:"resources,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerResources) Reset() {
+	*x = ContainerResources{}
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerResources) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerResources) ProtoMessage() {}
+
+func (x *ContainerResources) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerResources.ProtoReflect.Descriptor instead.
+func (*ContainerResources) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ContainerResources) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ContainerResources) GetResources() *Resources {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
+type ResizeContainersReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeContainersReply) Reset() {
+	*x = ResizeContainersReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeContainersReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeContainersReply) ProtoMessage() {}
+
+func (x *ResizeContainersReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeContainersReply.ProtoReflect.Descriptor instead.
+func (*ResizeContainersReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{16}
 }
 
 type ContainerExit struct {
@@ -825,7 +1034,7 @@ type ContainerExit struct {
 
 func (x *ContainerExit) Reset() {
 	*x = ContainerExit{}
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +1046,7 @@ func (x *ContainerExit) String() string {
 func (*ContainerExit) ProtoMessage() {}
 
 func (x *ContainerExit) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +1059,7 @@ func (x *ContainerExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerExit.ProtoReflect.Descriptor instead.
 func (*ContainerExit) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ContainerExit) GetCode() int32 {
@@ -896,7 +1105,7 @@ type SetupReply struct {
 
 func (x *SetupReply) Reset() {
 	*x = SetupReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +1117,7 @@ func (x *SetupReply) String() string {
 func (*SetupReply) ProtoMessage() {}
 
 func (x *SetupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +1130,7 @@ func (x *SetupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetupReply.ProtoReflect.Descriptor instead.
 func (*SetupReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{18}
 }
 
 type Volume struct {
@@ -938,7 +1147,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -950,7 +1159,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -963,7 +1172,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Volume) GetName() string {
@@ -1020,7 +1229,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1032,7 +1241,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1045,7 +1254,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -1088,7 +1297,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1309,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1322,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Mount) GetVolume() string {
@@ -1154,7 +1363,7 @@ type PutVolumeRequest struct {
 
 func (x *PutVolumeRequest) Reset() {
 	*x = PutVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1375,7 @@ func (x *PutVolumeRequest) String() string {
 func (*PutVolumeRequest) ProtoMessage() {}
 
 func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1179,7 +1388,7 @@ func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PutVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PutVolumeRequest) GetVolume() *Volume {
@@ -1204,7 +1413,7 @@ type PutVolumeReply struct {
 
 func (x *PutVolumeReply) Reset() {
 	*x = PutVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1216,7 +1425,7 @@ func (x *PutVolumeReply) String() string {
 func (*PutVolumeReply) ProtoMessage() {}
 
 func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1229,7 +1438,7 @@ func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeReply.ProtoReflect.Descriptor instead.
 func (*PutVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 type NIC struct {
@@ -1248,7 +1457,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1260,7 +1469,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1273,7 +1482,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NIC) GetMac() string {
@@ -1342,7 +1551,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1354,7 +1563,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1367,7 +1576,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Route) GetTo() string {
@@ -1403,7 +1612,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1624,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1637,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Process) GetArgs() []string {
@@ -1525,7 +1734,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1537,7 +1746,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1550,7 +1759,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FileKey) GetName() string {
@@ -1609,7 +1818,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1830,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1843,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -1682,7 +1891,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1903,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1916,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Sysctl) GetName() string {
@@ -1734,7 +1943,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1746,7 +1955,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1759,7 +1968,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EnvVar) GetName() string {
@@ -1786,7 +1995,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +2007,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +2020,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -1845,7 +2054,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1857,7 +2066,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1870,7 +2079,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExecStart) GetCommand() []string {
@@ -1952,7 +2161,7 @@ type ExecInput struct {
 
 func (x *ExecInput) Reset() {
 	*x = ExecInput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2173,7 @@ func (x *ExecInput) String() string {
 func (*ExecInput) ProtoMessage() {}
 
 func (x *ExecInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2186,7 @@ func (x *ExecInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInput.ProtoReflect.Descriptor instead.
 func (*ExecInput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExecInput) GetInput() isExecInput_Input {
@@ -2081,7 +2290,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2093,7 +2302,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2106,7 +2315,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExecOutput) GetOutput() isExecOutput_Output {
@@ -2193,7 +2402,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2414,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2427,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LogsRequest) GetAfter() uint64 {
@@ -2255,7 +2464,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2476,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2489,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -2326,7 +2535,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2547,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2560,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 type WaitReply struct {
@@ -2365,7 +2574,7 @@ type WaitReply struct {
 
 func (x *WaitReply) Reset() {
 	*x = WaitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2377,7 +2586,7 @@ func (x *WaitReply) String() string {
 func (*WaitReply) ProtoMessage() {}
 
 func (x *WaitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2390,7 +2599,7 @@ func (x *WaitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitReply.ProtoReflect.Descriptor instead.
 func (*WaitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WaitReply) GetCode() int32 {
@@ -2422,7 +2631,7 @@ type AckExitRequest struct {
 
 func (x *AckExitRequest) Reset() {
 	*x = AckExitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +2643,7 @@ func (x *AckExitRequest) String() string {
 func (*AckExitRequest) ProtoMessage() {}
 
 func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +2656,7 @@ func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitRequest.ProtoReflect.Descriptor instead.
 func (*AckExitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 type AckExitReply struct {
@@ -2458,7 +2667,7 @@ type AckExitReply struct {
 
 func (x *AckExitReply) Reset() {
 	*x = AckExitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2470,7 +2679,7 @@ func (x *AckExitReply) String() string {
 func (*AckExitReply) ProtoMessage() {}
 
 func (x *AckExitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2483,7 +2692,7 @@ func (x *AckExitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitReply.ProtoReflect.Descriptor instead.
 func (*AckExitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
 }
 
 type PoweroffRequest struct {
@@ -2495,7 +2704,7 @@ type PoweroffRequest struct {
 
 func (x *PoweroffRequest) Reset() {
 	*x = PoweroffRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2507,7 +2716,7 @@ func (x *PoweroffRequest) String() string {
 func (*PoweroffRequest) ProtoMessage() {}
 
 func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2520,7 +2729,7 @@ func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffRequest.ProtoReflect.Descriptor instead.
 func (*PoweroffRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PoweroffRequest) GetGraceMs() int64 {
@@ -2538,7 +2747,7 @@ type PoweroffReply struct {
 
 func (x *PoweroffReply) Reset() {
 	*x = PoweroffReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2550,7 +2759,7 @@ func (x *PoweroffReply) String() string {
 func (*PoweroffReply) ProtoMessage() {}
 
 func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2563,7 +2772,7 @@ func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffReply.ProtoReflect.Descriptor instead.
 func (*PoweroffReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
 }
 
 type StatsRequest struct {
@@ -2574,7 +2783,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2586,7 +2795,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2599,7 +2808,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
 }
 
 type StatsReply struct {
@@ -2620,7 +2829,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2632,7 +2841,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2645,7 +2854,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatsReply) GetCpuSeconds() float64 {
@@ -2730,7 +2939,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2951,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2964,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -2795,7 +3004,7 @@ type ResumedRequest struct {
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2807,7 +3016,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2820,7 +3029,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -2890,7 +3099,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2902,7 +3111,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2915,7 +3124,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -2949,7 +3158,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2961,7 +3170,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2974,7 +3183,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -3003,7 +3212,7 @@ type LogPlace struct {
 
 func (x *LogPlace) Reset() {
 	*x = LogPlace{}
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3015,7 +3224,7 @@ func (x *LogPlace) String() string {
 func (*LogPlace) ProtoMessage() {}
 
 func (x *LogPlace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3028,7 +3237,7 @@ func (x *LogPlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
 func (*LogPlace) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LogPlace) GetRun() int32 {
@@ -3060,7 +3269,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3072,7 +3281,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3085,7 +3294,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
 }
 
 type SettleReply struct {
@@ -3096,7 +3305,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3108,7 +3317,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3121,7 +3330,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
 }
 
 type SetClockRequest struct {
@@ -3133,7 +3342,7 @@ type SetClockRequest struct {
 
 func (x *SetClockRequest) Reset() {
 	*x = SetClockRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3145,7 +3354,7 @@ func (x *SetClockRequest) String() string {
 func (*SetClockRequest) ProtoMessage() {}
 
 func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3158,7 +3367,7 @@ func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
 func (*SetClockRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SetClockRequest) GetNowUnixNano() int64 {
@@ -3176,7 +3385,7 @@ type SetClockReply struct {
 
 func (x *SetClockReply) Reset() {
 	*x = SetClockReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3397,7 @@ func (x *SetClockReply) String() string {
 func (*SetClockReply) ProtoMessage() {}
 
 func (x *SetClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3410,7 @@ func (x *SetClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockReply.ProtoReflect.Descriptor instead.
 func (*SetClockReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
 }
 
 type FreezeRequest struct {
@@ -3212,7 +3421,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3433,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3446,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
 }
 
 type FreezeReply struct {
@@ -3249,7 +3458,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3470,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3483,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -3292,7 +3501,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +3513,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +3526,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
 }
 
 type ThawReply struct {
@@ -3329,7 +3538,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3550,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3354,7 +3563,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -3390,7 +3599,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\arestart\x18\b \x01(\tR\arestart\x121\n" +
 	"\asysctls\x18\t \x03(\v2\x17.cocoon.guest.v1.SysctlR\asysctls\x12\x1a\n" +
 	"\bresolver\x18\n" +
-	" \x03(\tR\bresolver\"\xb6\x02\n" +
+	" \x03(\tR\bresolver\"\xf0\x02\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x122\n" +
@@ -3402,7 +3611,14 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\fmessage_path\x18\t \x01(\tR\vmessagePath\x12(\n" +
 	"\x10message_from_log\x18\n" +
 	" \x01(\bR\x0emessageFromLog\x12\x12\n" +
-	"\x04root\x18\b \x01(\bR\x04root\"\x13\n" +
+	"\x04root\x18\b \x01(\bR\x04root\x128\n" +
+	"\tresources\x18< \x01(\v2\x1a.cocoon.guest.v1.ResourcesR\tresources\"\x8e\x01\n" +
+	"\tResources\x12\x1b\n" +
+	"\tcpu_limit\x18\x01 \x01(\x03R\bcpuLimit\x12\x1d\n" +
+	"\n" +
+	"cpu_weight\x18\x02 \x01(\x03R\tcpuWeight\x12!\n" +
+	"\fmemory_limit\x18\x03 \x01(\x03R\vmemoryLimit\x12\"\n" +
+	"\room_score_adj\x18\x04 \x01(\x05R\voomScoreAdj\"\x13\n" +
 	"\x11ContainersRequest\"S\n" +
 	"\x0fContainersReply\x12@\n" +
 	"\n" +
@@ -3427,7 +3643,15 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x15ReleaseContainerReply\"O\n" +
 	"\x13AddContainerRequest\x128\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x1a.cocoon.guest.v1.ContainerR\tcontainer\"\x13\n" +
-	"\x11AddContainerReply\"\xaf\x01\n" +
+	"\x11AddContainerReply\"^\n" +
+	"\x17ResizeContainersRequest\x12C\n" +
+	"\n" +
+	"containers\x18\x01 \x03(\v2#.cocoon.guest.v1.ContainerResourcesR\n" +
+	"containers\"b\n" +
+	"\x12ContainerResources\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
+	"\tresources\x18\x02 \x01(\v2\x1a.cocoon.guest.v1.ResourcesR\tresources\"\x17\n" +
+	"\x15ResizeContainersReply\"\xaf\x01\n" +
 	"\rContainerExit\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -3612,7 +3836,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x05count\x18\x01 \x01(\x05R\x05count\"\r\n" +
 	"\vThawRequest\"!\n" +
 	"\tThawReply\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\x05R\x05count2\xf4\v\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count2\xda\f\n" +
 	"\x05Guest\x12@\n" +
 	"\x04Info\x12\x1c.cocoon.guest.v1.InfoRequest\x1a\x1a.cocoon.guest.v1.InfoReply\x12O\n" +
 	"\tPutVolume\x12!.cocoon.guest.v1.PutVolumeRequest\x1a\x1f.cocoon.guest.v1.PutVolumeReply\x12C\n" +
@@ -3634,7 +3858,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"Containers\x12\".cocoon.guest.v1.ContainersRequest\x1a .cocoon.guest.v1.ContainersReply0\x01\x12[\n" +
 	"\rKillContainer\x12%.cocoon.guest.v1.KillContainerRequest\x1a#.cocoon.guest.v1.KillContainerReply\x12d\n" +
 	"\x10ReleaseContainer\x12(.cocoon.guest.v1.ReleaseContainerRequest\x1a&.cocoon.guest.v1.ReleaseContainerReply\x12X\n" +
-	"\fAddContainer\x12$.cocoon.guest.v1.AddContainerRequest\x1a\".cocoon.guest.v1.AddContainerReplyB,Z*cocoonstack.io/cocoon/api/guest/v1;guestv1b\x06proto3"
+	"\fAddContainer\x12$.cocoon.guest.v1.AddContainerRequest\x1a\".cocoon.guest.v1.AddContainerReply\x12d\n" +
+	"\x10ResizeContainers\x12(.cocoon.guest.v1.ResizeContainersRequest\x1a&.cocoon.guest.v1.ResizeContainersReplyB,Z*cocoonstack.io/cocoon/api/guest/v1;guestv1b\x06proto3"
 
 var (
 	file_guest_v1_guest_proto_rawDescOnce sync.Once
@@ -3648,135 +3873,144 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),               // 1: cocoon.guest.v1.InfoReply
 	(*SetupRequest)(nil),            // 2: cocoon.guest.v1.SetupRequest
 	(*Container)(nil),               // 3: cocoon.guest.v1.Container
-	(*ContainersRequest)(nil),       // 4: cocoon.guest.v1.ContainersRequest
-	(*ContainersReply)(nil),         // 5: cocoon.guest.v1.ContainersReply
-	(*ContainerStatus)(nil),         // 6: cocoon.guest.v1.ContainerStatus
-	(*KillContainerRequest)(nil),    // 7: cocoon.guest.v1.KillContainerRequest
-	(*KillContainerReply)(nil),      // 8: cocoon.guest.v1.KillContainerReply
-	(*ReleaseContainerRequest)(nil), // 9: cocoon.guest.v1.ReleaseContainerRequest
-	(*ReleaseContainerReply)(nil),   // 10: cocoon.guest.v1.ReleaseContainerReply
-	(*AddContainerRequest)(nil),     // 11: cocoon.guest.v1.AddContainerRequest
-	(*AddContainerReply)(nil),       // 12: cocoon.guest.v1.AddContainerReply
-	(*ContainerExit)(nil),           // 13: cocoon.guest.v1.ContainerExit
-	(*SetupReply)(nil),              // 14: cocoon.guest.v1.SetupReply
-	(*Volume)(nil),                  // 15: cocoon.guest.v1.Volume
-	(*VolumeFile)(nil),              // 16: cocoon.guest.v1.VolumeFile
-	(*Mount)(nil),                   // 17: cocoon.guest.v1.Mount
-	(*PutVolumeRequest)(nil),        // 18: cocoon.guest.v1.PutVolumeRequest
-	(*PutVolumeReply)(nil),          // 19: cocoon.guest.v1.PutVolumeReply
-	(*NIC)(nil),                     // 20: cocoon.guest.v1.NIC
-	(*Route)(nil),                   // 21: cocoon.guest.v1.Route
-	(*Process)(nil),                 // 22: cocoon.guest.v1.Process
-	(*FileKey)(nil),                 // 23: cocoon.guest.v1.FileKey
-	(*Security)(nil),                // 24: cocoon.guest.v1.Security
-	(*Sysctl)(nil),                  // 25: cocoon.guest.v1.Sysctl
-	(*EnvVar)(nil),                  // 26: cocoon.guest.v1.EnvVar
-	(*WindowSize)(nil),              // 27: cocoon.guest.v1.WindowSize
-	(*ExecStart)(nil),               // 28: cocoon.guest.v1.ExecStart
-	(*ExecInput)(nil),               // 29: cocoon.guest.v1.ExecInput
-	(*ExecOutput)(nil),              // 30: cocoon.guest.v1.ExecOutput
-	(*LogsRequest)(nil),             // 31: cocoon.guest.v1.LogsRequest
-	(*LogEntry)(nil),                // 32: cocoon.guest.v1.LogEntry
-	(*WaitRequest)(nil),             // 33: cocoon.guest.v1.WaitRequest
-	(*WaitReply)(nil),               // 34: cocoon.guest.v1.WaitReply
-	(*AckExitRequest)(nil),          // 35: cocoon.guest.v1.AckExitRequest
-	(*AckExitReply)(nil),            // 36: cocoon.guest.v1.AckExitReply
-	(*PoweroffRequest)(nil),         // 37: cocoon.guest.v1.PoweroffRequest
-	(*PoweroffReply)(nil),           // 38: cocoon.guest.v1.PoweroffReply
-	(*StatsRequest)(nil),            // 39: cocoon.guest.v1.StatsRequest
-	(*StatsReply)(nil),              // 40: cocoon.guest.v1.StatsReply
-	(*ContainerStats)(nil),          // 41: cocoon.guest.v1.ContainerStats
-	(*ResumedRequest)(nil),          // 42: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),           // 43: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),            // 44: cocoon.guest.v1.ResumedReply
-	(*LogPlace)(nil),                // 45: cocoon.guest.v1.LogPlace
-	(*SettleRequest)(nil),           // 46: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),             // 47: cocoon.guest.v1.SettleReply
-	(*SetClockRequest)(nil),         // 48: cocoon.guest.v1.SetClockRequest
-	(*SetClockReply)(nil),           // 49: cocoon.guest.v1.SetClockReply
-	(*FreezeRequest)(nil),           // 50: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),             // 51: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),             // 52: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),               // 53: cocoon.guest.v1.ThawReply
+	(*Resources)(nil),               // 4: cocoon.guest.v1.Resources
+	(*ContainersRequest)(nil),       // 5: cocoon.guest.v1.ContainersRequest
+	(*ContainersReply)(nil),         // 6: cocoon.guest.v1.ContainersReply
+	(*ContainerStatus)(nil),         // 7: cocoon.guest.v1.ContainerStatus
+	(*KillContainerRequest)(nil),    // 8: cocoon.guest.v1.KillContainerRequest
+	(*KillContainerReply)(nil),      // 9: cocoon.guest.v1.KillContainerReply
+	(*ReleaseContainerRequest)(nil), // 10: cocoon.guest.v1.ReleaseContainerRequest
+	(*ReleaseContainerReply)(nil),   // 11: cocoon.guest.v1.ReleaseContainerReply
+	(*AddContainerRequest)(nil),     // 12: cocoon.guest.v1.AddContainerRequest
+	(*AddContainerReply)(nil),       // 13: cocoon.guest.v1.AddContainerReply
+	(*ResizeContainersRequest)(nil), // 14: cocoon.guest.v1.ResizeContainersRequest
+	(*ContainerResources)(nil),      // 15: cocoon.guest.v1.ContainerResources
+	(*ResizeContainersReply)(nil),   // 16: cocoon.guest.v1.ResizeContainersReply
+	(*ContainerExit)(nil),           // 17: cocoon.guest.v1.ContainerExit
+	(*SetupReply)(nil),              // 18: cocoon.guest.v1.SetupReply
+	(*Volume)(nil),                  // 19: cocoon.guest.v1.Volume
+	(*VolumeFile)(nil),              // 20: cocoon.guest.v1.VolumeFile
+	(*Mount)(nil),                   // 21: cocoon.guest.v1.Mount
+	(*PutVolumeRequest)(nil),        // 22: cocoon.guest.v1.PutVolumeRequest
+	(*PutVolumeReply)(nil),          // 23: cocoon.guest.v1.PutVolumeReply
+	(*NIC)(nil),                     // 24: cocoon.guest.v1.NIC
+	(*Route)(nil),                   // 25: cocoon.guest.v1.Route
+	(*Process)(nil),                 // 26: cocoon.guest.v1.Process
+	(*FileKey)(nil),                 // 27: cocoon.guest.v1.FileKey
+	(*Security)(nil),                // 28: cocoon.guest.v1.Security
+	(*Sysctl)(nil),                  // 29: cocoon.guest.v1.Sysctl
+	(*EnvVar)(nil),                  // 30: cocoon.guest.v1.EnvVar
+	(*WindowSize)(nil),              // 31: cocoon.guest.v1.WindowSize
+	(*ExecStart)(nil),               // 32: cocoon.guest.v1.ExecStart
+	(*ExecInput)(nil),               // 33: cocoon.guest.v1.ExecInput
+	(*ExecOutput)(nil),              // 34: cocoon.guest.v1.ExecOutput
+	(*LogsRequest)(nil),             // 35: cocoon.guest.v1.LogsRequest
+	(*LogEntry)(nil),                // 36: cocoon.guest.v1.LogEntry
+	(*WaitRequest)(nil),             // 37: cocoon.guest.v1.WaitRequest
+	(*WaitReply)(nil),               // 38: cocoon.guest.v1.WaitReply
+	(*AckExitRequest)(nil),          // 39: cocoon.guest.v1.AckExitRequest
+	(*AckExitReply)(nil),            // 40: cocoon.guest.v1.AckExitReply
+	(*PoweroffRequest)(nil),         // 41: cocoon.guest.v1.PoweroffRequest
+	(*PoweroffReply)(nil),           // 42: cocoon.guest.v1.PoweroffReply
+	(*StatsRequest)(nil),            // 43: cocoon.guest.v1.StatsRequest
+	(*StatsReply)(nil),              // 44: cocoon.guest.v1.StatsReply
+	(*ContainerStats)(nil),          // 45: cocoon.guest.v1.ContainerStats
+	(*ResumedRequest)(nil),          // 46: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),           // 47: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),            // 48: cocoon.guest.v1.ResumedReply
+	(*LogPlace)(nil),                // 49: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),           // 50: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),             // 51: cocoon.guest.v1.SettleReply
+	(*SetClockRequest)(nil),         // 52: cocoon.guest.v1.SetClockRequest
+	(*SetClockReply)(nil),           // 53: cocoon.guest.v1.SetClockReply
+	(*FreezeRequest)(nil),           // 54: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),             // 55: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),             // 56: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),               // 57: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
-	20, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
-	22, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
-	15, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
-	17, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
+	24, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
+	26, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
+	19, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
+	21, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
 	3,  // 4: cocoon.guest.v1.SetupRequest.containers:type_name -> cocoon.guest.v1.Container
-	25, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
-	22, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
-	17, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
-	6,  // 8: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
-	13, // 9: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
-	13, // 10: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
-	3,  // 11: cocoon.guest.v1.AddContainerRequest.container:type_name -> cocoon.guest.v1.Container
-	15, // 12: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
-	16, // 13: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
-	21, // 14: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
-	26, // 15: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
-	24, // 16: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
-	23, // 17: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
-	26, // 18: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
-	27, // 19: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
-	28, // 20: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
-	27, // 21: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	41, // 22: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
-	20, // 23: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	43, // 24: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	45, // 25: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
-	0,  // 26: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	18, // 27: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 28: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	29, // 29: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	29, // 30: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	29, // 31: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	31, // 32: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	33, // 33: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	35, // 34: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	37, // 35: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	39, // 36: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	46, // 37: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	42, // 38: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	48, // 39: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
-	50, // 40: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	52, // 41: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	4,  // 42: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	7,  // 43: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
-	9,  // 44: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
-	11, // 45: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
-	1,  // 46: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	19, // 47: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	14, // 48: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	30, // 49: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	30, // 50: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	30, // 51: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	32, // 52: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	34, // 53: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	36, // 54: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	38, // 55: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	40, // 56: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	47, // 57: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	44, // 58: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	49, // 59: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
-	51, // 60: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	53, // 61: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	5,  // 62: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	8,  // 63: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
-	10, // 64: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
-	12, // 65: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
-	46, // [46:66] is the sub-list for method output_type
-	26, // [26:46] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	29, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
+	26, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
+	21, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
+	4,  // 8: cocoon.guest.v1.Container.resources:type_name -> cocoon.guest.v1.Resources
+	7,  // 9: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
+	17, // 10: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
+	17, // 11: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
+	3,  // 12: cocoon.guest.v1.AddContainerRequest.container:type_name -> cocoon.guest.v1.Container
+	15, // 13: cocoon.guest.v1.ResizeContainersRequest.containers:type_name -> cocoon.guest.v1.ContainerResources
+	4,  // 14: cocoon.guest.v1.ContainerResources.resources:type_name -> cocoon.guest.v1.Resources
+	19, // 15: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
+	20, // 16: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
+	25, // 17: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
+	30, // 18: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
+	28, // 19: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
+	27, // 20: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
+	30, // 21: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
+	31, // 22: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
+	32, // 23: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
+	31, // 24: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
+	45, // 25: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	24, // 26: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	47, // 27: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	49, // 28: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	0,  // 29: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	22, // 30: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 31: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	33, // 32: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	33, // 33: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	33, // 34: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	35, // 35: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	37, // 36: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	39, // 37: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	41, // 38: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	43, // 39: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	50, // 40: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	46, // 41: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	52, // 42: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
+	54, // 43: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	56, // 44: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	5,  // 45: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	8,  // 46: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
+	10, // 47: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
+	12, // 48: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
+	14, // 49: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
+	1,  // 50: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	23, // 51: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	18, // 52: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	34, // 53: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	34, // 54: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	34, // 55: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	36, // 56: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	38, // 57: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	40, // 58: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	42, // 59: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	44, // 60: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	51, // 61: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	48, // 62: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	53, // 63: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
+	55, // 64: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	57, // 65: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	6,  // 66: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	9,  // 67: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
+	11, // 68: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
+	13, // 69: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
+	16, // 70: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
+	50, // [50:71] is the sub-list for method output_type
+	29, // [29:50] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -3784,16 +4018,16 @@ func file_guest_v1_guest_proto_init() {
 	if File_guest_v1_guest_proto != nil {
 		return
 	}
-	file_guest_v1_guest_proto_msgTypes[15].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[16].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[29].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[19].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[20].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[33].OneofWrappers = []any{
 		(*ExecInput_Start)(nil),
 		(*ExecInput_Stdin)(nil),
 		(*ExecInput_StdinClosed)(nil),
 		(*ExecInput_Resize)(nil),
 		(*ExecInput_Signal)(nil),
 	}
-	file_guest_v1_guest_proto_msgTypes[30].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[34].OneofWrappers = []any{
 		(*ExecOutput_Stdout)(nil),
 		(*ExecOutput_Stderr)(nil),
 		(*ExecOutput_ExitCode)(nil),
@@ -3805,7 +4039,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   54,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

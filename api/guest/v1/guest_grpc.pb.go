@@ -41,6 +41,7 @@ const (
 	Guest_KillContainer_FullMethodName    = "/cocoon.guest.v1.Guest/KillContainer"
 	Guest_ReleaseContainer_FullMethodName = "/cocoon.guest.v1.Guest/ReleaseContainer"
 	Guest_AddContainer_FullMethodName     = "/cocoon.guest.v1.Guest/AddContainer"
+	Guest_ResizeContainers_FullMethodName = "/cocoon.guest.v1.Guest/ResizeContainers"
 )
 
 // GuestClient is the client API for Guest service.
@@ -93,6 +94,9 @@ type GuestClient interface {
 	// AddContainer starts one more container of kind ephemeral, beside those of Setup. It runs once and nothing waits for its
 	// end. It answers when the container is about to start; its state says whether that succeeded. Idempotent by name.
 	AddContainer(ctx context.Context, in *AddContainerRequest, opts ...grpc.CallOption) (*AddContainerReply, error)
+	// ResizeContainers changes what containers may use, now and in their next runs. It changes nothing if a memory limit is below
+	// what its container uses. Setup does the same for containers that have been started. Idempotent.
+	ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*ResizeContainersReply, error)
 }
 
 type guestClient struct {
@@ -330,6 +334,16 @@ func (c *guestClient) AddContainer(ctx context.Context, in *AddContainerRequest,
 	return out, nil
 }
 
+func (c *guestClient) ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*ResizeContainersReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResizeContainersReply)
+	err := c.cc.Invoke(ctx, Guest_ResizeContainers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GuestServer is the server API for Guest service.
 // All implementations must embed UnimplementedGuestServer
 // for forward compatibility.
@@ -380,6 +394,9 @@ type GuestServer interface {
 	// AddContainer starts one more container of kind ephemeral, beside those of Setup. It runs once and nothing waits for its
 	// end. It answers when the container is about to start; its state says whether that succeeded. Idempotent by name.
 	AddContainer(context.Context, *AddContainerRequest) (*AddContainerReply, error)
+	// ResizeContainers changes what containers may use, now and in their next runs. It changes nothing if a memory limit is below
+	// what its container uses. Setup does the same for containers that have been started. Idempotent.
+	ResizeContainers(context.Context, *ResizeContainersRequest) (*ResizeContainersReply, error)
 	mustEmbedUnimplementedGuestServer()
 }
 
@@ -449,6 +466,9 @@ func (UnimplementedGuestServer) ReleaseContainer(context.Context, *ReleaseContai
 }
 func (UnimplementedGuestServer) AddContainer(context.Context, *AddContainerRequest) (*AddContainerReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddContainer not implemented")
+}
+func (UnimplementedGuestServer) ResizeContainers(context.Context, *ResizeContainersRequest) (*ResizeContainersReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResizeContainers not implemented")
 }
 func (UnimplementedGuestServer) mustEmbedUnimplementedGuestServer() {}
 func (UnimplementedGuestServer) testEmbeddedByValue()               {}
@@ -784,6 +804,24 @@ func _Guest_AddContainer_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_ResizeContainers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResizeContainersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).ResizeContainers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_ResizeContainers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).ResizeContainers(ctx, req.(*ResizeContainersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Guest_ServiceDesc is the grpc.ServiceDesc for Guest service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -850,6 +888,10 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AddContainer",
 			Handler:    _Guest_AddContainer_Handler,
+		},
+		{
+			MethodName: "ResizeContainers",
+			Handler:    _Guest_ResizeContainers_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

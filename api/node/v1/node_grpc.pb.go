@@ -48,6 +48,7 @@ const (
 	VMs_KillContainer_FullMethodName    = "/cocoon.node.v1.VMs/KillContainer"
 	VMs_ReleaseContainer_FullMethodName = "/cocoon.node.v1.VMs/ReleaseContainer"
 	VMs_AddContainer_FullMethodName     = "/cocoon.node.v1.VMs/AddContainer"
+	VMs_ResizeContainers_FullMethodName = "/cocoon.node.v1.VMs/ResizeContainers"
 	VMs_Clone_FullMethodName            = "/cocoon.node.v1.VMs/Clone"
 	VMs_Restore_FullMethodName          = "/cocoon.node.v1.VMs/Restore"
 	VMs_Hibernate_FullMethodName        = "/cocoon.node.v1.VMs/Hibernate"
@@ -99,6 +100,9 @@ type VMsClient interface {
 	// AddContainer starts one more container, of kind ephemeral, in a running VM. It runs once, and its end changes nothing for the
 	// VM. It returns when the guest has got the container; Watch tells its state. A container that was added already is no error.
 	AddContainer(ctx context.Context, in *AddContainerRequest, opts ...grpc.CallOption) (*Record, error)
+	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
+	// none does: a memory limit below what its container uses is refused. Idempotent.
+	ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -346,6 +350,16 @@ func (c *vMsClient) AddContainer(ctx context.Context, in *AddContainerRequest, o
 	return out, nil
 }
 
+func (c *vMsClient) ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_ResizeContainers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -431,6 +445,9 @@ type VMsServer interface {
 	// AddContainer starts one more container, of kind ephemeral, in a running VM. It runs once, and its end changes nothing for the
 	// VM. It returns when the guest has got the container; Watch tells its state. A container that was added already is no error.
 	AddContainer(context.Context, *AddContainerRequest) (*Record, error)
+	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
+	// none does: a memory limit below what its container uses is refused. Idempotent.
+	ResizeContainers(context.Context, *ResizeContainersRequest) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(context.Context, *CloneRequest) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -505,6 +522,9 @@ func (UnimplementedVMsServer) ReleaseContainer(context.Context, *ReleaseContaine
 }
 func (UnimplementedVMsServer) AddContainer(context.Context, *AddContainerRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddContainer not implemented")
+}
+func (UnimplementedVMsServer) ResizeContainers(context.Context, *ResizeContainersRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResizeContainers not implemented")
 }
 func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
@@ -816,6 +836,24 @@ func _VMs_AddContainer_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_ResizeContainers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResizeContainersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).ResizeContainers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_ResizeContainers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).ResizeContainers(ctx, req.(*ResizeContainersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CloneRequest)
 	if err := dec(in); err != nil {
@@ -942,6 +980,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AddContainer",
 			Handler:    _VMs_AddContainer_Handler,
+		},
+		{
+			MethodName: "ResizeContainers",
+			Handler:    _VMs_ResizeContainers_Handler,
 		},
 		{
 			MethodName: "Clone",

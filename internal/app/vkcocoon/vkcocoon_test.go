@@ -42,6 +42,10 @@ func (idle) AddContainer(context.Context, string, vm.Container) (vm.Record, erro
 	return vm.Record{}, errNone
 }
 
+func (idle) ResizeContainers(context.Context, string, map[string]vm.Resources) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
+
 func (idle) UpdateVolume(context.Context, string, string, []vm.VolumeFile) error { return errNone }
 
 func (idle) Pull(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error) {

@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 var (
 	_ guest.ContainerKeeper  = (*session)(nil)
 	_ guest.ContainerAdder   = (*session)(nil)
+	_ guest.ContainerResizer = (*session)(nil)
 	_ hypervisor.DiskPlugger = (*Guest)(nil)
 )
 
@@ -125,6 +127,29 @@ func (s *session) AddContainer(_ context.Context, c guest.Container) error {
 		p.Stand = append(slices.Clip(p.Stand), vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now().UTC()})
 	})
 	return err
+}
+
+// ResizeContainers implements guest.ContainerResizer. A fault "agent.ResizeContainers done" comes when the guest has the values.
+func (s *session) ResizeContainers(_ context.Context, want map[string]vm.Resources) error {
+	if err := s.alive("agent.ResizeContainers"); err != nil {
+		return err
+	}
+	s.g.change(func() {
+		sized := maps.Clone(s.g.p.Sized)
+		if sized == nil {
+			sized = map[string]vm.Resources{}
+		}
+		maps.Copy(sized, want)
+		maps.DeleteFunc(sized, func(_ string, r vm.Resources) bool { return r == vm.Resources{} })
+		s.g.p.Sized = sized
+	})
+	return s.alive("agent.ResizeContainers done")
+}
+
+// Sized returns what the containers may use, by name.
+func (g *Guest) Sized() map[string]vm.Resources {
+	p, _ := g.look()
+	return p.Sized
 }
 
 // PlugDisk implements hypervisor.DiskPlugger.

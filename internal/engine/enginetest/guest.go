@@ -326,6 +326,12 @@ func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 	}
 	s.g.change(func() {
 		s.g.setup, s.g.p.SetUp, s.g.p.Hostname = setup, true, setup.Hostname
+		s.g.p.Sized = map[string]vm.Resources{}
+		for _, c := range setup.Containers {
+			if c.Resources != nil {
+				s.g.p.Sized[c.Name] = *c.Resources
+			}
+		}
 		if len(s.g.p.Names) == 0 {
 			for _, c := range setup.Containers {
 				s.g.p.Names = append(s.g.p.Names, c.Name)

@@ -106,6 +106,7 @@ type proc struct {
 	Names   []string                    `json:"names,omitempty"`   // of its containers
 	Stand   []vm.ContainerStatus        `json:"stand,omitempty"`   // their status
 	Entries map[string][]guest.LogEntry `json:"entries,omitempty"` // of their logs
+	Sized   map[string]vm.Resources     `json:"sized,omitempty"`   // what they may use
 }
 
 func (w *World) path(kind, name string) string { return filepath.Join(w.Dir, kind, name) }

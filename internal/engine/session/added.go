@@ -65,7 +65,7 @@ func (l *Link) addContainer(ctx context.Context, agent guest.Agent, name string)
 	defer cancel()
 	err := adder.AddContainer(ctx, guest.Container{
 		Name: name, Kind: e.Spec.Kind, Process: e.Record.Process.Addressed(r.NICs), Layers: e.Record.Layers, Run: 1, Mounts: e.Spec.Mounts,
-		MessagePath: e.Spec.MessagePath, MessageFromLog: e.Spec.MessageFromLog,
+		MessagePath: e.Spec.MessagePath, MessageFromLog: e.Spec.MessageFromLog, Resources: e.Spec.Resources,
 	})
 	if errdefs.Is(err, errdefs.Unsupported) {
 		return errTooOld(err)

@@ -83,6 +83,11 @@ func (l *Link) setUpResumed(ctx context.Context, agent guest.Agent) error {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
 	}
+	if r.ImageType == vm.ImageOCI && !resume.Clone && !resume.Fresh {
+		if err := l.resizeResumed(ctx, agent); err != nil {
+			return errdefs.As(errdefs.Unavailable, err)
+		}
+	}
 	l.cfg.Log.Debug("resumed guest has its identity", "vm", l.proc.ID, "dur", time.Since(began))
 	_, err = l.vm.Update(ctx, func(r *vm.Record) {
 		r.AgentReady, r.Resume, r.Message = r.State == vm.StateRunning, nil, ""

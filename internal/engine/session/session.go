@@ -406,7 +406,7 @@ func layersOf(r vm.Record) map[string][]string {
 	return out
 }
 
-// containersOf returns what the guest is told about its containers. A guest that has started them ignores it.
+// containersOf returns what the guest is told about its containers. A guest that has started them only heeds the resources.
 func containersOf(r vm.Record) []guest.Container {
 	var out []guest.Container
 	for i, c := range r.Containers {
@@ -414,6 +414,7 @@ func containersOf(r vm.Record) []guest.Container {
 		out = append(out, guest.Container{
 			Name: c.Name, Kind: spec.Kind, Process: c.Process.Addressed(r.NICs), Layers: c.Layers, Mounts: spec.Mounts, Run: c.Status.Next(),
 			Hold: spec.Hold, Root: spec.Root, MessagePath: spec.MessagePath, MessageFromLog: spec.MessageFromLog,
+			Resources: spec.Resources,
 		})
 	}
 	return out

@@ -246,7 +246,15 @@ func encodeContainer(c guest.Container) *guestv1.Container {
 	return &guestv1.Container{
 		Name: c.Name, Kind: string(c.Kind), Process: process(c.Process), Layers: c.Layers, Mounts: mounts(c.Mounts), Run: int32(c.Run),
 		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
+		Resources: resources(c.Resources),
 	}
+}
+
+func resources(r *vm.Resources) *guestv1.Resources {
+	if r == nil {
+		return nil
+	}
+	return &guestv1.Resources{CpuLimit: r.CPULimit, CpuWeight: r.CPUWeight, MemoryLimit: r.MemoryLimit, OomScoreAdj: int32(r.OOMScoreAdj)}
 }
 
 func process(p vm.Process) *guestv1.Process {

@@ -8,11 +8,14 @@ import (
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 var (
 	_ guest.ContainerKeeper = (*session)(nil)
 	_ guest.ContainerAdder  = (*session)(nil)
+
+	_ guest.ContainerResizer = (*session)(nil)
 )
 
 // Containers implements guest.ContainerKeeper.
@@ -64,4 +67,14 @@ func (s *session) able(ctx context.Context, ability, what string) error {
 		return errdefs.Unsupportedf("the agent in the guest cannot %s", what)
 	}
 	return nil
+}
+
+// ResizeContainers implements guest.ContainerResizer.
+func (s *session) ResizeContainers(ctx context.Context, want map[string]vm.Resources) error {
+	r := &guestv1.ResizeContainersRequest{}
+	for name, w := range want {
+		r.Containers = append(r.Containers, &guestv1.ContainerResources{Name: name, Resources: resources(&w)})
+	}
+	_, err := s.client.ResizeContainers(ctx, r)
+	return s.failure(ctx, "resize containers", err)
 }

@@ -138,6 +138,10 @@ func (v ownContainers) AddContainer(ctx context.Context, ref string, c vm.Contai
 	return v.r.AddContainer(vm.OnBehalf(ctx, v.o), ref, c)
 }
 
+func (v ownContainers) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
+	return v.r.ResizeContainers(vm.OnBehalf(ctx, v.o), ref, want)
+}
+
 func (v ownPuller) Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	return v.r.Pull(vm.OnBehalf(ctx, v.o), r, progress)
 }

@@ -254,6 +254,9 @@ func (s *session) AddContainer(_ context.Context, c guest.Container) error {
 	return err
 }
 
+// ResizeContainers implements guest.ContainerResizer.
+func (s *session) ResizeContainers(context.Context, map[string]vm.Resources) error { return nil }
+
 // ContainerLogs implements guest.ContainerKeeper.
 func (s *session) ContainerLogs(ctx context.Context, _ string, _ int, _ uint64, _ func(guest.LogEntry) error) error {
 	_, err := s.Wait(ctx)

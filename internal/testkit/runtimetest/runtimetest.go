@@ -149,6 +149,13 @@ func strangers(ctx context.Context, t T, r guest.Containers) {
 	if _, err := r.AddContainer(ctx, "one", add); !errdefs.Is(err, errdefs.Unsupported) {
 		t.Errorf("a container for a VM that is one process: %v", err)
 	}
+	want := map[string]vm.Resources{"none": {CPULimit: 100}}
+	if _, err := r.ResizeContainers(ctx, "nothing", want); !errdefs.IsNotFound(err) {
+		t.Errorf("a resize of what is not: %v", err)
+	}
+	if _, err := r.ResizeContainers(ctx, "one", want); !errdefs.Is(err, errdefs.Unsupported) {
+		t.Errorf("a resize of a VM that is one process: %v", err)
+	}
 }
 
 func notFound(ctx context.Context, t T, r puller) {

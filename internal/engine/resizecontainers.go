@@ -1,0 +1,98 @@
+package engine
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func (m *machine) resizeContainers(ctx context.Context, want map[string]vm.Resources) (vm.Record, error) {
+	r := m.record()
+	switch {
+	case r.ImageType != vm.ImageOCI:
+		return r, errdefs.Unsupportedf("its guest boots its own system, which has no containers")
+	case len(r.Containers) == 0:
+		return r, errdefs.Unsupportedf("it has a process instead of containers")
+	}
+	next, err := r.Spec.Resized(want)
+	switch {
+	case err != nil:
+		return r, err
+	case maps.Equal(vm.ResourcesOf(r.Spec.Containers), vm.ResourcesOf(next.Containers)): // every session with the guest begins with them
+		return r, nil
+	case r.State != vm.StateRunning || m.run.Load() == nil:
+		return r, errdefs.Preconditionf("it does not run (%s), so its containers cannot be resized", r.State)
+	}
+	return resizeOperation.run(ctx, m, &resize{machine: m, next: next.Containers}, nil)
+}
+
+// resize changes what the containers of a running VM may use. The guest comes first: it knows whether a memory limit is possible.
+// The record has the values that the guest has accepted. If a resize is interrupted, the values on record are right, because every
+// session with the guest begins with telling them.
+type resize struct {
+	*machine
+	next []vm.Container // with the new values; nil if an earlier process of the engine began the operation
+}
+
+var resizeOperation = operation[*resize]{
+	name: opResizeContainers, told: true, recall: recallResize,
+	steps: []step[*resize]{{word: stepResize, run: (*resize).tell, undo: (*resize).undo, recover: (*resize).recover}},
+}
+
+func recallResize(m *machine, _ journal.Intent) (*resize, error) { return &resize{machine: m}, nil }
+
+// tell gives the guest the new values.
+func (s *resize) tell(ctx context.Context) (outcome, error) {
+	run := s.run.Load()
+	if run == nil {
+		return outcome{}, errdefs.Preconditionf("its process has ended")
+	}
+	now, _ := s.changes()
+	if err := run.link.ResizeContainers(ctx, now); err != nil {
+		return outcome{}, err
+	}
+	return outcome{change: func(r *vm.Record) {
+		r.Spec.Containers = slices.Clone(r.Spec.Containers)
+		for i := range r.Spec.Containers {
+			r.Spec.Containers[i].Resources = s.next[i].Resources
+		}
+	}}, nil
+}
+
+// changes returns the new values of the containers that change, and those on record.
+func (s *resize) changes() (now, was map[string]vm.Resources) {
+	before := vm.ResourcesOf(s.record().Spec.Containers)
+	now, was = vm.ResourcesOf(s.next), map[string]vm.Resources{}
+	for name, r := range now {
+		if old, sized := before[name]; sized && old == r {
+			delete(now, name)
+		} else {
+			was[name] = old
+		}
+	}
+	return now, was
+}
+
+// undo gives the guest the values on record. If that fails, its next session does it.
+func (s *resize) undo(ctx context.Context, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undo.Limit)
+	defer cancel()
+	_, was := s.changes()
+	if run := s.run.Load(); run != nil && !errdefs.Is(cause, errdefs.Unsupported) {
+		if err := run.link.ResizeContainers(ctx, was); err != nil {
+			s.log.Warn("containers not resized back until the next session", "vm", s.id, "err", err)
+		}
+	}
+	s.settleFailed(ctx, opResizeContainers, same)
+	return cause
+}
+
+// recover leaves the values on record, which the next session tells the guest.
+func (s *resize) recover(ctx context.Context) (next string, err error) {
+	return "", s.adoptAndSettle(ctx)
+}
