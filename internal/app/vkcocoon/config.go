@@ -19,6 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
+	"cocoonstack.io/cocoon/internal/kube/stats"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/version"
 )
@@ -163,6 +164,18 @@ func (c Config) complete() (Config, error) {
 		*q.to = v
 	}
 	return c, nil
+}
+
+// memory is the capacity of the node in bytes, 0 if it is not known.
+func (c Config) memory() int64 {
+	if !c.sizes.Memory.IsZero() {
+		return c.sizes.Memory.Value()
+	}
+	m, err := stats.Host{Root: c.RootDir}.Memory()
+	if err != nil {
+		return 0
+	}
+	return m.Total
 }
 
 // firstIPv4 is this host's first address that other hosts can reach, "" without one.

@@ -225,7 +225,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	}
 	snapshots, _ := n.runtime.(podsnapshots.Snapshots)
 	p.provider, err = podprovider.New(podprovider.Config{
-		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP, ClusterDomain: n.cfg.ClusterDomain, ClusterDNS: n.cfg.dns, Searches: host.Searches()}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
+		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Memory: n.cfg.memory(), ClusterDomain: n.cfg.ClusterDomain, ClusterDNS: n.cfg.dns, Searches: host.Searches()}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
 		LeasesPath: n.cfg.LeasesPath, Registry: n.cfg.snapshots, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,
 		StaticForward: n.cfg.static,
 	}, podprovider.Deps{

@@ -30,6 +30,8 @@ type Node struct {
 	IP            string
 	ClusterDomain string // "": DefaultClusterDomain
 
+	Memory int64 // bytes that it has; 0: not known
+
 	ClusterDNS []string // name servers of the cluster; none: pods have those of their VM's network
 	Searches   []string // the node's own domains
 }
@@ -119,9 +121,12 @@ func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 		whole := app(pod, c, env)
 		whole.Root = true
 		s.Containers, s.Restart = []vm.Container{whole}, restart(pod)
-		if ask.Managed { // its VM ends with the process and is restarted as a whole, or evicted
-			s = s.Bootable()
-		}
+	}
+	for i, c := range containers(pod)[:len(s.Containers)] {
+		s.Containers[i].Resources = resources(pod, c, node)
+	}
+	if ask.Managed { // its VM ends with the process and is restarted as a whole, or evicted
+		s = s.Bootable()
 	}
 	return s.Default()
 }

@@ -61,7 +61,7 @@ func Ephemeral(ctx context.Context, pod *corev1.Pod, c *corev1.EphemeralContaine
 		return vm.Container{}, err
 	}
 	x := app(pod, EphemeralContainer(c), env)
-	x.Image, x.Kind = c.Image, vm.ContainerEphemeral
+	x.Image, x.Kind, x.Resources = c.Image, vm.ContainerEphemeral, resources(pod, EphemeralContainer(c), node)
 	return x, x.ValidateEphemeral()
 }
 

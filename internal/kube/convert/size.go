@@ -2,6 +2,7 @@ package convert
 
 import (
 	"math"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -18,7 +19,8 @@ type size struct {
 }
 
 // sizeOf returns the size of pod's VM. It uses the limits, else the requests, of the container, else those of the pod. With
-// several containers it uses those of the pod, else the sum that the containers need. Annotations take precedence, ours over
+// several containers it uses those of the pod, else the sum that the containers need, but not less than the default if one of them
+// does not say what it needs. Annotations take precedence, ours over
 // Virtlet's.
 func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	s := size{cpus: DefaultCPUs, memory: DefaultMemory}
@@ -27,6 +29,9 @@ func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	}
 	if q, ok := quantity(pod, corev1.ResourceMemory); ok {
 		s.memory = max(q, vm.MinMemory)
+	}
+	if unbounded(pod) {
+		s.memory = max(s.memory, DefaultMemory)
 	}
 	if q, ok := quantity(pod, corev1.ResourceEphemeralStorage); ok {
 		s.storage = max(q, vm.MinStorage)
@@ -42,6 +47,21 @@ func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 		s.storage = ask.Storage.Value()
 	}
 	return s
+}
+
+// unbounded reports whether pod has several containers, and nothing says how much memory one of those needs that run together.
+func unbounded(pod *corev1.Pod) bool {
+	if r := pod.Spec.Resources; !Several(pod) || r != nil && len(r.Limits)+len(r.Requests) > 0 {
+		return false
+	}
+	return slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool {
+		return isRunning(pod, c) && c.Resources.Limits.Memory().IsZero() && c.Resources.Requests.Memory().IsZero()
+	})
+}
+
+// isRunning reports whether c, a container of pod, runs together with the other ones: it is no plain init container.
+func isRunning(pod *corev1.Pod, c *corev1.Container) bool {
+	return IsSidecar(c) || !slices.ContainsFunc(pod.Spec.InitContainers, func(i corev1.Container) bool { return i.Name == c.Name })
 }
 
 // quantity returns the amount of one resource, rounded up to a whole unit. An amount of zero counts as not set.

@@ -75,6 +75,22 @@ func (h *Health) requestKill(x *containerMonitor, s StopRequest) bool {
 	return true
 }
 
+// Restart requests a kill of the current run of the named container, which the guest then starts again. It returns false if the
+// container is not started again after that, or nothing monitors it. The next Watch begins the kill.
+func (h *Health) Restart(container, message string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.monitor == nil {
+		return false
+	}
+	x := h.monitor.watches[container]
+	if x == nil || !x.restarts {
+		return false
+	}
+	h.requestKill(x, StopRequest{message: message})
+	return true
+}
+
 // requestStop requests a stop of the VM because of s, unless that run is over. Precondition: mu is held.
 func (h *Health) requestStop(s StopRequest, run time.Time) {
 	if h.monitor == nil || !h.monitor.run.Equal(run) {

@@ -120,6 +120,7 @@ func (c *creation) boot(ctx context.Context, pod *corev1.Pod) turn {
 	if err := convert.CheckProfiles(pod); err != nil {
 		return c.retry(ctx, reasonCreateError, err, c.cfg.BackoffBase, c.cfg.BackoffMax)
 	}
+	c.resize.Made = pod
 	rec, err := c.once(ctx, func() (vm.Record, error) {
 		rec, err := c.vms.Launch(ctx, spec)
 		if err == nil {

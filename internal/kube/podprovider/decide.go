@@ -26,6 +26,7 @@ const (
 	actShow                         // only updates the pod's status
 	actKeep                         // monitors a running VM and keeps its volumes up to date
 	actAddContainers                // adds ephemeral containers to a running VM
+	actResize                       // gives the containers of a running VM the resources of the pod
 	actStopForKill                  // stops the VM because a probe or hook requires that
 	actHibernate                    // hibernates the VM
 	actStore                        // stores the state of the hibernated VM in the registry, if the node has one
@@ -52,6 +53,7 @@ type observation struct {
 	killed  time.Time     // start of the run that was stopped for a probe or hook
 	stored  bool          // the state of the hibernated VM is stored; see actStore
 	adds    bool          // the VM lacks ephemeral containers of the pod that nobody adds at the moment
+	resize  bool          // containers of the VM have other resources than in the pod, and the VM can change that
 	waits   waits
 }
 
@@ -64,7 +66,7 @@ type abilities struct {
 // waits holds the delays before the next attempts. An attempt is due if its delay is zero or negative.
 type waits struct {
 	hibernate, wake time.Duration
-	add             time.Duration
+	add, resize     time.Duration
 	start           time.Duration
 	scheduled       bool // start is set for the last end of the VM
 }
@@ -118,15 +120,24 @@ func (s observation) running() (action, turn) {
 	return actHibernate, whenWoken
 }
 
-// keeps returns the action for a running VM that continues to run. A guest that is not set up gets no container.
+// keeps returns the action for a running VM that continues to run. A guest that is not set up gets no container and no resources.
 func (s observation) keeps() (action, turn) {
+	next := whenWoken
 	switch {
-	case !s.adds || !podstatus.Up(s.rec) || s.rec.Resume != nil:
+	case !podstatus.Up(s.rec) || s.rec.Resume != nil:
 		return actKeep, whenWoken
-	case s.waits.add > 0:
-		return actKeep, after(s.waits.add)
+	case s.resize && s.waits.resize <= 0:
+		return actResize, whenWoken
+	case s.adds && s.waits.add <= 0:
+		return actAddContainers, whenWoken
 	}
-	return actAddContainers, whenWoken
+	if s.resize {
+		next = sooner(next, after(s.waits.resize))
+	}
+	if s.adds {
+		next = sooner(next, after(s.waits.add))
+	}
+	return actKeep, next
 }
 
 func (s observation) hibernated() (action, turn) {

@@ -51,6 +51,11 @@ func TestDecide(t *testing.T) {
 		"being created":                            {seen(vm.StateCreating), actShow, whenWoken},
 		"created":                                  {seen(vm.StateCreated), actStart, whenWoken},
 		"running":                                  {seen(vm.StateRunning), actKeep, whenWoken},
+		"to resize":                                {with(seen(vm.StateRunning), func(s *observation) { s.resize, s.adds = true, true }), actResize, whenWoken},
+		"to resize, retry is not due":              {with(seen(vm.StateRunning), func(s *observation) { s.resize, s.waits.resize = true, soon }), actKeep, after(soon)},
+		"to resize later, container to add":        {with(seen(vm.StateRunning), func(s *observation) { s.resize, s.waits.resize, s.adds = true, soon, true }), actAddContainers, whenWoken},
+		"to resize, without agent":                 {with(seen(vm.StateRunning), func(s *observation) { s.resize, s.rec.AgentReady = true, false }), actKeep, whenWoken},
+		"to resize, to hibernate":                  {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.resize = true }), actHibernate, whenWoken},
 		"containers to add":                        {with(seen(vm.StateRunning), func(s *observation) { s.adds = true }), actAddContainers, whenWoken},
 		"containers to add, retry is not due":      {with(seen(vm.StateRunning), func(s *observation) { s.adds, s.waits.add = true, soon }), actKeep, after(soon)},
 		"containers to add, without agent":         {with(seen(vm.StateRunning), func(s *observation) { s.adds, s.rec.AgentReady = true, false }), actKeep, whenWoken},
@@ -127,11 +132,14 @@ func (w *model) event() string {
 		w.leaving = true
 		return "the pod is deleted"
 	case n == 7:
-		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, scheduled: w.waits.scheduled}
+		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, resize: time.Second, scheduled: w.waits.scheduled}
 		return "something failed"
 	case n == 9:
 		w.adds = true
 		return "the pod gets an ephemeral container"
+	case n == 10:
+		w.resize = true
+		return "the pod is resized"
 	case n == 8:
 		w.stored = false
 		return "the state is no longer in the registry"
@@ -167,6 +175,8 @@ func (w *model) do(what action) bool {
 		w.kill, w.waits.scheduled = false, false
 	case actAddContainers:
 		w.adds = false
+	case actResize:
+		w.resize = false
 	case actHibernate:
 		w.rec.State, w.rec.Snapshot, w.stored = vm.StateHibernated, "snap", false
 	case actStore:
@@ -199,7 +209,7 @@ func (w *model) reached() bool {
 	case contract.Hibernate(w.pod.Annotations):
 		return w.rec.State == vm.StateHibernated && w.stored
 	}
-	return w.rec.State == vm.StateRunning && w.rec.AgentReady && !w.kill && !w.adds
+	return w.rec.State == vm.StateRunning && w.rec.AgentReady && !w.kill && !w.adds && !w.resize
 }
 
 // TestDecideReachesWantedState lets random events happen, with actions that succeed or fail. After the last event, a few

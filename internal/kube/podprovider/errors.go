@@ -44,7 +44,12 @@ const (
 	eventFailedMount = "FailedMount"
 	eventRestarted   = "Restarted"
 	eventAdopted     = "Adopted"
-	eventStandIn     = "BackendStandIn"
+
+	eventResizeCompleted  = "ResizeCompleted"
+	eventResizeError      = "ResizeError"
+	eventResizeInfeasible = "ResizeInfeasible"
+
+	eventStandIn = "BackendStandIn"
 
 	eventHibernated          = "Hibernated"
 	eventHibernateFailed     = "HibernateFailed"

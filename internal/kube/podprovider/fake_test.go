@@ -22,6 +22,7 @@ type engine struct {
 	boot     time.Duration
 	launchAt func(vm.Spec) error // nil: always succeeds
 	stopTime time.Duration       // how long a guest takes to shut down
+	used     int64               // what each container uses of memory, in bytes
 	older    bool                // the agents can neither connect to ports nor kill a single container
 	inside   bool                // the only container of a pod is a container in its guest; otherwise as in VMs of earlier releases
 	pullAs   func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
@@ -232,6 +233,33 @@ func (e *engine) AddContainer(ctx context.Context, ref string, c vm.Container) (
 			r.Ephemeral = append(slices.Clip(r.Ephemeral), vm.Ephemeral{Spec: c, Record: added})
 		}
 	})
+	return e.Inspect(ctx, ref)
+}
+
+// ResizeContainers changes the containers on record. A memory limit below what e.used says is refused.
+func (e *engine) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
+	leave, err := e.enter(fmt.Sprint("resize ", want))
+	if err != nil {
+		return vm.Record{}, err
+	}
+	r, used := e.findFor(ctx, ref), e.used
+	leave()
+	switch {
+	case r == nil:
+		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	case e.older, len(r.Containers) == 0:
+		return vm.Record{}, errdefs.Unsupportedf("not known")
+	}
+	next, err := r.Spec.Resized(want)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	for name, w := range want {
+		if w.MemoryLimit > 0 && w.MemoryLimit < used {
+			return vm.Record{}, errdefs.Preconditionf("container %s: memory limit (%d) below current usage (%d)", name, w.MemoryLimit, used)
+		}
+	}
+	e.change(r.ID, func(r *vm.Record) { r.Spec = next })
 	return e.Inspect(ctx, ref)
 }
 

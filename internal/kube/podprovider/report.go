@@ -31,6 +31,7 @@ type report struct {
 	again   bool                             // another run follows
 	killed  time.Time                        // start of the run that was stopped for a probe or hook
 	images  map[string]pulled                // by the name in the pod
+	resize  podstatus.Resize
 	lifecycle
 	announced
 }

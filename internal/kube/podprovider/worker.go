@@ -22,6 +22,7 @@ type worker struct {
 	offers   *forkOffer
 	runs     *runs
 	adds     *additions
+	resizes  *resizes
 	end      *teardown
 	trusted  bool // the guest was ready at the last check of an earlier process
 }
@@ -33,7 +34,7 @@ func newWorker(c *common, s, prior *podState) *worker {
 	return &worker{
 		base: b, asleep: asleep,
 		creation: &creation{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
-		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b),
+		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b), resizes: &resizes{base: b},
 		trusted: slices.ContainsFunc(s.look().status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready }),
 	}
 }
@@ -77,6 +78,7 @@ func (w *worker) observe(cancel context.CancelFunc) (observation, *removal) {
 	if f.rec != nil {
 		s.kill = w.health.StopRequested(f.rec) != nil
 		s.adds, s.waits.add = w.adds.due(f)
+		s.resize, s.waits.resize = w.resizes.due(f)
 		s.stored = w.asleep.kept != "" && w.asleep.kept == f.rec.Snapshot
 		s.waits.scheduled = w.runs.dueFor.Equal(f.rec.StoppedAt) && !w.runs.due.IsZero()
 	}
@@ -123,6 +125,9 @@ func (w *worker) act(ctx context.Context, what action, s observation, next turn)
 		next = sooner(next, w.keepRunning(ctx, s))
 	case actAddContainers:
 		next = w.adds.add(pod, rec)
+	case actResize:
+		w.running(ctx, pod, rec)
+		next = w.resizes.act(ctx, pod, rec)
 	case actStopForKill:
 		next = w.runs.stopForKill(ctx, pod, rec, w.health.StopRequested(rec))
 	case actHibernate:

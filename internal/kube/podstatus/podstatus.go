@@ -54,6 +54,7 @@ type View struct {
 	Again   bool                             // the stopped VM will be started again
 	Cut     bool                             // the VM was stopped from outside its pod before its containers ended
 	Asleep  bool                             // the VM is hibernated, on this node or elsewhere
+	Resize  Resize
 }
 
 // Image is the image that the status of a container shows. An unknown field is "". Without a name the status shows the image
@@ -168,8 +169,8 @@ func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	}
 	keepImages(s.ContainerStatuses, prev.ContainerStatuses)
 	keepImages(s.InitContainerStatuses, prev.InitContainerStatuses)
-	resources(s.ContainerStatuses, prev.ContainerStatuses, v.Pod.Spec.Containers)
-	resources(s.InitContainerStatuses, prev.InitContainerStatuses, v.Pod.Spec.InitContainers)
+	v.resources(s.ContainerStatuses, prev.ContainerStatuses, func(p *corev1.Pod) []corev1.Container { return p.Spec.Containers })
+	v.resources(s.InitContainerStatuses, prev.InitContainerStatuses, func(p *corev1.Pod) []corev1.Container { return p.Spec.InitContainers })
 	s.EphemeralContainerStatuses = v.ephemeral(prev.EphemeralContainerStatuses)
 	s.Phase = v.phase(s)
 	if s.Phase == corev1.PodPending && prev.Phase == corev1.PodRunning {
