@@ -12,11 +12,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// limitsIn returns what a command in a container sees of its limits.
-func limitsIn(t *testing.T, a guest.Agent, container string) string {
+// limitsOf returns what a command in the container app sees of its limits.
+func limitsOf(t *testing.T, a guest.Agent) string {
 	t.Helper()
 	e := sh("cd /sys/fs/cgroup; cat cpu.max cpu.weight memory.max memory.oom.group; cat /proc/self/oom_score_adj /proc/1/oom_score_adj /proc/self/cgroup")
-	e.Container = container
+	e.Container = "app"
 	return strings.Join(strings.Fields(output(t, a, e)), " ")
 }
 
@@ -41,11 +41,13 @@ func TestVMResources(t *testing.T) {
 			}
 			running := func(restarts int) {
 				t.Helper()
-				until(t, k, func(all []vm.ContainerStatus) bool { return all[0].State == vm.ContainerRunning && all[0].Restarts == restarts })
+				until(t, k, func(all []vm.ContainerStatus) bool {
+					return all[0].State == vm.ContainerRunning && all[0].Restarts == restarts
+				})
 			}
 			running(0)
 			const first = "5000 100000 5 33554432 1 950 950 0::/"
-			if got := limitsIn(t, a, "app"); got != first {
+			if got := limitsOf(t, a); got != first {
 				t.Errorf("the container has %q", got)
 			}
 			e := sh("echo max > /sys/fs/cgroup/cpu.max; mount | grep -c 'cgroup2.* /sys/fs/cgroup .*ro,'; ls -d /sys/fs/cgroup/container-* 2>&1")
@@ -61,7 +63,7 @@ func TestVMResources(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if got := limitsIn(t, a, "app"); got != strings.Replace(first, "100000 5 ", "100000 7 ", 1) {
+			if got := limitsOf(t, a); got != strings.Replace(first, "100000 5 ", "100000 7 ", 1) {
 				t.Errorf("after another setup the container has %q", got)
 			}
 
@@ -69,21 +71,21 @@ func TestVMResources(t *testing.T) {
 			if err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"app": {CPULimit: 5, CPUWeight: 1, OOMScoreAdj: 900}}); err != nil {
 				t.Fatal(err)
 			}
-			if got := limitsIn(t, a, "app"); got != "1000 100000 1 max 0 950 950 0::/" { // its run keeps the OOM score
+			if got := limitsOf(t, a); got != "1000 100000 1 max 0 950 950 0::/" { // its run keeps the OOM score
 				t.Errorf("resized, the container has %q", got)
 			}
 			if err := k.KillContainer(t.Context(), "app", 1, 0); err != nil {
 				t.Fatal(err)
 			}
 			running(1)
-			if got := limitsIn(t, a, "app"); got != "1000 100000 1 max 0 900 900 0::/" {
+			if got := limitsOf(t, a); got != "1000 100000 1 max 0 900 900 0::/" {
 				t.Errorf("its next run has %q", got)
 			}
 			err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"app": {CPULimit: 1000, MemoryLimit: 4096}})
 			if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "memory limit (4096) below current usage (") {
 				t.Errorf("a memory limit below the usage: %v", err)
 			}
-			if got := limitsIn(t, a, "app"); got != "1000 100000 1 max 0 900 900 0::/" {
+			if got := limitsOf(t, a); got != "1000 100000 1 max 0 900 900 0::/" {
 				t.Errorf("after a resize that was refused the container has %q", got)
 			}
 			if err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"none": {}}); !errdefs.IsNotFound(err) {
@@ -92,7 +94,7 @@ func TestVMResources(t *testing.T) {
 			if err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"app": {}}); err != nil {
 				t.Fatal(err)
 			}
-			if got := limitsIn(t, a, "app"); got != "max 100000 100 max 0 900 900 0::/" {
+			if got := limitsOf(t, a); got != "max 100000 100 max 0 900 900 0::/" {
 				t.Errorf("without limits the container has %q", got)
 			}
 			if err := a.Poweroff(t.Context(), 0); err != nil {

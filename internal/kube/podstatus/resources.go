@@ -73,15 +73,15 @@ func RestartsToResize(c *corev1.Container, status corev1.PodStatus) bool {
 		}
 		return slices.ContainsFunc(c.ResizePolicy, func(p corev1.ContainerResizePolicy) bool {
 			return p.RestartPolicy == corev1.RestartContainer &&
-				!(same(c.Resources.Limits, s.Resources.Limits, p.ResourceName) && same(c.Resources.Requests, s.Resources.Requests, p.ResourceName))
+				(differ(c.Resources.Limits, s.Resources.Limits, p.ResourceName) || differ(c.Resources.Requests, s.Resources.Requests, p.ResourceName))
 		})
 	}
 	return false
 }
 
-func same(a, b corev1.ResourceList, name corev1.ResourceName) bool {
+func differ(a, b corev1.ResourceList, name corev1.ResourceName) bool {
 	x, y := a[name], b[name]
-	return x.Cmp(y) == 0
+	return x.Cmp(y) != 0
 }
 
 // Infeasible returns why rec cannot give the containers of pod other resources while it exists; "": it can.
