@@ -128,6 +128,12 @@ func etherType(t uint16) []expr.Any {
 	return join([]expr.Any{&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: 1}}, equal(binaryutil.BigEndian.PutUint16(t)))
 }
 
+// tagged matches frames with a tag of a virtual LAN. The kernel has taken the tag out of a frame that it received, so that the
+// protocol is the one behind it, but shows the tag where the frame had it.
+func tagged(protocol uint16) []expr.Any {
+	return join([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 12, Len: 2}}, equal(binaryutil.BigEndian.PutUint16(protocol)))
+}
+
 // The registers of the keys of our sets: the tap in 1 (16 bytes), the MAC in 2 (6 of 8 bytes), then the address.
 
 func loadTap() []expr.Any {

@@ -197,6 +197,15 @@ func (r rules) sender6() [][]expr.Any {
 	}
 }
 
+// neighbours matches what machines on one link tell each other about themselves and the router. No router has forwarded it.
+func neighbours() []expr.Any {
+	const hops = 7 // the offset of the hop limit
+	return join(etherType(unix.ETH_P_IPV6), proto(unix.IPPROTO_ICMPV6), loadNetwork(hops, 1, 1), equal([]byte{255}), []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
+		&expr.Range{Op: expr.CmpOpEq, Register: 1, FromData: []byte{routerSolicit}, ToData: []byte{neighbourAdvert}},
+	})
+}
+
 // input6 is what guests may get from the host by IPv6: neighbour discovery, the router's answer, ping, and DHCPv6 if it is on.
 func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
 	if !r.prefix6.IsValid() {

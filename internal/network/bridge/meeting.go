@@ -2,7 +2,9 @@ package bridge
 
 import (
 	"fmt"
+	"net/netip"
 
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -37,6 +39,74 @@ func (c Config) meeting() meeting {
 		return filtered
 	}
 	return routed
+}
+
+// between checks frames from port to port. Where policies are enforced, a guest gets only IP that is addressed to it, in a frame
+// to it, because the rules for routed packets find its policies by that address, and the sender's by the sender's address. A
+// guest may have more addresses than it was given: link-local ones, or those of its own containers. So broadcasts, multicast
+// and IPv6 between link-local addresses go to the host only, as on a routed bridge.
+func (r rules) between() [][]expr.Any {
+	out := [][]expr.Any{echo()}
+	if r.polices(true) != nil {
+		return out
+	}
+	guest := func(set string, id, offset, length uint32) []expr.Any {
+		return join(receiver(), loadNetwork(offset, length, unix.NFT_REG32_06), []expr.Any{&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: set, SetID: id}})
+	}
+	out = append(out,
+		join(r.tap(expr.MetaKeyIIFNAME, expr.CmpOpNeq), r.tap(expr.MetaKeyOIFNAME, expr.CmpOpNeq), accept()),
+		join(tagged(unix.ETH_P_8021Q), drop()), // from ports that are not taps
+		join(tagged(unix.ETH_P_8021AD), drop()),
+		join(etherType(unix.ETH_P_IP), guest(setGuests, setGuestsID, offsetTo4, 4), accept()),
+		join(etherType(unix.ETH_P_ARP), accept()),
+	)
+	if r.prefix6.IsValid() {
+		linkLocal := netip.MustParsePrefix("fe80::/10")
+		out = append(out,
+			join(neighbours(), accept()),
+			join(etherType(unix.ETH_P_IPV6), source(linkLocal), drop()),
+			join(to(linkLocal), drop()),
+			join(etherType(unix.ETH_P_IPV6), guest(setGuests6, setGuests6ID, offsetTo6, 16), accept()),
+		)
+	}
+	return append(out,
+		join(r.tap(expr.MetaKeyOIFNAME, expr.CmpOpEq), drop()),
+		join(group(), drop()), // to ports that are not taps
+		join(to(netip.MustParsePrefix("224.0.0.0/3")), drop()),
+		join(to(netip.PrefixFrom(lastOf(r.prefix), 32)), drop()),
+		join(to(netip.MustParsePrefix("ff00::/8")), drop()),
+	)
+}
+
+// tap matches frames whose link, by key, is one of our taps, or is none.
+func (r rules) tap(key expr.MetaKey, op expr.CmpOp) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: key, Register: 1}, &expr.Cmp{Op: op, Register: 1, Data: []byte(r.tapPrefix)}}
+}
+
+// receiver loads the first two parts of the key of a set: the link and the hardware address that a frame goes to.
+func receiver() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: unix.NFT_REG_1},
+		&expr.Payload{DestRegister: unix.NFT_REG_2, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 6},
+	}
+}
+
+// group matches frames to a group of machines.
+func group() []expr.Any {
+	return join([]expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{1}, Xor: []byte{0}},
+	}, equal([]byte{1}))
+}
+
+// echo drops what a hairpin port would return to the guest that sent it to a group of machines. A guest that sees its own
+// messages may believe that another machine has its address.
+func echo() []expr.Any {
+	back := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: unix.NFT_REG_1}, loadEther()[0],
+		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: setSenders, SetID: setSendersID},
+	}
+	return join(group(), back, drop())
 }
 
 // ensureRouted makes the host answer ARP for all of the subnet, or only for itself. The kernel delays such answers by default,

@@ -21,10 +21,12 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+var policedSpec = vm.NICSpec{Policed: true}
+
 // policed attaches a guest that is policed and configures it.
 func policed(t *testing.T, n *Network, name string) guest {
 	t.Helper()
-	g := newGuestOf(t, n, vm.NewID(), name, vm.NICSpec{Policed: true})
+	g := newGuestOf(t, n, vm.NewID(), name, policedSpec)
 	g.configure(g.nic.IP)
 	return g
 }
@@ -403,6 +405,34 @@ func TestPolicies6(t *testing.T) {
 				})
 				a.want(what, serves, true)
 				c.want(what, serves, false)
+			}
+		})
+	}
+}
+
+// Guests whose policies name only each other find each other on the link.
+func TestPolicies6Neighbours(t *testing.T) {
+	for name, before := range map[string]func(*testing.T){"routed": func(*testing.T) {}, "filtered": showBridged} {
+		t.Run(name, func(t *testing.T) {
+			netns.Require(t)
+			before(t)
+			n := start6(t, Config{NAT: true})
+			a, b := newGuestOf(t, n, vm.NewID(), "a", policedSpec).joined(), newGuestOf(t, n, vm.NewID(), "b", policedSpec).joined()
+			c := newGuest(t, n, "c").joined()
+			peers := func(g guest) []network.Policy {
+				return []network.Policy{{Name: "peer", Rules: []network.Rule{{Peers: append(only(g.nic.IPv6), only(g.nic.IP)...), AllPorts: true}}}}
+			}
+			police(t, n, network.Policies{
+				Guests: []network.Guest{{ID: a.id, Egress: []int{0}, Ingress: []int{0}}}, Egress: peers(b), Ingress: peers(b),
+			})
+			police(t, n, network.Policies{
+				Node: "another", Guests: []network.Guest{{ID: b.id, Egress: []int{0}, Ingress: []int{0}}}, Egress: peers(a), Ingress: peers(a),
+			})
+			if !a.pings(b.nic.IPv6, patience) || !b.pings(a.nic.IPv6, patience) {
+				t.Error("peers do not reach each other")
+			}
+			if a.pings(c.nic.IPv6, impatience) || c.pings(a.nic.IPv6, impatience) {
+				t.Error("another guest is reached")
 			}
 		})
 	}

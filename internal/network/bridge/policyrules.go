@@ -161,6 +161,7 @@ func (f *filler) base(d direction) {
 	ip, ip6 := overIP(unix.NFPROTO_IPV4), overIP(unix.NFPROTO_IPV6)
 	add(f.c, ch, [][]expr.Any{
 		join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept()),
+		join(neighbours(), accept()), // from port to port
 		join(ip, loadNetwork(offsetSource4, 8, unix.NFT_REG_1), lookup(self4, setSelf4), accept()),
 		join(ip6, loadNetwork(offsetSource6, 32, unix.NFT_REG_1), lookup(self6, setSelf6), accept()),
 		join(ip, loadNetwork(d.own4, 4, unix.NFT_REG_1), vmap(d.map4, d.id4)),

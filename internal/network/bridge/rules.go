@@ -308,7 +308,7 @@ func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 			Name: "forward", Table: t, Type: nftables.ChainTypeFilter,
 			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityRef(-300),
 		})
-		add(c, forward, [][]expr.Any{echo()})
+		add(c, forward, r.between())
 	}
 	add(c, ch, r.sender())
 	add(c, asks, r.asker())
@@ -316,11 +316,14 @@ func (r rules) ether(c *nftables.Conn, guests []ipam.Lease) error {
 }
 
 // sender checks frames from our taps: they need their own MAC and, in IPv4 and ARP, their own address. A guest without address
-// may send only DHCP and ARP probes. IPv6 is allowed as in sender6; all other protocols are dropped.
+// may send only DHCP and ARP probes. IPv6 is allowed as in sender6; all other protocols are dropped, and so are tags of virtual
+// LANs.
 func (r rules) sender() [][]expr.Any {
 	zero := netip.AddrFrom4([4]byte{})
 	out := [][]expr.Any{
-		join([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte(r.tapPrefix)}}, accept()),
+		join(r.tap(expr.MetaKeyIIFNAME, expr.CmpOpNeq), accept()),
+		join(tagged(unix.ETH_P_8021Q), drop()),
+		join(tagged(unix.ETH_P_8021AD), drop()),
 		join(loadTap(), loadEther(), []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: setSenders, SetID: setSendersID, Invert: true}}, drop()),
 		join(etherType(unix.ETH_P_IP), proto(unix.IPPROTO_UDP), dport(67), []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainDHCP}}),
 	}
@@ -333,20 +336,6 @@ func (r rules) sender() [][]expr.Any {
 		join(etherType(unix.ETH_P_ARP), loadNetwork(14, 4, 1), equal(zero.AsSlice()), accept()),
 	)
 	return append(append(out, r.sender6()...), drop())
-}
-
-// echo drops what a hairpin port would return to the guest that sent it to a group of machines. A guest that sees its own
-// messages may believe that another machine has its address.
-func echo() []expr.Any {
-	group := []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseLLHeader, Offset: 0, Len: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{1}, Xor: []byte{0}},
-	}
-	back := []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: unix.NFT_REG_1}, loadEther()[0],
-		&expr.Lookup{SourceRegister: unix.NFT_REG_1, SetName: setSenders, SetID: setSendersID},
-	}
-	return join(group, equal([]byte{1}), back, drop())
 }
 
 // asker checks DHCP: the hardware address in the message, which the server uses, must be the sender's own. Of a fragmented
