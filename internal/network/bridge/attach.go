@@ -162,7 +162,7 @@ func (n *Network) detach(lv *live, l ipam.Lease) error {
 	if lv.gate != nil {
 		err = errors.Join(err, lv.gate.dismiss(l))
 	}
-	return err
+	return errors.Join(err, n.flows.forget(lv.rules.addresses(l)...))
 }
 
 // Detach implements network.Network. It also works on a network that is not set up: it removes what exists.
@@ -223,5 +223,17 @@ func (n *Network) Lease(ctx context.Context, id vm.ID, name string, index int, m
 
 // Unlease is the inverse of Lease. Idempotent; it also works without Setup.
 func (n *Network) Unlease(ctx context.Context, _ vm.ID, _ int, mac string) error {
+	if err := n.single(ctx, mac, func(lv *live) error {
+		if lv == nil {
+			return nil
+		}
+		l, ok := lv.pool.ByMAC(mac)
+		if !ok || l.Tap != "" {
+			return nil
+		}
+		return n.flows.forget(lv.rules.addresses(l)...)
+	}); err != nil && !n.spaceGone(err) {
+		return fmt.Errorf("release an address of network %s: %w", n.cfg.Name, err)
+	}
 	return n.Release(ctx, vm.NIC{MAC: mac})
 }

@@ -49,6 +49,7 @@ type Network struct {
 	live  *live        // nil until Setup has succeeded; under mu
 	turns turns
 	ports *ports // of the host that lead to guests
+	flows *flows
 }
 
 // live is what Setup decided and found. It is never changed, only replaced.
@@ -74,6 +75,7 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 		return nil, err
 	}
 	space := host.Space{Path: nsPath(cfg.NetNS)}
+	known := &flows{}
 	return &Network{
 		cfg:    cfg,
 		log:    log,
@@ -82,7 +84,8 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 		file:   ipam.NewFile(cfg.LeasePath),
 		dirty:  make(chan struct{}, 1),
 		police: newPolicing(cfg.policyTable(), filepath.Join(cfg.StateDir, "policies-"+cfg.Name+".json"), space),
-		ports:  &ports{table: cfg.table() + "_ports"},
+		ports:  &ports{table: cfg.table() + "_ports", flows: known},
+		flows:  known,
 	}, nil
 }
 

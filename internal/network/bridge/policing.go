@@ -67,8 +67,8 @@ func (r rules) polices(checked bool) error {
 const filtered6Key = "bridge/bridge-nf-call-ip6tables"
 
 // setup makes sure that the table exists, unless why says that there can be none. A table that exists stays as it is, except that
-// policed guests that it does not know are closed.
-func (p *policing) setup(r rules, leases []ipam.Lease, why error) error {
+// policed guests that it does not know are closed, and addresses that none of the taps has are removed.
+func (p *policing) setup(r rules, leases, taps []ipam.Lease, why error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.why = why; why != nil {
@@ -76,6 +76,12 @@ func (p *policing) setup(r rules, leases []ipam.Lease, why error) error {
 		return removeTable(p.table, nftables.TableFamilyINet)
 	}
 	placed, err := readPlaced(p.table)
+	if err == nil && p.placed == nil {
+		err = p.vacate(r, taps, placed)
+	}
+	if errors.Is(err, unix.ENOENT) { // somebody has changed the table
+		placed, err = nil, nil
+	}
 	if err != nil {
 		return err
 	}
@@ -92,6 +98,28 @@ func (p *policing) setup(r rules, leases []ipam.Lease, why error) error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// vacate removes addresses from the table that no tap has, also from placed: an earlier run of the daemon may have ended before it did, and the
+// next guest with such an address would have the policies of the earlier one. Preconditions: mu is held.
+func (p *policing) vacate(r rules, taps []ipam.Lease, placed map[netip.Addr]fate) error {
+	unused := maps.Clone(placed)
+	for _, l := range taps {
+		for _, a := range r.addresses(l) {
+			delete(unused, a)
+		}
+	}
+	if len(unused) == 0 {
+		return nil
+	}
+	gone := slices.Collect(maps.Keys(unused))
+	if err := p.socket.commit(func(c *nftables.Conn) error { return removeAddresses(c, p.table, gone) }); err != nil {
+		return fmt.Errorf("remove earlier guests from nftables table %s: %w", p.table, err)
+	}
+	for _, a := range gone {
+		delete(placed, a)
 	}
 	return nil
 }

@@ -25,6 +25,7 @@ import (
 // keeps the connections. Methods run in the network's namespace.
 type ports struct {
 	table string // of family ip
+	flows *flows
 
 	mu   sync.Mutex
 	open []openPort
@@ -57,7 +58,10 @@ func (p *ports) load(keep func(netip.Addr) bool) error {
 		return err
 	}
 	p.open = open
-	return p.closeLocked(func(o openPort) bool { return !keep(o.guest) })
+	if err := p.closeLocked(func(o openPort) bool { return !keep(o.guest) }); err != nil {
+		return err
+	}
+	return p.forget(open)
 }
 
 // forward opens the ports of a guest, and closes others that it has. Idempotent. Errors: FailedPrecondition if another guest or a
@@ -89,7 +93,26 @@ func (p *ports) forward(ctx context.Context, guest netip.Addr, want []vm.PortMap
 	if slices.Equal(own, mine) {
 		return nil
 	}
-	return p.replace(append(now, mine...))
+	if err := p.replace(append(now, mine...)); err != nil {
+		return err
+	}
+	return p.forget(own)
+}
+
+// forget ends the connections by those of the ports that are closed now. Without this, whoever has one stays connected.
+// Preconditions: mu is held.
+func (p *ports) forget(some []openPort) error {
+	var all []*oblivion
+	for _, o := range some {
+		if slices.Contains(p.open, o) {
+			continue
+		}
+		all = append(all, &oblivion{addr: o.guest, which: func(f flow) bool {
+			return f.original.protocol == protocols[o.Protocol] && f.original.dport == o.HostPort && f.original.dst != o.guest &&
+				f.reply.src == o.guest && f.reply.sport == o.GuestPort
+		}})
+	}
+	return p.flows.all(all...)
 }
 
 // served reports whether a program of the host listens on a port, which would then get no more connections.
@@ -111,7 +134,7 @@ func served(ctx context.Context, p vm.PortMapping) bool {
 	return errors.Is(err, unix.EADDRINUSE)
 }
 
-// close closes the ports of a guest. Idempotent.
+// close closes the ports of a guest. Idempotent. The caller makes the kernel forget the connections of the guest.
 func (p *ports) close(guest netip.Addr) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

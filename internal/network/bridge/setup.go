@@ -254,7 +254,11 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 			n.log.Warn("saved policies not usable, guests of other virtual nodes are closed once the first node sets its policies, until theirs does", "network", n.cfg.Name, "err", err)
 		}
 	}
-	if err := n.police.setup(lv.rules, lv.pool.Attached(), lv.rules.polices(checked)); err != nil {
+	unpoliced := lv.rules.polices(checked)
+	if unpoliced == nil {
+		unpoliced = probeFlows()
+	}
+	if err := n.police.setup(lv.rules, lv.pool.Attached(), leases, unpoliced); err != nil {
 		return err
 	}
 	if lv.rules.guard && !checked {
@@ -289,11 +293,38 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 	}); err != nil {
 		return err
 	}
+	if n.live == nil && !n.cfg.Adopt {
+		if err := n.flows.all(&oblivion{which: lv.vacant(leases)}); err != nil {
+			return err
+		}
+	}
 	if err := n.file.Sync(lv.pool); err != nil {
 		return err
 	}
 	back.Release()
 	return nil
+}
+
+// vacant returns what says whether a connection has an address of the network that nobody uses. An earlier run of the daemon may
+// have ended before it made the kernel forget the connections of a guest. guests are those with an existing tap.
+func (lv *live) vacant(guests []ipam.Lease) func(flow) bool {
+	used := map[netip.Addr]bool{lv.gateway: true, gateway6(lv.prefix6): true}
+	all, _ := lv.pool.Snapshot()
+	for _, l := range all {
+		if l.Tap == "" { // an interface of another program
+			guests = append(guests, l)
+		}
+	}
+	for _, l := range guests {
+		for _, a := range lv.rules.addresses(l) {
+			used[a] = true
+		}
+	}
+	return func(f flow) bool {
+		return f.any(func(a netip.Addr) bool {
+			return (lv.prefix.Contains(a) || lv.prefix6.Contains(a)) && !used[a]
+		})
+	}
 }
 
 // taps lists the taps that have our mark.
@@ -363,6 +394,7 @@ func (n *Network) unplug(taps []tap) (removed []string, err error) {
 		links = append(links, t.link)
 	}
 	errs := host.RemoveLinks(links)
+	var gone []netip.Addr
 	for i, t := range taps {
 		if errs[i] == nil && n.live != nil {
 			n.live.pool.Detach(t.lease.MAC, t.lease.Tap)
@@ -370,12 +402,13 @@ func (n *Network) unplug(taps []tap) (removed []string, err error) {
 			if n.live.gate != nil {
 				errs[i] = errors.Join(errs[i], n.live.gate.dismiss(t.lease))
 			}
+			gone = append(gone, n.live.rules.addresses(t.lease)...)
 		}
 		if errs[i] == nil {
 			removed = append(removed, t.lease.Tap)
 		}
 	}
-	return removed, errors.Join(errs...)
+	return removed, errors.Join(append(errs, n.flows.forget(gone...))...)
 }
 
 // Teardown implements network.Network. It needs no Setup in this process, and it is no error if nothing exists.

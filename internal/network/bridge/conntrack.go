@@ -1,0 +1,192 @@
+package bridge
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
+)
+
+// flows makes the kernel forget connections. Rules let the packets of a known connection pass without a look at policies, and a
+// connection that was redirected stays redirected. So what is known of a guest must not outlive it: the next one may have its
+// address. The kernel can only list all connections, so callers that come at the same time share one list. Methods run in the
+// network's namespace.
+type flows struct {
+	mu sync.Mutex
+
+	queue  sync.Mutex
+	wanted []*oblivion
+}
+
+// oblivion is a wish to forget connections.
+type oblivion struct {
+	which func(flow) bool
+	addr  netip.Addr // all that which reports have it; the zero value if they have none in common
+	err   error      // valid once the caller has had its turn
+}
+
+// flow is a connection as each of its two sides sends packets.
+type flow struct{ original, reply tuple }
+
+type tuple struct {
+	src, dst     netip.Addr
+	protocol     byte
+	sport, dport uint16
+}
+
+// any reports whether is holds for an address of the connection.
+func (f flow) any(is func(netip.Addr) bool) bool {
+	return is(f.original.src) || is(f.original.dst) || is(f.reply.src) || is(f.reply.dst)
+}
+
+// countKey is the number of connections that the kernel knows in a namespace. Without the module there is no key.
+const countKey = "netfilter/nf_conntrack_count"
+
+// forget forgets all connections of the addresses.
+func (f *flows) forget(addrs ...netip.Addr) error {
+	var all []*oblivion
+	for _, a := range addrs {
+		all = append(all, &oblivion{addr: a, which: func(w flow) bool {
+			return w.any(func(has netip.Addr) bool { return has == a })
+		}})
+	}
+	return f.all(all...)
+}
+
+// all does what all wish.
+func (f *flows) all(wishes ...*oblivion) error {
+	if n, err := host.Sysctl(countKey); err != nil || n == "0" || len(wishes) == 0 {
+		return nil //nolint:nilerr // the kernel knows no connections
+	}
+	f.queue.Lock()
+	f.wanted = append(f.wanted, wishes...)
+	f.queue.Unlock()
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queue.Lock()
+	todo := f.wanted // empty if another caller served ours too
+	f.wanted = nil
+	f.queue.Unlock()
+	if len(todo) > 0 {
+		err := serve(todo)
+		for _, o := range todo {
+			o.err = err
+		}
+	}
+	return wishes[0].err
+}
+
+// probeFlows returns why the kernel cannot be made to forget connections.
+func probeFlows() error {
+	const statistics = 5 // IPCTNL_MSG_CT_GET_STATS of the kernel
+	if _, err := request(unix.AF_UNSPEC, statistics, unix.NLM_F_ACK).Execute(unix.NETLINK_NETFILTER, 0); unlisted(err) {
+		return errdefs.New(errdefs.FailedPrecondition, "this kernel does not list its connections, so those of a guest would outlive it: %w; load the module with `modprobe nf_conntrack_netlink`", err)
+	} else if err != nil {
+		return fmt.Errorf("count connections: %w", err)
+	}
+	return nil
+}
+
+// unlisted reports whether err says that the kernel has no part that lists connections. Then no policies are enforced.
+func unlisted(err error) bool { return errors.Is(err, unix.EINVAL) || absent(err) }
+
+// serve lists all connections and removes those that are wanted.
+func serve(todo []*oblivion) error {
+	var found [][]byte
+	err := request(unix.AF_UNSPEC, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0, func(m []byte) bool {
+		for _, o := range todo {
+			// A look at the bytes first, because almost all belong to others.
+			if bytes.Contains(m, o.addr.AsSlice()) && o.which(parseFlow(m)) { // the zero value has no bytes
+				found = append(found, m)
+				break
+			}
+		}
+		return true
+	})
+	if unlisted(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list connections: %w", err)
+	}
+	var errs []error
+	for _, m := range found {
+		req := request(m[0], nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+		req.AddRawData(m[nfgenSize:])
+		if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("forget a connection: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// nfgenSize is the size of the header in front of the attributes, whose first byte is the family.
+const nfgenSize = 4
+
+func request(family byte, kind, flags int) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|kind, flags)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+	return req
+}
+
+// parseFlow reads a message of the kernel. What it does not know stays zero.
+func parseFlow(m []byte) (f flow) {
+	if len(m) < nfgenSize {
+		return f
+	}
+	for kind, value := range attributes(m[nfgenSize:]) {
+		switch kind {
+		case nl.CTA_TUPLE_ORIG:
+			f.original = parseTuple(value)
+		case nl.CTA_TUPLE_REPLY:
+			f.reply = parseTuple(value)
+		}
+	}
+	return f
+}
+
+func parseTuple(b []byte) (t tuple) {
+	for kind, value := range attributes(b) {
+		for part, v := range attributes(value) {
+			switch {
+			case kind == nl.CTA_TUPLE_IP && (part == nl.CTA_IP_V4_SRC || part == nl.CTA_IP_V6_SRC):
+				t.src, _ = netip.AddrFromSlice(v)
+			case kind == nl.CTA_TUPLE_IP && (part == nl.CTA_IP_V4_DST || part == nl.CTA_IP_V6_DST):
+				t.dst, _ = netip.AddrFromSlice(v)
+			case kind == nl.CTA_TUPLE_PROTO && part == nl.CTA_PROTO_NUM && len(v) == 1:
+				t.protocol = v[0]
+			case kind == nl.CTA_TUPLE_PROTO && part == nl.CTA_PROTO_SRC_PORT && len(v) == 2:
+				t.sport = binary.BigEndian.Uint16(v)
+			case kind == nl.CTA_TUPLE_PROTO && part == nl.CTA_PROTO_DST_PORT && len(v) == 2:
+				t.dport = binary.BigEndian.Uint16(v)
+			}
+		}
+	}
+	return t
+}
+
+// attributes yields the kinds and values of netlink attributes.
+func attributes(b []byte) func(yield func(uint16, []byte) bool) {
+	const header = 4
+	return func(yield func(uint16, []byte) bool) {
+		for len(b) >= header {
+			size := int(binary.NativeEndian.Uint16(b))
+			if size < header || size > len(b) {
+				return
+			}
+			if !yield(binary.NativeEndian.Uint16(b[2:])&nl.NLA_TYPE_MASK, b[header:size]) {
+				return
+			}
+			b = b[min((size+3)&^3, len(b)):]
+		}
+	}
+}
