@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -219,16 +220,18 @@ func (n *networks) teardown(ctx context.Context) error {
 // police sets the policies on every network that enforces them. Errors: FailedPrecondition if there is none.
 func (n *networks) police(ctx context.Context, p network.Policies) error {
 	var errs []error
+	var reasons []string
 	enforced := false
 	for _, k := range n.known() {
-		if unpoliced(k.Network) != "" {
+		if why := unpoliced(k.Network); why != "" {
+			reasons = append(reasons, k.Name()+": "+why)
 			continue
 		}
 		enforced = true
 		errs = append(errs, k.Network.(network.Policer).Police(ctx, p))
 	}
 	if !enforced {
-		return errdefs.Preconditionf("no network of this node enforces policies")
+		return errdefs.Preconditionf("no network of this node enforces policies (%s)", strings.Join(reasons, "; "))
 	}
 	return errors.Join(errs...)
 }

@@ -136,10 +136,11 @@ func (n *Network) freshTap(lv *live, l ipam.Lease, bridge int) error {
 	return setPort(l.Tap, lv.rules.meeting)
 }
 
-// keptTap plugs the tap of a guest that may run. If the guest was not routed before, it is from its next start: it knows the
-// hardware addresses of other guests, and would lose them for a while.
-func (n *Network) keptTap(lv *live, l ipam.Lease, bridge int) error {
-	if err := n.plugTap(l.Tap, l, bridge, lv.mtu); err != nil || n.cfg.Adopt || lv.rules.meeting == routed {
+// keptTap plugs the tap of a guest that may run. If the guest was not routed before, it knows the hardware addresses of other
+// guests, and loses them for a while once it is. That is less harm than a policy without effect, also on guests that start
+// later, because a port that is not isolated reaches those that are. Without policies the guest is routed from its next start.
+func (n *Network) keptTap(lv *live, l ipam.Lease, bridge int, policed bool) error {
+	if err := n.plugTap(l.Tap, l, bridge, lv.mtu); err != nil || n.cfg.Adopt || lv.rules.meeting == routed && !policed {
 		return err
 	}
 	return setPort(l.Tap, lv.rules.meeting)

@@ -44,7 +44,7 @@ func newPolicing(table, file string, space host.Space) *policing {
 
 var _ network.Policer = (*Network)(nil)
 
-// polices returns nil if rules can see every packet of every guest.
+// polices returns nil if rules can see every packet of every guest. It runs in the network's namespace.
 func (r rules) polices(checked bool) error {
 	switch {
 	case r.adopt:
@@ -55,10 +55,19 @@ func (r rules) polices(checked bool) error {
 		return errdefs.Preconditionf("this kernel has no nftables for bridges, so guests can use each other's addresses")
 	case r.meeting == direct:
 		return errdefs.Preconditionf("network.switched lets guests exchange packets past the host's rules")
-	case r.meeting == filtered && r.prefix6.IsValid():
-		if on, _ := host.Sysctl(filtered6Key); on != "1" {
-			return errdefs.Preconditionf("net.bridge.bridge-nf-call-iptables is 1, but net.bridge.bridge-nf-call-ip6tables is not, so IPv6 between guests passes the host's rules; set both")
-		}
+	case r.meeting == filtered:
+		return r.shown()
+	}
+	return nil
+}
+
+// shown returns nil if the kernel shows bridged packets to the rules.
+func (r rules) shown() error {
+	if on, _ := host.Sysctl(filteredKey); on != "1" {
+		return errdefs.Preconditionf("net.bridge.bridge-nf-call-iptables was 1 when cocoond started and is not any more, so packets between guests pass the host's rules; set it, or restart cocoond")
+	}
+	if on, _ := host.Sysctl(filtered6Key); r.prefix6.IsValid() && on != "1" {
+		return errdefs.Preconditionf("net.bridge.bridge-nf-call-iptables is 1, but net.bridge.bridge-nf-call-ip6tables is not, so IPv6 between guests passes the host's rules; set both")
 	}
 	return nil
 }
@@ -182,12 +191,21 @@ func (p *policing) dismiss(addrs []netip.Addr, commit func(func(*nftables.Conn) 
 	return err
 }
 
+// enforced returns nil if the policies are enforced now: somebody may have changed a setting of the kernel since the network was
+// set up. What is closed stays closed meanwhile. Preconditions: mu is held.
+func (p *policing) enforced(r rules) error {
+	if p.why != nil || r.meeting != filtered {
+		return p.why
+	}
+	return p.socket.space.Do(r.shown)
+}
+
 // set replaces the policies of one node. If that fails, the earlier ones stay in force, or the new ones are in force and not saved.
 func (p *policing) set(r rules, pool *ipam.Pool, of network.Policies) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.why != nil {
-		return p.why
+	if err := p.enforced(r); err != nil {
+		return err
 	}
 	nodes := p.saved.with(p.nodes, pool.Attached())
 	nodes[of.Node] = of
@@ -278,9 +296,13 @@ func (p *policing) teardown() error {
 
 // Polices implements network.Policer.
 func (n *Network) Polices() error {
+	defer n.mu.Read()()
 	n.police.mu.Lock()
 	defer n.police.mu.Unlock()
-	return n.police.why
+	if n.live == nil {
+		return n.notUp()
+	}
+	return n.police.enforced(n.live.rules)
 }
 
 // Police implements network.Policer.

@@ -16,6 +16,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/network"
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -468,6 +469,36 @@ func TestNotPoliced(t *testing.T) {
 	}
 	if err := n.Police(t.Context(), network.Policies{Guests: []network.Guest{{}}}); !errdefs.IsInvalid(err) {
 		t.Errorf("invalid policies: %v", err)
+	}
+}
+
+// Who stops showing bridged packets to the rules ends policies. Then nobody may believe that they are enforced.
+func TestNotPolicedAnyMore(t *testing.T) {
+	netns.Require(t)
+	need.Tun(t)
+	for key, cfg := range map[string]Config{filteredKey: {Subnet: testSubnet}, filtered6Key: {Subnet: testSubnet, Subnet6: testSubnet6}} {
+		t.Run(key, func(t *testing.T) {
+			showBridged(t)
+			n := start(t, cfg)
+			if err := errors.Join(n.Polices(), n.Police(t.Context(), network.Policies{Node: "n"})); err != nil {
+				t.Fatal(err)
+			}
+			if err := host.SetSysctl(key, "0"); err != nil {
+				t.Fatal(err)
+			}
+			if err := n.Polices(); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("they are enforced: %v", err)
+			}
+			if err := n.Police(t.Context(), network.Policies{Node: "n"}); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("set: %v", err)
+			}
+			if err := host.SetSysctl(key, "1"); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(n.Polices(), n.Police(t.Context(), network.Policies{Node: "n"})); err != nil {
+				t.Error("again:", err)
+			}
+		})
 	}
 }
 

@@ -284,7 +284,7 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 		return fmt.Errorf("look for bridge %s: %w", n.cfg.Bridge, err)
 	}
 	for _, t := range taps {
-		if err := n.keptTap(lv, t.lease, br.Attrs().Index); err != nil {
+		if err := n.keptTap(lv, t.lease, br.Attrs().Index, unpoliced == nil); err != nil {
 			return err
 		}
 	}
