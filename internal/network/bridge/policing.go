@@ -201,6 +201,8 @@ func (p *policing) enforced(r rules) error {
 }
 
 // set replaces the policies of one node. If that fails, the earlier ones stay in force, or the new ones are in force and not saved.
+// It saves first. So after a crash the file may be ahead of the kernel, which is what the node wanted, but never behind: policies
+// that a node has replaced do not come back.
 func (p *policing) set(r rules, pool *ipam.Pool, of network.Policies) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,15 +211,21 @@ func (p *policing) set(r rules, pool *ipam.Pool, of network.Policies) error {
 	}
 	nodes := p.saved.with(p.nodes, pool.Attached())
 	nodes[of.Node] = of
+	unsaved := p.saved.save(nodes)
 	named := map[vm.ID]bool{}
 	for _, g := range of.Guests {
 		named[g.ID] = true
 	}
 	pool.Police(func(id vm.ID) bool { return named[id] })
 	if err := p.replace(r, pool.Attached(), nodes); err != nil {
-		return err
+		before := p.nodes
+		if len(before) == 0 {
+			before = p.saved.nodes
+		}
+		return errors.Join(err, unsaved, p.saved.save(before))
 	}
-	return p.saved.save(nodes)
+	p.saved.nodes = nil
+	return unsaved
 }
 
 // replace replaces the table in one batch, or only what has changed of its guests. Preconditions: mu is held.

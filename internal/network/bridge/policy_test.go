@@ -9,10 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/network"
@@ -351,6 +354,68 @@ func TestPoliciesOfSeveralNodesSurviveARestart(t *testing.T) {
 	}
 	police(t, last, ofA)
 	a.want("its policies are unknown", serves, false)
+}
+
+// What a file says that could not be written never takes the place of newer policies, which are in force without it.
+func TestPoliciesNotSaved(t *testing.T) {
+	netns.Require(t)
+	need.Tun(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	cfg := Config{Subnet: testSubnet, NAT: true, StateDir: dir}
+	before := build(t, cfg)
+	if err := before.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a, b := policed(t, before, "a"), policed(t, before, "b")
+	serves, _ := listen(t, b.ns, net.JoinHostPort(b.nic.IP, "0"))
+	ofA := network.Policies{Node: "first", Guests: []network.Guest{{ID: a.id}}}
+	allow := network.Policies{Node: "second", Guests: []network.Guest{{ID: b.id}}}
+	deny := network.Policies{Node: "second", Guests: []network.Guest{{ID: b.id, Ingress: []int{0}}}, Ingress: []network.Policy{{Name: "deny"}}}
+	police(t, before, ofA)
+	police(t, before, allow)
+	a.want("allowed", serves, true)
+
+	filler := filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	if err := before.Police(t.Context(), deny); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("not saved: %v", err)
+	}
+	a.want("in force, but not saved", serves, false)
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	n := start(t, cfg)
+	police(t, n, ofA)
+	a.want("after a restart of the daemon", serves, false)
+	police(t, n, allow)
+	a.want("its own node allows", serves, true)
+
+	// The kernel refuses: what was saved before is saved again, and nothing is forgotten.
+	saved, err := os.ReadFile(n.police.saved.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := build(t, cfg)
+	if err := again.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	space := again.police.socket.space
+	again.police.socket.space.Path = filepath.Join(dir, "none")
+	if err := errors.Join(again.police.socket.close(), again.Police(t.Context(), deny)); err == nil {
+		t.Error("set without a kernel")
+	}
+	again.police.socket.space = space
+	if now, err := os.ReadFile(n.police.saved.path); err != nil || string(now) != string(saved) {
+		t.Errorf("saved %s (%v), before %s", now, err, saved)
+	}
+	police(t, again, ofA)
+	a.want("the policies before", serves, true)
 }
 
 // An address that changes its guest takes no policies with it.

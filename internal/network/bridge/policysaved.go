@@ -22,7 +22,7 @@ import (
 // node has set their policies, because the addresses in the file may have other owners by then.
 type savedPolicies struct {
 	path  string
-	nodes map[string]network.Policies // what the file had when the daemon started
+	nodes map[string]network.Policies // what the file had when the daemon started; nil once a node has set its policies
 }
 
 const savedVersion = 1
@@ -66,18 +66,25 @@ func (s *savedPolicies) with(now map[string]network.Policies, leases []ipam.Leas
 	return out
 }
 
-// save writes the file, or removes it if there is only one node. The kernel already has what is saved.
+// save writes the file, or removes it if there is only one node. It also removes a file that it cannot replace: after a restart
+// guests are then closed until their own node has set their policies.
 func (s *savedPolicies) save(nodes map[string]network.Policies) error {
-	s.nodes = nil
 	if len(nodes) < 2 {
-		if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("save the policies of the virtual nodes: %w", err)
-		}
-		return nil
+		return s.remove()
 	}
 	b, err := json.Marshal(savedFile{savedVersion, nodes})
-	if err != nil {
-		return fmt.Errorf("save the policies of the virtual nodes: %w", err)
+	if err == nil {
+		err = atomicfile.WriteFile(s.path, append(b, '\n'), 0o600)
 	}
-	return atomicfile.WriteFile(s.path, append(b, '\n'), 0o600)
+	if err != nil {
+		return errors.Join(fmt.Errorf("save the policies of the virtual nodes: %w", err), s.remove())
+	}
+	return nil
+}
+
+func (s *savedPolicies) remove() error {
+	if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the saved policies of the virtual nodes: %w", err)
+	}
+	return nil
 }
