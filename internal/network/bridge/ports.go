@@ -215,7 +215,9 @@ func (p *ports) fill(c *nftables.Conn, t *nftables.Table, open []openPort) error
 		name string
 		hook *nftables.ChainHook
 	}{{"prerouting", nftables.ChainHookPrerouting}, {"output", nftables.ChainHookOutput}} {
-		ch := c.AddChain(&nftables.Chain{Name: h.name, Table: t, Type: nftables.ChainTypeNAT, Hooknum: h.hook, Priority: nftables.ChainPriorityNATDest})
+		// Programs that redirect connections of Services come first: nobody listens on a NodePort, so it cannot be refused.
+		after := nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest + 1)
+		ch := c.AddChain(&nftables.Chain{Name: h.name, Table: t, Type: nftables.ChainTypeNAT, Hooknum: h.hook, Priority: after})
 		add(c, ch, [][]expr.Any{
 			join(within(netip.MustParsePrefix("127.0.0.0/8"), offsetTo4), pass()),
 			join(toHost(), loadNetwork(offsetTo4, 4, unix.NFT_REG32_00), loadPort(unix.NFT_REG32_01), translate(mapAt, mapAtID)),

@@ -117,6 +117,35 @@ func TestPortsTaken(t *testing.T) {
 	}
 }
 
+// A port on which another program redirects connections stays its own, as a NodePort of a Service, on which nobody listens.
+func TestPortsOfServices(t *testing.T) {
+	netns.Require(t)
+	need.Tun(t)
+	n := start(t, Config{Subnet: testSubnet, NAT: true})
+	out := outside(t)
+	b := configured(t, n, "b")
+	served, peers := listen(t, b.ns, net.JoinHostPort(b.nic.IP, "0"))
+	for _, at := range []string{"10.88.7.1:30080", "198.51.100.1:30080"} {
+		proxied(t, at, served)
+	}
+	a, others := published(t, n, "a", vm.PortMapping{Protocol: vm.TCP, HostPort: 30080, GuestPort: 80})
+	for from, dials := range map[string]func() bool{
+		"the host":        func() bool { return dial(t, "10.88.7.1:30080", patience) },
+		"the guest":       func() bool { return a.dials("10.88.7.1:30080", patience) },
+		"another machine": func() (ok bool) { netns.Do(t, out, func() error { ok = dial(t, "198.51.100.1:30080", patience); return nil }); return ok },
+	} {
+		if !dials() {
+			t.Errorf("the port is closed to %s", from)
+			continue
+		}
+		select {
+		case <-peers:
+		case <-others:
+			t.Errorf("the guest that took the port of a Service gets the connection of %s", from)
+		}
+	}
+}
+
 // Ports stay open while the daemon restarts. Those of guests without a tap are closed when it is back.
 func TestPortsSurvive(t *testing.T) {
 	netns.Require(t)
