@@ -95,8 +95,10 @@ func (g guest) hears(kind string, port uint16) (c *net.UDPConn) {
 	return c
 }
 
-// until returns what arrives at c before the message last, which send sends until it has arrived.
-func until(t *testing.T, c *net.UDPConn, last string, send func()) (before []string) {
+const lastWord = "end"
+
+// until returns what arrives at c before the last word, which send sends until it has arrived.
+func until(t *testing.T, c *net.UDPConn, send func()) (before []string) {
 	t.Helper()
 	buf := make([]byte, 1500)
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
@@ -107,18 +109,18 @@ func until(t *testing.T, c *net.UDPConn, last string, send func()) (before []str
 			if err != nil {
 				break
 			}
-			if string(buf[:n]) == last {
+			if string(buf[:n]) == lastWord {
 				return before
 			}
 			before = append(before, string(buf[:n]))
 		}
 	}
-	t.Fatalf("%s never arrived", last)
+	t.Fatal("the last word never arrived")
 	return nil
 }
 
-// tells sends a message to a UDP port of another guest with the guest's own means.
-func (g guest) tells(to netip.AddrPort, message string) {
+// tells sends the last word to a UDP port with the guest's own means.
+func (g guest) tells(to netip.AddrPort) {
 	g.t.Helper()
 	g.do(func() error {
 		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
@@ -126,7 +128,7 @@ func (g guest) tells(to netip.AddrPort, message string) {
 			return err
 		}
 		defer c.Close()
-		_, err = c.Write([]byte(message))
+		_, err = c.Write([]byte(lastWord))
 		return err
 	})
 }
@@ -173,10 +175,10 @@ func arrived(t *testing.T, from, to guest, odd []datagram) []string {
 	for _, d := range odd {
 		from.emits(d.frame(macOf(t, from.nic), port))
 	}
-	until(t, end, "end", func() { from.tells(netip.AddrPortFrom(netip.MustParseAddr(to.nic.IP), marked), "end") })
+	until(t, end, func() { from.tells(netip.AddrPortFrom(netip.MustParseAddr(to.nic.IP), marked)) })
 	return append(
-		until(t, heard, "end", func() { to.tells(netip.MustParseAddrPort("127.0.0.1:6000"), "end") }),
-		until(t, heard6, "end", func() { to.tells(netip.MustParseAddrPort("[::1]:6000"), "end") })...)
+		until(t, heard, func() { to.tells(netip.MustParseAddrPort("127.0.0.1:6000")) }),
+		until(t, heard6, func() { to.tells(netip.MustParseAddrPort("[::1]:6000")) })...)
 }
 
 // What passes between guests passes the policies, whatever it looks like.

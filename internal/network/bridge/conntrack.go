@@ -64,7 +64,7 @@ func (f *flows) forget(addrs ...netip.Addr) error {
 // all does what all wish.
 func (f *flows) all(wishes ...*oblivion) error {
 	if n, err := host.Sysctl(countKey); err != nil || n == "0" || len(wishes) == 0 {
-		return nil //nolint:nilerr // the kernel knows no connections
+		return nil // the kernel knows no connections
 	}
 	f.queue.Lock()
 	f.wanted = append(f.wanted, wishes...)

@@ -53,15 +53,15 @@ func chat(t *testing.T, ns string, with guest, port uint16, at string) (again fu
 	return again
 }
 
-// fromHost sends a message to a UDP port of a guest.
-func fromHost(t *testing.T, to string, message string) {
+// fromHost sends the last word to a UDP port of a guest.
+func fromHost(t *testing.T, to string) {
 	t.Helper()
 	c, err := net.Dial("udp", to)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := c.Write([]byte(message)); err != nil {
+	if _, err := c.Write([]byte(lastWord)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -129,7 +129,7 @@ func TestConnectionsEndWithTheirGuest(t *testing.T) {
 				if !other.pings(other.nic.Gateway, patience) { // then the message has left its tap
 					t.Fatal("the host does not answer")
 				}
-				if got := until(t, heard, "end", func() { fromHost(t, address(late), "end") }); len(got) > 0 {
+				if got := until(t, heard, func() { fromHost(t, address(late)) }); len(got) > 0 {
 					t.Errorf("a closed guest hears %q", got)
 				}
 			})
@@ -190,7 +190,7 @@ func TestPortsCloseForAll(t *testing.T) {
 	}
 	heard := g.hears("udp4", 80)
 	again("hello")
-	if got := until(t, heard, "end", func() { fromHost(t, net.JoinHostPort(g.nic.IP, "80"), "end") }); len(got) > 0 {
+	if got := until(t, heard, func() { fromHost(t, net.JoinHostPort(g.nic.IP, "80")) }); len(got) > 0 {
 		t.Errorf("by a closed port it hears %q", got)
 	}
 	heard.Close()

@@ -130,9 +130,12 @@ func TestPortsOfServices(t *testing.T) {
 	}
 	a, others := published(t, n, "a", vm.PortMapping{Protocol: vm.TCP, HostPort: 30080, GuestPort: 80})
 	for from, dials := range map[string]func() bool{
-		"the host":        func() bool { return dial(t, "10.88.7.1:30080", patience) },
-		"the guest":       func() bool { return a.dials("10.88.7.1:30080", patience) },
-		"another machine": func() (ok bool) { netns.Do(t, out, func() error { ok = dial(t, "198.51.100.1:30080", patience); return nil }); return ok },
+		"the host":  func() bool { return dial(t, "10.88.7.1:30080", patience) },
+		"the guest": func() bool { return a.dials("10.88.7.1:30080", patience) },
+		"another machine": func() (ok bool) {
+			netns.Do(t, out, func() error { ok = dial(t, "198.51.100.1:30080", patience); return nil })
+			return ok
+		},
 	} {
 		if !dials() {
 			t.Errorf("the port is closed to %s", from)
