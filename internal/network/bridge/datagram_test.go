@@ -29,8 +29,8 @@ func sctpInit(port uint16) []byte {
 	return p
 }
 
-// tells reports whether a packet for a port reaches another guest. The packet is repeated until it does.
-func (g guest) tells(to guest, protocol network.Protocol, port uint16, within time.Duration) (ok bool) {
+// datagramReaches reports whether a packet for a port reaches another guest. The packet is repeated until it does.
+func (g guest) datagramReaches(to guest, protocol network.Protocol, port uint16, within time.Duration) (ok bool) {
 	g.t.Helper()
 	kind, at, packet := "udp4", net.JoinHostPort(to.nic.IP, strconv.Itoa(int(port))), []byte("hello")
 	if protocol == network.SCTP {
@@ -88,7 +88,7 @@ func datagrams(t *testing.T) {
 		if ok {
 			within = patience
 		}
-		if got := from.tells(b, p, port, within); got != ok {
+		if got := from.datagramReaches(b, p, port, within); got != ok {
 			t.Errorf("%s: protocol %v to port %d: %v", what, p, port, got)
 		}
 	}
