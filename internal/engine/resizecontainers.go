@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
@@ -31,6 +32,9 @@ func (m *machine) resizeContainers(ctx context.Context, want map[string]vm.Resou
 	return resizeOperation.run(ctx, m, &resize{machine: m, next: next.Containers}, nil)
 }
 
+// resizePatience is how long a resize waits for a guest that is between two sessions. Nothing else can be done with the VM meanwhile.
+const resizePatience = 10 * time.Second
+
 // resize changes what the containers of a running VM may use. The guest comes first: it knows whether a memory limit is possible.
 // The record has the values that the guest has accepted. If a resize is interrupted, the values on record are right, because every
 // session with the guest begins with telling them.
@@ -53,7 +57,7 @@ func (s *resize) tell(ctx context.Context) (outcome, error) {
 		return outcome{}, errdefs.Preconditionf("its process has ended")
 	}
 	now, _ := s.changes()
-	if err := run.link.ResizeContainers(ctx, now); err != nil {
+	if err := run.link.ResizeContainers(ctx, now, resizePatience); err != nil {
 		return outcome{}, err
 	}
 	return outcome{change: func(r *vm.Record) {
@@ -84,7 +88,7 @@ func (s *resize) undo(ctx context.Context, cause error) error {
 	defer cancel()
 	_, was := s.changes()
 	if run := s.run.Load(); run != nil && !errdefs.Is(cause, errdefs.Unsupported) {
-		if err := run.link.ResizeContainers(ctx, was); err != nil {
+		if err := run.link.ResizeContainers(ctx, was, 0); err != nil {
 			s.log.Warn("containers not resized back until the next session", "vm", s.id, "err", err)
 		}
 	}

@@ -2,18 +2,22 @@ package session
 
 import (
 	"context"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// ResizeContainers tells the guest what its containers may use.
-// Errors: as of guest.ContainerResizer, and Unavailable if the guest is not set up.
-func (l *Link) ResizeContainers(ctx context.Context, want map[string]vm.Resources) error {
-	agent, ready, _ := l.Peek()
-	if agent == nil || !ready {
+// ResizeContainers tells the guest what its containers may use. It waits that long for a guest that is not set up.
+// Errors: as of guest.ContainerResizer, and Unavailable if the guest does not answer.
+func (l *Link) ResizeContainers(ctx context.Context, want map[string]vm.Resources, patience time.Duration) error {
+	agent, err := l.Ready(ctx, patience)
+	if errdefs.Is(err, errdefs.DeadlineExceeded) {
 		return errdefs.Unavailablef("its guest does not answer at the moment")
+	}
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AgentTimeout)
 	defer cancel()
@@ -21,7 +25,7 @@ func (l *Link) ResizeContainers(ctx context.Context, want map[string]vm.Resource
 	if !ok {
 		return errTooOldToResize(nil)
 	}
-	err := resizer.ResizeContainers(ctx, want)
+	err = resizer.ResizeContainers(ctx, want)
 	if errdefs.Is(err, errdefs.Unsupported) {
 		return errTooOldToResize(err)
 	}
