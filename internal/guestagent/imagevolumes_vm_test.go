@@ -115,7 +115,7 @@ func TestVMImageVolumes(t *testing.T) {
 				}
 			}
 			logOf(t, k, "app", "bin\netc\nproc\n1\nthere\ndenied\ndenied\ndenied\ndenied\n")
-			e := sh("mount | grep -c -e 'on /img.*ro,nosuid,nodev,noexec'; mount | grep -c -e cocoon-volumes -e /run/.rooms; ls -A /run 2>/dev/null || true")
+			e := sh("mount | grep -c -e 'on /img.*ro,nosuid,nodev,noexec'; mount | grep -c ' on /run/'; ls -A /run 2>/dev/null || true")
 			e.Container = "app"
 			if got := output(t, a, e); got != "1\n0\n" {
 				t.Errorf("the mounts: %q", got)
