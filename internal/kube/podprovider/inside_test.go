@@ -76,6 +76,31 @@ func TestTheOnlyContainerRunsAgainInItsGuest(t *testing.T) {
 	})
 }
 
+// What a container lacks before its guest can start it is in its status, and once in an Event.
+func TestAContainerWaitsForItsFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := inside(t)
+		defer w.stop()
+		w.create(pod())
+		w.after(time.Second)
+		rec, err := w.engine.Inspect(t.Context(), vmName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.told()
+		for range 2 {
+			w.engine.change(rec.ID, func(r *vm.Record) {
+				r.Containers = slices.Clone(r.Containers)
+				r.Containers[0].Status = vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerConfigError, Message: "couldn't parse env file"}
+			})
+		}
+		expect(t, w.after(time.Second), "Running waiting:CreateContainerConfigError")
+		if got := w.told(); strings.Count(got, "Warning Failed Error: couldn't parse env file") != 1 {
+			t.Errorf("events: %s", got)
+		}
+	})
+}
+
 // A VM that ends, rather than its container, is started again by the node.
 func TestTheVMOfTheOnlyContainerEnds(t *testing.T) {
 	for restart, want := range map[corev1.RestartPolicy]string{

@@ -42,6 +42,7 @@ func (r *report) publish(hold time.Duration) {
 	r.sayHint(annotations[contract.KeyPostCloneHint])
 	r.sayFault(v.Record)
 	r.sayBackOff(f)
+	r.sayConfigError(f)
 	if r.begun {
 		hold = 0
 	}
@@ -152,6 +153,21 @@ func (r *report) sayBackOff(f facts) {
 		}
 		r.heldBack[c.Name] = x.Status.Run()
 		r.event(corev1.EventTypeWarning, eventBackOff, "Back-off restarting failed container %s", c.Name)
+	}
+}
+
+// sayConfigError announces once what a container lacks before the guest can start it.
+func (r *report) sayConfigError(f facts) {
+	if f.rec == nil || r.static {
+		return
+	}
+	for _, c := range slices.Concat(f.pod.Spec.InitContainers, f.pod.Spec.Containers) {
+		x := f.rec.Container(c.Name)
+		if x == nil || x.Status.State != vm.ContainerWaiting || x.Status.Reason != vm.ContainerConfigError || r.lacks[c.Name] == x.Status.Message {
+			continue
+		}
+		r.lacks[c.Name] = x.Status.Message
+		r.event(corev1.EventTypeWarning, eventFailed, "Error: %s", x.Status.Message)
 	}
 }
 

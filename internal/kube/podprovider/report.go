@@ -43,11 +43,13 @@ type announced struct {
 	faultTold string         // the announced fault; see podstatus.Fault
 	hinted    string         // the announced hint for a clone
 	heldBack  map[string]int // the last run of a container, by name, after which the guest waited
+
+	lacks map[string]string // what a container, by name, was announced to lack
 }
 
 // newReport returns the report for s. It restores the state of an earlier process from the pod's status.
 func newReport(c *common, s *podState) *report {
-	r := &report{common: c, podState: s, health: c.newHealth(s), debug: map[string]podstatus.Pause{}, images: map[string]pulled{}, announced: announced{heldBack: map[string]int{}}}
+	r := &report{common: c, podState: s, health: c.newHealth(s), debug: map[string]podstatus.Pause{}, images: map[string]pulled{}, announced: announced{heldBack: map[string]int{}, lacks: map[string]string{}}}
 	f := s.look()
 	r.life, _ = contract.ParseLifecycle(f.pod.Annotations)
 	status := f.status.ContainerStatuses
