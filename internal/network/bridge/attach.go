@@ -87,7 +87,6 @@ func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
 	if err != nil {
 		return errdefs.New(errdefs.FailedPrecondition, "bridge %s is missing: %w; restart the daemon to create it again", n.cfg.Bridge, err)
 	}
-	const attempts = 8 // of 50 bits each: all are taken only by intent
 	for salt := range attempts {
 		name := tapName(n.cfg.owner(), l.ID, l.Index, salt)
 		l.Tap = name
@@ -98,6 +97,9 @@ func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
 	}
 	return errdefs.Existsf("all %d link names for a tap of vm %s are taken by others; look at `ip link`", attempts, l.VM)
 }
+
+// attempts is the number of names of a tap. Each has 50 bits, so all are taken only by intent.
+const attempts = 8
 
 // openTap creates the tap called l.Tap, or uses the existing one if its mark names the same interface.
 func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) error {
@@ -155,14 +157,35 @@ func (n *Network) detach(lv *live, l ipam.Lease) error {
 		return nil
 	}
 	lv.pool.Detach(l.MAC, l.Tap)
-	if !l.IP.IsValid() {
-		return nil
+	gone, err := n.dismiss(lv, l)
+	return errors.Join(err, n.flows.forget(gone...))
+}
+
+// dismiss removes what the host has for the guest of l, whose tap is gone. It returns the addresses whose connections the caller
+// makes the kernel forget.
+func (n *Network) dismiss(lv *live, l ipam.Lease) (gone []netip.Addr, err error) {
+	if !l.IP.IsValid() || n.passedOn(lv, l) {
+		return nil, nil
 	}
 	err = n.ports.close(l.IP)
 	if lv.gate != nil {
 		err = errors.Join(err, lv.gate.dismiss(l))
 	}
-	return errors.Join(err, n.flows.forget(lv.rules.addresses(l)...))
+	return lv.rules.addresses(l), err
+}
+
+// passedOn reports whether another interface has the address or the MAC of l, because l was detached and released before. The
+// rules and ports that the address has now are those of that interface.
+func (n *Network) passedOn(lv *live, l ipam.Lease) bool {
+	other := func(held ipam.Lease, ok bool) bool {
+		for salt := range attempts {
+			if !ok || l.Tap == tapName(n.cfg.owner(), held.ID, held.Index, salt) {
+				return false
+			}
+		}
+		return true
+	}
+	return other(lv.pool.ByIP(l.IP)) || other(lv.pool.ByMAC(l.MAC))
 }
 
 // Detach implements network.Network. It also works on a network that is not set up: it removes what exists.

@@ -443,6 +443,34 @@ func TestPoliciesOfAnEarlierGuest(t *testing.T) {
 	}
 }
 
+// A guest keeps its policies and ports when an earlier one that had its address is detached again, as the engine may do.
+func TestDetachedAgain(t *testing.T) {
+	netns.Require(t)
+	need.Tun(t)
+	n := start6(t, Config{NAT: true})
+	other := configured(t, n, "other").joined()
+	early, err := n.Attach(t.Context(), vm.NewID(), "a", 0, policedSpec)
+	if err := errors.Join(err, n.Detach(t.Context(), early), n.Release(t.Context(), early)); err != nil {
+		t.Fatal(err)
+	}
+	spec := vm.NICSpec{Policed: true, Ports: []vm.PortMapping{{Protocol: vm.TCP, HostPort: 8080, GuestPort: 80}}}
+	late := newGuestOf(t, n, vm.NewID(), "a", spec).joined()
+	late.configure(late.nic.IP)
+	if late.nic.IP != early.IP || late.nic.IPv6 != early.IPv6 {
+		t.Fatalf("it has %s and %s, not %s and %s", late.nic.IP, late.nic.IPv6, early.IP, early.IPv6)
+	}
+	serves, _ := listen(t, late.ns, net.JoinHostPort(late.nic.IP, "80"))
+	serves6, _ := listen(t, late.ns, net.JoinHostPort(late.nic.IPv6, "80"))
+	if err := errors.Join(n.Detach(t.Context(), early), n.Release(t.Context(), early)); err != nil {
+		t.Fatal(err)
+	}
+	other.want("closed", serves, false)
+	other.want("closed", serves6, false)
+	if !dial(t, "10.88.7.1:8080", patience) {
+		t.Error("the port of the guest is closed")
+	}
+}
+
 func TestPolicies6(t *testing.T) {
 	for name, before := range map[string]func(*testing.T){"routed": func(*testing.T) {}, "filtered": showBridged} {
 		t.Run(name, func(t *testing.T) {

@@ -398,11 +398,9 @@ func (n *Network) unplug(taps []tap) (removed []string, err error) {
 	for i, t := range taps {
 		if errs[i] == nil && n.live != nil {
 			n.live.pool.Detach(t.lease.MAC, t.lease.Tap)
-			errs[i] = n.ports.close(t.lease.IP)
-			if n.live.gate != nil {
-				errs[i] = errors.Join(errs[i], n.live.gate.dismiss(t.lease))
-			}
-			gone = append(gone, n.live.rules.addresses(t.lease)...)
+			var addrs []netip.Addr
+			addrs, errs[i] = n.dismiss(n.live, t.lease)
+			gone = append(gone, addrs...)
 		}
 		if errs[i] == nil {
 			removed = append(removed, t.lease.Tap)

@@ -316,6 +316,16 @@ func (p *Pool) ByMAC(mac string) (Lease, bool) {
 	return Lease{}, false
 }
 
+// ByIP returns the lease of an address.
+func (p *Pool) ByIP(ip netip.Addr) (Lease, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if held := p.byIP[ip]; held != nil {
+		return *held, true
+	}
+	return Lease{}, false
+}
+
 // Tap returns the recorded tap of an interface, "" if there is none.
 func (p *Pool) Tap(id vm.ID, index int) string {
 	p.mu.Lock()
