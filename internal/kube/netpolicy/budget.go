@@ -18,18 +18,18 @@ import (
 
 // cost is how much of the budgets a policy needs.
 type cost struct {
-	rules      int // one more for each direction
+	rules      int // of the kernel: one for each direction, and one for each port of a rule and family of its peers
 	matches    int // ranges, ports and endpoints of the rules
 	selections int // guests that it selects, in each direction
 }
 
 // The budgets. A policy may name all pods of a cluster of 10,000 with two addresses each, and has as many rules as nobody writes
-// by hand. A namespace has four times that, so that none needs more than a quarter of the node's rules and less than half of its
-// matches. What a node may have is below the limits of network.Policies, and fits in one message to the runtime (16 MiB) if each
-// address is one of IPv6 and each name as long as maxName.
+// by hand. A namespace may have several of those, and no more than a quarter of what the node may have. That is below the limits of
+// network.Policies, and fits in one message to the runtime (16 MiB) if each address is one of IPv6 and each name as long as maxName.
+// The kernel takes it in seconds.
 var (
-	policyLimit = cost{1_000, 25_000, 2 * network.MaxGuests}
-	spaceLimit  = cost{4_000, 100_000, 32_000}
+	policyLimit = cost{1_000, 20_000, 2 * network.MaxGuests}
+	spaceLimit  = cost{4_000, 60_000, 32_000}
 	nodeLimit   = cost{16_000, 250_000, 250_000}
 )
 
@@ -41,10 +41,10 @@ const (
 
 // Why a policy is closed.
 const (
-	whyPolicy  = "it has more than 1,000 rules, or names more than 25,000 addresses and ports"
+	whyPolicy  = "it has more than 1,000 rules and ports, or names more than 20,000 addresses and ports"
 	whySlow    = "the policies of its namespace have too many selectors for the pods of the cluster"
-	whySpace   = "the policies of its namespace together have more than 4,000 rules, or name more than 100,000 addresses and ports, or select too many pods"
-	whyNode    = "the policies of this node's pods together have more than 16,000 rules, or name more than 250,000 addresses and ports, or select too many pods"
+	whySpace   = "the policies of its namespace together have more than 4,000 rules and ports, or name more than 60,000 addresses and ports, or select too many pods"
+	whyNode    = "the policies of this node's pods together have more than 16,000 rules and ports, or name more than 250,000 addresses and ports, or select too many pods"
 	whyInvalid = "the network of this node does not accept it"
 )
 
@@ -66,12 +66,15 @@ func (c cost) share() float64 {
 	return max(part(c.rules, spaceLimit.rules), part(c.matches, spaceLimit.matches), part(c.selections, spaceLimit.selections))
 }
 
-func costOf(rules []network.Rule) (c cost) {
-	for _, r := range rules {
-		c.rules++
-		c.matches += len(r.Peers) + len(r.Ports) + len(r.Named)
+func costOf(r network.Rule) cost {
+	ports, families := 1, 1
+	if !r.AllPorts {
+		ports = len(r.Ports) + min(len(r.Named), 2) // names of both families
 	}
-	return c
+	if !r.Anyone && r.Peers[0].First.Is4() != r.Peers[len(r.Peers)-1].First.Is4() { // they are sorted
+		families = 2
+	}
+	return cost{rules: ports * families, matches: len(r.Peers) + len(r.Ports) + len(r.Named)}
 }
 
 // spend reports whether a namespace may still do so much work.

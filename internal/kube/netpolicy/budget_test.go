@@ -36,6 +36,13 @@ func onPorts(n int) (out []networkingv1.NetworkPolicyIngressRule) {
 	return out
 }
 
+func portsOf(rules []networkingv1.NetworkPolicyIngressRule) (out []networkingv1.NetworkPolicyPort) {
+	for _, r := range rules {
+		out = append(out, r.Ports...)
+	}
+	return out
+}
+
 // from makes a rule with n addresses that do not touch.
 func from(n int) (out networkingv1.NetworkPolicyIngressRule) {
 	for i := range n {
@@ -59,6 +66,7 @@ func TestBudget(t *testing.T) {
 		}
 		return out
 	}
+	both := []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}}, {IPBlock: &networkingv1.IPBlock{CIDR: "fd00::/8"}}}
 	for name, tt := range map[string]struct {
 		policies []*networkingv1.NetworkPolicy // of dev
 		refused  int                           // -1: some
@@ -67,14 +75,16 @@ func TestBudget(t *testing.T) {
 		"equal rules":       {[]*networkingv1.NetworkPolicy{of("dev", "p", slices.Repeat([]networkingv1.NetworkPolicyIngressRule{{}}, 65537)...)}, 0, true},
 		"rules":             {[]*networkingv1.NetworkPolicy{of("dev", "p", onPorts(65537)...)}, 1, false},
 		"as many rules":     {[]*networkingv1.NetworkPolicy{of("dev", "p", onPorts(999)...)}, 0, true},
-		"addresses":         {[]*networkingv1.NetworkPolicy{of("dev", "p", from(25_001))}, 1, false},
-		"as many addresses": {[]*networkingv1.NetworkPolicy{of("dev", "p", from(25_000), networkingv1.NetworkPolicyIngressRule{}), of("dev", "q", networkingv1.NetworkPolicyIngressRule{})}, 0, true},
+		"ports":             {[]*networkingv1.NetworkPolicy{of("dev", "p", networkingv1.NetworkPolicyIngressRule{From: both, Ports: portsOf(onPorts(500))})}, 1, false},
+		"as many ports":     {[]*networkingv1.NetworkPolicy{of("dev", "p", networkingv1.NetworkPolicyIngressRule{From: both, Ports: portsOf(onPorts(499))})}, 0, true},
+		"addresses":         {[]*networkingv1.NetworkPolicy{of("dev", "p", from(20_001))}, 1, false},
+		"as many addresses": {[]*networkingv1.NetworkPolicy{of("dev", "p", from(20_000), networkingv1.NetworkPolicyIngressRule{}), of("dev", "q", networkingv1.NetworkPolicyIngressRule{})}, 0, true},
 		"policies": {many(6_000, func(name string) *networkingv1.NetworkPolicy {
 			return of("dev", name, networkingv1.NetworkPolicyIngressRule{})
 		}), 4_000, true},
-		"addresses of many policies": {many(30, func(name string) *networkingv1.NetworkPolicy { return of("dev", name, from(10_000)) }), 20, false},
+		"addresses of many policies": {many(30, func(name string) *networkingv1.NetworkPolicy { return of("dev", name, from(10_000)) }), 24, false},
 		"the small ones stay": {append(many(30, func(name string) *networkingv1.NetworkPolicy { return of("dev", name, from(10_000)) }),
-			of("dev", "z", networkingv1.NetworkPolicyIngressRule{})), 20, true},
+			of("dev", "z", networkingv1.NetworkPolicyIngressRule{})), 24, true},
 		"addresses that stand for others": {[]*networkingv1.NetworkPolicy{of("dev", "p", networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{
 			{IPBlock: &networkingv1.IPBlock{CIDR: "::/0", Except: []string{"::fffe:0:0/96"}}}, {IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8"}},
 		}})}, 0, true},
@@ -151,8 +161,10 @@ func TestBudgetOfWork(t *testing.T) {
 		})
 	}
 	k := compiler{work: map[string]int{}}
-	if k.spend("n", math.MaxInt) || k.spend("n", math.MaxInt) || k.spend("n", 1) {
-		t.Error("what was spent is forgotten")
+	for _, n := range []int{math.MaxInt, math.MaxInt, 1} {
+		if k.spend("n", n) {
+			t.Error("what was spent is forgotten")
+		}
 	}
 }
 

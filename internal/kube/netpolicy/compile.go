@@ -188,6 +188,9 @@ func (k *compiler) direction(d *draft, rules []rule, receivers func(ends, []netw
 	out := &network.Policy{Name: nameOf(d.policy)}
 	d.cost.rules++ // the chain of a policy costs as much as a rule
 	d.cost.selections += len(d.guests)
+	if d.why != "" {
+		return out
+	}
 	for _, r := range distinct(rules) {
 		e, ok := k.ends(d.policy.Namespace, r.Peers)
 		if !ok {
@@ -199,8 +202,10 @@ func (k *compiler) direction(d *draft, rules []rule, receivers func(ends, []netw
 			d.why = whySlow
 			break
 		}
-		out.Rules = appendRule(out.Rules, e, r.Ports, named)
-		d.cost = d.cost.plus(costOf(out.Rules[max(0, len(out.Rules)-1):]))
+		n := len(out.Rules)
+		if out.Rules = appendRule(out.Rules, e, r.Ports, named); len(out.Rules) > n {
+			d.cost = d.cost.plus(costOf(out.Rules[n]))
+		}
 		if d.cost.over(policyLimit) {
 			d.why = whyPolicy
 			break
