@@ -63,7 +63,7 @@ func addLogin(what, doc, name, hash string, keys []string) (string, error) {
 	} else {
 		entry := mapping("name", name, "sudo", "ALL=(ALL) NOPASSWD:ALL", "shell", "/bin/bash")
 		if hash != "" {
-			entry.Content = append(entry.Content, word("lock_passwd"), word("false"))
+			entry.Content = append(entry.Content, word("lock_passwd"), word("false"), word("hashed_passwd"), quoted(hash))
 		}
 		if len(keys) > 0 {
 			entry.Content = append(entry.Content, word("ssh_authorized_keys"), listOf(keys...))
@@ -75,7 +75,7 @@ func addLogin(what, doc, name, hash string, keys []string) (string, error) {
 		list.Content = append(list.Content, entry)
 		add("users", list)
 	}
-	if hash != "" { // chpasswd sets it also for the image's default user, which cloud-init locks before
+	if hash != "" { // chpasswd also sets it for root, and for the image's default user, whom cloud-init locks before
 		add("chpasswd", &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{
 			word("expire"), word("false"), word("list"), listOf(name + ":" + hash),
 		}})

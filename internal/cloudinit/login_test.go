@@ -37,7 +37,7 @@ func TestUserThatMayLogIn(t *testing.T) {
 	list := func(items ...any) []any { return items }
 	type m = map[string]any
 	joe := m{"name": "joe", "sudo": "ALL=(ALL) NOPASSWD:ALL", "shell": "/bin/bash"}
-	open := m{"name": "joe", "sudo": "ALL=(ALL) NOPASSWD:ALL", "shell": "/bin/bash", "lock_passwd": false}
+	open := m{"name": "joe", "sudo": "ALL=(ALL) NOPASSWD:ALL", "shell": "/bin/bash", "lock_passwd": false, "hashed_passwd": hash}
 	withKey := m{"name": "joe", "sudo": "ALL=(ALL) NOPASSWD:ALL", "shell": "/bin/bash", "ssh_authorized_keys": list(key)}
 	passwords := func(lines ...any) m { return m{"expire": false, "list": lines} }
 	for name, tc := range map[string]struct {
