@@ -113,7 +113,7 @@ func (s *suite) serveImages(ctx context.Context, t *testing.T) {
 	}
 }
 
-// up starts the cluster, whose node takes any pod.
+// up starts the cluster, whose nodes take any pod. One test needs two nodes.
 func (s *suite) up(ctx context.Context, t *testing.T) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cocoon-conformance-")
@@ -130,7 +130,7 @@ func (s *suite) up(ctx context.Context, t *testing.T) {
 		}
 		t.Log("the cluster's logs are in", logs)
 	})
-	out, err := exec.CommandContext(ctx, filepath.Join(s.bin, "cocoon"), "up", "--dir", dir, "--detach", "--allow-images", "127.0.0.1").CombinedOutput()
+	out, err := exec.CommandContext(ctx, filepath.Join(s.bin, "cocoon"), "up", "--dir", dir, "--nodes", "2", "--detach", "--allow-images", "127.0.0.1").CombinedOutput()
 	if err != nil {
 		t.Fatalf("cocoon up: %v\n%s", err, out)
 	}

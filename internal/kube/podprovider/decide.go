@@ -21,6 +21,7 @@ const (
 	actForget                       // drops the record of a lost VM that can be created again without loss
 	actGiveUp                       // evicts a pod whose VM is lost
 	actExpire                       // stops a pod that has exceeded its active deadline
+	actReject                       // fails a new pod whose ports of the node another pod has
 	actCreate                       // creates the VM, or resumes it from elsewhere
 	actStart                        // starts a VM that never ran
 	actShow                         // only updates the pod's status
@@ -42,6 +43,7 @@ type observation struct {
 	pod     *corev1.Pod // as the API server has it, without the status
 	rec     *vm.Record  // nil: the pod has no VM (yet)
 	lost    bool        // the engine reports that the VM is gone
+	clash   bool        // another pod has a port of the node that this new pod wants, and a new pod in its place does not follow at once
 	leaving bool        // the pod is being removed
 	ended   bool        // the pod is Succeeded or Failed
 	judged  bool        // the pod has a verdict
@@ -89,6 +91,8 @@ func decide(s observation) (action, turn) {
 		return actGiveUp, whenWoken
 	case s.left <= 0:
 		return actExpire, whenWoken
+	case s.clash && s.rec == nil:
+		return actReject, whenWoken
 	case s.rec == nil:
 		return actCreate, whenWoken
 	}

@@ -47,6 +47,8 @@ func TestDecide(t *testing.T) {
 		"VM lost, hibernated":                      {with(seen(vm.StateHibernated), func(s *observation) { s.lost = true }), actForget, whenWoken},
 		"VM lost, hibernated without a registry":   {with(seen(vm.StateHibernated), func(s *observation) { s.lost, s.node.remote = true, false }), actGiveUp, whenWoken},
 		"deadline exceeded":                        {with(seen(vm.StateRunning), func(s *observation) { s.left = 0 }), actExpire, whenWoken},
+		"a port of another pod":                    {with(seen(""), func(s *observation) { s.clash = true }), actReject, whenWoken},
+		"a port of another pod, but it has a VM":   {with(seen(vm.StateRunning), func(s *observation) { s.clash = true }), actKeep, whenWoken},
 		"deadline exceeded, no VM":                 {with(seen(""), func(s *observation) { s.left = -1 }), actExpire, whenWoken},
 		"being created":                            {seen(vm.StateCreating), actShow, whenWoken},
 		"created":                                  {seen(vm.StateCreated), actStart, whenWoken},
@@ -165,7 +167,7 @@ func (w *model) do(what action) bool {
 		start(vm.StateRunning)
 	case actForget:
 		w.rec, w.lost = nil, false
-	case actGiveUp, actExpire:
+	case actGiveUp, actExpire, actReject:
 		w.judged, w.lost = true, false
 	case actStart, actRestart, actRestartManaged:
 		start(vm.StateRunning)

@@ -24,6 +24,7 @@ const (
 	reasonRunError      = "RunContainerError"
 	reasonNotSupported  = "PodNotSupported"
 	reasonWrongOS       = "PodOSNotSupported"
+	reasonPorts         = "NodePorts"
 	reasonVMRejected    = "VMRejected"
 	reasonVMGone        = "VMGone"
 	reasonCooldown      = "RestartCooldown"

@@ -7,10 +7,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -111,6 +113,29 @@ func (x *index) holds(vmKey string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.holders[vmKey] != nil
+}
+
+// clash reports whether another pod's VM has a port of the node that the new pod s wants. It is false for a pod that a ReplicaSet
+// or ReplicationController would replace at once, so that none of them fails pods without end: such a pod waits for the port.
+func (x *index) clash(s *podState) bool {
+	f := s.look()
+	want := convert.HostPorts(f.pod)
+	if len(want) == 0 || f.status.Phase != "" && f.status.Phase != corev1.PodPending {
+		return false
+	}
+	if c := metav1.GetControllerOf(f.pod); c != nil && (c.Kind == "ReplicaSet" || c.Kind == "ReplicationController") {
+		return false
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, other := range x.byUID {
+		if o := other.look(); other != s && o.rec != nil && slices.ContainsFunc(convert.HostPorts(o.pod), func(p vm.PortMapping) bool {
+			return slices.ContainsFunc(want, p.Clashes)
+		}) && o.status.Phase != corev1.PodSucceeded && o.status.Phase != corev1.PodFailed {
+			return true
+		}
+	}
+	return false
 }
 
 // current returns the pods that find can return.

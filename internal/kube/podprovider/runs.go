@@ -141,6 +141,16 @@ func (r *runs) evict(ctx context.Context, reason, message string) turn {
 	return whenWoken
 }
 
+// reject fails a pod that the node does not admit, in the words of a kubelet.
+func (r *runs) reject(reason, message string) turn {
+	r.log.Warn("pod rejected", "op", reason, "err", message)
+	r.verdict = &podstatus.Verdict{Reason: reason, Message: "Pod was rejected: " + message}
+	r.event(corev1.EventTypeWarning, reason, "%s", message)
+	r.Metrics.lifecycle.WithLabelValues("create", "refused").Inc()
+	r.publish(0)
+	return whenWoken
+}
+
 // expire stops a pod that has exceeded its active deadline, also a pod that has no VM yet.
 func (r *runs) expire(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
 	r.health.Stop()

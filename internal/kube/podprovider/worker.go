@@ -75,7 +75,9 @@ func (w *worker) observe(cancel context.CancelFunc) (observation, *removal) {
 		left:  w.late(f), answers: w.health.Reach().Ready, killed: w.killed,
 		waits: waits{hibernate: w.asleep.hibernating.left(), wake: w.asleep.waking.left(), start: time.Until(w.runs.due)},
 	}
-	if f.rec != nil {
+	if f.rec == nil {
+		s.clash = w.index.clash(w.podState)
+	} else {
 		s.kill = w.health.StopRequested(f.rec) != nil
 		s.adds, s.waits.add = w.adds.due(f)
 		s.resize, s.waits.resize = w.resizes.due(f)
@@ -107,6 +109,8 @@ func (w *worker) act(ctx context.Context, what action, s observation, next turn)
 		return w.runs.evict(ctx, reasonVMGone, "the VM "+rec.Spec.Name+" no longer exists; it was removed outside its pod, or its host lost it")
 	case actExpire:
 		return w.runs.expire(ctx, pod, rec)
+	case actReject:
+		return w.runs.reject(reasonPorts, "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports")
 	case actCreate:
 		return w.inTime(w.createBefore(ctx, pod))
 	default: // the other actions need a VM
