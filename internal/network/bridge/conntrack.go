@@ -1,11 +1,11 @@
 package bridge
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/vishvananda/netlink/nl"
@@ -26,11 +26,10 @@ type flows struct {
 	wanted []*oblivion
 }
 
-// oblivion is a wish to forget connections.
+// oblivion is a wish to forget the connections that which reports.
 type oblivion struct {
 	which func(flow) bool
-	addr  netip.Addr // all that which reports have it; the zero value if they have none in common
-	err   error      // valid once the caller has had its turn
+	err   error // valid once the caller has had its turn
 }
 
 // flow is a connection as each of its two sides sends packets.
@@ -52,22 +51,24 @@ const countKey = "netfilter/nf_conntrack_count"
 
 // forget forgets all connections of the addresses.
 func (f *flows) forget(addrs ...netip.Addr) error {
-	var all []*oblivion
-	for _, a := range addrs {
-		all = append(all, &oblivion{addr: a, which: func(w flow) bool {
-			return w.any(func(has netip.Addr) bool { return has == a })
-		}})
+	if len(addrs) == 0 {
+		return nil
 	}
-	return f.all(all...)
+	gone := map[netip.Addr]bool{}
+	for _, a := range addrs {
+		gone[a] = true
+	}
+	return f.which(func(w flow) bool { return w.any(func(a netip.Addr) bool { return gone[a] }) })
 }
 
-// all does what all wish.
-func (f *flows) all(wishes ...*oblivion) error {
-	if n, err := host.Sysctl(countKey); err != nil || n == "0" || len(wishes) == 0 {
+// which forgets the connections that is reports. is must be safe to call from another goroutine.
+func (f *flows) which(is func(flow) bool) error {
+	if n, err := host.Sysctl(countKey); err != nil || n == "0" {
 		return nil // the kernel knows no connections
 	}
+	wish := &oblivion{which: is}
 	f.queue.Lock()
-	f.wanted = append(f.wanted, wishes...)
+	f.wanted = append(f.wanted, wish)
 	f.queue.Unlock()
 
 	f.mu.Lock()
@@ -82,7 +83,7 @@ func (f *flows) all(wishes ...*oblivion) error {
 			o.err = err
 		}
 	}
-	return wishes[0].err
+	return wish.err
 }
 
 // probeFlows returns why the kernel cannot be made to forget connections.
@@ -103,12 +104,9 @@ func unlisted(err error) bool { return errors.Is(err, unix.EINVAL) || absent(err
 func serve(todo []*oblivion) error {
 	var found [][]byte
 	err := request(unix.AF_UNSPEC, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0, func(m []byte) bool {
-		for _, o := range todo {
-			// A look at the bytes first, because almost all belong to others.
-			if bytes.Contains(m, o.addr.AsSlice()) && o.which(parseFlow(m)) { // the zero value has no bytes
-				found = append(found, m)
-				break
-			}
+		f := parseFlow(m)
+		if slices.ContainsFunc(todo, func(o *oblivion) bool { return o.which(f) }) {
+			found = append(found, m)
 		}
 		return true
 	})

@@ -102,17 +102,16 @@ func (p *ports) forward(ctx context.Context, guest netip.Addr, want []vm.PortMap
 // forget ends the connections by those of the ports that are closed now. Without this, whoever has one stays connected.
 // Preconditions: mu is held.
 func (p *ports) forget(some []openPort) error {
-	var all []*oblivion
-	for _, o := range some {
-		if slices.Contains(p.open, o) {
-			continue
-		}
-		all = append(all, &oblivion{addr: o.guest, which: func(f flow) bool {
+	gone := slices.DeleteFunc(slices.Clone(some), func(o openPort) bool { return slices.Contains(p.open, o) })
+	if len(gone) == 0 {
+		return nil
+	}
+	return p.flows.which(func(f flow) bool {
+		return slices.ContainsFunc(gone, func(o openPort) bool {
 			return f.original.protocol == protocols[o.Protocol] && f.original.dport == o.HostPort && f.original.dst != o.guest &&
 				f.reply.src == o.guest && f.reply.sport == o.GuestPort
-		}})
-	}
-	return p.flows.all(all...)
+		})
+	})
 }
 
 // served reports whether a program of the host listens on a port, which would then get no more connections.

@@ -294,7 +294,7 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 		return err
 	}
 	if n.live == nil && !n.cfg.Adopt {
-		if err := n.flows.all(&oblivion{which: lv.vacant(leases)}); err != nil {
+		if err := n.flows.which(lv.vacant(leases)); err != nil {
 			return err
 		}
 	}
