@@ -29,20 +29,45 @@ type group struct {
 // for newer calls. The numbers for 32-bit programs are those of the kernel's syscall_32.tbl.
 var groups = []group{
 	{nil, []call{
-		{unix.SYS_ADD_KEY, 286}, {unix.SYS_REQUEST_KEY, 287}, {unix.SYS_KEYCTL, 288}, // keys have no namespaces
+		{unix.SYS_ADD_KEY, 286},
+		{unix.SYS_REQUEST_KEY, 287},
+		{unix.SYS_KEYCTL, 288}, // keys have no namespaces
 		{unix.SYS_USERFAULTFD, 374},
-		{unix.SYS_IO_URING_SETUP, 425}, {unix.SYS_IO_URING_ENTER, 426}, {unix.SYS_IO_URING_REGISTER, 427},
-		{unix.SYS_USELIB, 86}, {unix.SYS_USTAT, 62}, {unix.SYS_SYSFS, 135}, {unix.SYS__SYSCTL, 149}, {unix.SYS_NFSSERVCTL, 169},
-		{unix.SYS_CREATE_MODULE, 127}, {unix.SYS_GET_KERNEL_SYMS, 130}, {unix.SYS_QUERY_MODULE, 167},
-		{none, 166}, {none, 113}, // vm86, vm86old
+		{unix.SYS_IO_URING_SETUP, 425},
+		{unix.SYS_IO_URING_ENTER, 426},
+		{unix.SYS_IO_URING_REGISTER, 427},
+		{unix.SYS_USELIB, 86},
+		{unix.SYS_USTAT, 62},
+		{unix.SYS_SYSFS, 135},
+		{unix.SYS__SYSCTL, 149},
+		{unix.SYS_NFSSERVCTL, 169},
+		{unix.SYS_CREATE_MODULE, 127},
+		{unix.SYS_GET_KERNEL_SYMS, 130},
+		{unix.SYS_QUERY_MODULE, 167},
+		{none, 166},
+		{none, 113}, // vm86, vm86old
 	}},
 	{[]string{"SYS_ADMIN"}, []call{
-		{unix.SYS_MOUNT, 21}, {unix.SYS_UMOUNT2, 52}, {none, 22}, // umount
-		{unix.SYS_FSOPEN, 430}, {unix.SYS_FSCONFIG, 431}, {unix.SYS_FSMOUNT, 432}, {unix.SYS_FSPICK, 433},
-		{unix.SYS_OPEN_TREE, 428}, {unix.SYS_MOVE_MOUNT, 429}, {unix.SYS_MOUNT_SETATTR, 442},
-		{unix.SYS_UNSHARE, 310}, {unix.SYS_SETNS, 346}, {unix.SYS_SETHOSTNAME, 74}, {unix.SYS_SETDOMAINNAME, 121},
-		{unix.SYS_FANOTIFY_INIT, 338}, {unix.SYS_LOOKUP_DCOOKIE, 253},
-		{unix.SYS_QUOTACTL, 131}, {unix.SYS_QUOTACTL_FD, 443}, {unix.SYS_SWAPON, 87}, {unix.SYS_SWAPOFF, 115},
+		{unix.SYS_MOUNT, 21},
+		{unix.SYS_UMOUNT2, 52},
+		{none, 22}, // umount
+		{unix.SYS_FSOPEN, 430},
+		{unix.SYS_FSCONFIG, 431},
+		{unix.SYS_FSMOUNT, 432},
+		{unix.SYS_FSPICK, 433},
+		{unix.SYS_OPEN_TREE, 428},
+		{unix.SYS_MOVE_MOUNT, 429},
+		{unix.SYS_MOUNT_SETATTR, 442},
+		{unix.SYS_UNSHARE, 310},
+		{unix.SYS_SETNS, 346},
+		{unix.SYS_SETHOSTNAME, 74},
+		{unix.SYS_SETDOMAINNAME, 121},
+		{unix.SYS_FANOTIFY_INIT, 338},
+		{unix.SYS_LOOKUP_DCOOKIE, 253},
+		{unix.SYS_QUOTACTL, 131},
+		{unix.SYS_QUOTACTL_FD, 443},
+		{unix.SYS_SWAPON, 87},
+		{unix.SYS_SWAPOFF, 115},
 	}},
 	{[]string{"SYS_ADMIN", "BPF"}, []call{{unix.SYS_BPF, 357}}},
 	{[]string{"SYS_ADMIN", "PERFMON"}, []call{{unix.SYS_PERF_EVENT_OPEN, 336}}},
@@ -57,8 +82,12 @@ var groups = []group{
 	{[]string{"SYS_CHROOT"}, []call{{unix.SYS_CHROOT, 61}}},
 	{[]string{"DAC_READ_SEARCH"}, []call{{unix.SYS_OPEN_BY_HANDLE_AT, 342}}},
 	{[]string{"SYS_NICE"}, []call{
-		{unix.SYS_MBIND, 274}, {unix.SYS_GET_MEMPOLICY, 275}, {unix.SYS_SET_MEMPOLICY, 276}, {unix.SYS_SET_MEMPOLICY_HOME_NODE, 450},
-		{unix.SYS_MOVE_PAGES, 317}, {unix.SYS_MIGRATE_PAGES, 294},
+		{unix.SYS_MBIND, 274},
+		{unix.SYS_GET_MEMPOLICY, 275},
+		{unix.SYS_SET_MEMPOLICY, 276},
+		{unix.SYS_SET_MEMPOLICY_HOME_NODE, 450},
+		{unix.SYS_MOVE_PAGES, 317},
+		{unix.SYS_MIGRATE_PAGES, 294},
 	}},
 }
 
