@@ -119,7 +119,7 @@ func write(w io.Writer, outcomes []outcome, known remarks) error {
 <!-- make conformance writes this page; reasons are in test/conformance/tests.yaml -->
 
 This page says which of Kubernetes' own end-to-end tests pass on the virtual node of ` + "`cocoon up`" + `. ` + "`make conformance`" + ` builds the
-tests from Kubernetes' modules, runs them, unmodified, against a cluster of one node, and writes this page. Their images are stand-ins of
+tests from Kubernetes' modules, runs them, unmodified, against a cluster of two nodes, and writes this page. Their images are stand-ins of
 ours with the same programs: agnhost and nonewprivs from Kubernetes, Debian's busybox, bash, curl, dig and nc.
 
 The tests are those with ` + "`[Conformance]`" + ` in their names, which every Kubernetes passes, also the slow and the serial ones, and then those with
@@ -146,7 +146,7 @@ takes another 2 min 36 s of CPU time: 2,503 of their 2,875 packages are the same
 			fmt.Fprintf(&text, "| %s | not run as a whole yet | | | | | | | | |\n", g.what)
 		}
 	}
-	text.WriteString("\nA test is skipped when it asks for something that the cluster does not have, such as a second node.\n")
+	text.WriteString("\nA test is skipped when it asks for something that the cluster does not have, such as a third node.\n")
 	text.WriteString("\n## Failed\n")
 	for _, o := range outcomes {
 		var rows []string
