@@ -58,7 +58,6 @@ var groups = []group{
 		{unix.SYS_OPEN_TREE, 428},
 		{unix.SYS_MOVE_MOUNT, 429},
 		{unix.SYS_MOUNT_SETATTR, 442},
-		{unix.SYS_UNSHARE, 310},
 		{unix.SYS_SETNS, 346},
 		{unix.SYS_SETHOSTNAME, 74},
 		{unix.SYS_SETDOMAINNAME, 121},
@@ -91,11 +90,20 @@ var groups = []group{
 	}},
 }
 
-// clone is the call that makes a process, or one with namespaces of its own. clone3 can do the same and has its arguments in
-// memory, which no filter can see; it stays, because the agent itself starts processes with it.
-var clone = call{unix.SYS_CLONE, 120}
+// flagged are calls whose first argument has flags. With one of these they fail, unless the process has SYS_ADMIN.
+//
+// clone3 can do the same as clone and has its arguments in memory, which no filter can see. It stays, because the agent starts
+// processes with it. unshare of the control groups stays too, because the agent does it for each process before it becomes the
+// program; the kernel asks for SYS_ADMIN by itself.
+var flagged = []struct {
+	call
+	flags uint32
+}{
+	{call{unix.SYS_CLONE, 120}, namespaces},
+	{call{unix.SYS_UNSHARE, 310}, namespaces &^ unix.CLONE_NEWCGROUP},
+}
 
-// namespaces are the flags of clone that need CAP_SYS_ADMIN.
+// namespaces are the flags that make namespaces.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID |
 	unix.CLONE_NEWNET | unix.CLONE_NEWCGROUP
 
@@ -131,12 +139,16 @@ func program(capabilities []string) ([]bpf.RawInstruction, error) {
 				}
 			}
 		}
-		if !has("SYS_ADMIN") {
+		for _, f := range flagged {
+			if has("SYS_ADMIN") {
+				break
+			}
 			out = append(out,
-				bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(number(clone)), SkipTrue: 3},
+				bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(number(f.call)), SkipTrue: 4},
 				bpf.LoadAbsolute{Off: atArg0, Size: 4},
-				bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: namespaces, SkipTrue: 1},
+				bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: f.flags, SkipTrue: 1},
 				bpf.RetConstant{Val: denied},
+				bpf.RetConstant{Val: allowed},
 			)
 		}
 		return append(out, bpf.RetConstant{Val: allowed})

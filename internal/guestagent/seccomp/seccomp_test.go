@@ -61,6 +61,11 @@ func TestFilter(t *testing.T) {
 		"user namespace":             {nil, archAMD64, unix.SYS_CLONE, unix.CLONE_NEWUSER | uint32(unix.SIGCHLD), denied},
 		"32-bit user namespace":      {nil, archI386, 120, unix.CLONE_NEWUSER, denied},
 		"namespace of administrator": {admin, archAMD64, unix.SYS_CLONE, unix.CLONE_NEWNET, allowed},
+		"unshare of users":           {nil, archAMD64, unix.SYS_UNSHARE, unix.CLONE_NEWUSER, denied},
+		"32-bit unshare of users":    {nil, archI386, 310, unix.CLONE_NEWUSER, denied},
+		"unshare of control groups":  {nil, archAMD64, unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, allowed},
+		"unshare of both":            {nil, archAMD64, unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP | unix.CLONE_NEWUSER, denied},
+		"unshare by administrator":   {admin, archAMD64, unix.SYS_UNSHARE, unix.CLONE_NEWNET, allowed},
 		"x32":                        {nil, archAMD64, x32 | unix.SYS_READ, 0, unknown},
 		"another machine":            {nil, unix.AUDIT_ARCH_AARCH64, 63, 0, unknown},
 	} {

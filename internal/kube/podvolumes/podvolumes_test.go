@@ -114,7 +114,7 @@ func TestVolumesFollowTheirSources(t *testing.T) {
 			t.Errorf("complaints %q after %d tries", made.complaints, made.tries)
 		}
 		made.answer(nil)
-		if pass(time.Minute); made.got[len(made.got)-1] != "three" {
+		if pass(2 * retryMost); made.got[len(made.got)-1] != "three" {
 			t.Errorf("after the failure it got %q", made.got)
 		}
 		watches := 0
