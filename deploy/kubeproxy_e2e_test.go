@@ -15,12 +15,13 @@ import (
 func TestKubeProxyUnit(t *testing.T) {
 	need.Root(t)
 	bin := filepath.Dir(need.Built(t, "bin/cocoon-up", "make build"))
-	cocoon := need.Built(t, "bin/cocoon", "make build")
+	need.Built(t, "bin/cocoon", "make build")
 	for _, tool := range []string{"dpkg", "dpkg-deb", "unshare", "nsenter", "curl", "nft", "busybox", "/lib/systemd/systemd"} {
 		need.Tool(t, tool)
 	}
 	deb := filepath.Join(t.TempDir(), "kube-proxy.deb")
 	t.Setenv("DEB_TEST_BIN", bin)
+	t.Setenv("PROGRAMS", bin) // in the machine at /mnt
 	run(t, "../hack/deb.sh", "v1.0", deb, "kube-proxy")
 	m := boot(t)
 	run(t, "cp", deb, "/proc/"+m.pid+"/root/tmp/kube-proxy.deb")
@@ -49,8 +50,8 @@ func TestKubeProxyUnit(t *testing.T) {
 	// A cluster whose only node is at 10.1.2.3, with a Service that leads to a web server there.
 	m.must("ip link set lo up; ip address add 10.1.2.3/24 dev lo; ip route add 10.96.0.0/16 dev lo src 10.1.2.3")
 	m.must("mkdir /tmp/www; echo hello >/tmp/www/index.html; busybox httpd -p 10.1.2.3:8099 -h /tmp/www")
-	m.must(cocoon + " up --dir /tmp/cluster --nodes 0 --detach")
-	kubectl := bin + "/kubectl --kubeconfig /tmp/cluster/kubeconfig "
+	m.must("/mnt/cocoon up --dir /tmp/cluster --nodes 0 --detach")
+	kubectl := "/mnt/kubectl --kubeconfig /tmp/cluster/kubeconfig "
 	m.must("cat >/tmp/service.yaml <<'EOF'" + `
 apiVersion: v1
 kind: Node
@@ -78,7 +79,7 @@ EOF
 	m.must(`set -e
 server=$(` + kubectl + `config view -o 'jsonpath={.clusters[0].cluster.server}')
 ` + secret + `'jsonpath={.data.ca\.crt}' | base64 -d >/tmp/ca.crt
-config="` + bin + `/kubectl config --kubeconfig /etc/cocoon/kube-proxy.kubeconfig"
+config="/mnt/kubectl config --kubeconfig /etc/cocoon/kube-proxy.kubeconfig"
 $config set-cluster cluster --server="$server" --certificate-authority=/tmp/ca.crt --embed-certs
 $config set-credentials kube-proxy --token="$(` + secret + `'jsonpath={.data.token}' | base64 -d)"
 $config set-context default --cluster=cluster --user=kube-proxy
@@ -121,5 +122,5 @@ chmod 640 /etc/cocoon/kube-proxy.kubeconfig`)
 	m.must("dpkg --remove cocoon-kube-proxy")
 	m.want("systemctl is-active cocoon-kube-proxy || true", "inactive")
 	m.want("nft list tables", "")
-	m.must(cocoon + " down --dir /tmp/cluster")
+	m.must("/mnt/cocoon down --dir /tmp/cluster")
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # systemd.sh DIR CGROUP CGROUP2: becomes the systemd of a machine that has this one's files, writes its own to memory and sees no
 # other of this one's processes, links, devices and cgroups. It wants namespaces of its own, and folders: DIR to mount at, and
-# CGROUP, which becomes its root, in the tree that is mounted at CGROUP2.
+# CGROUP, which becomes its root, in the tree that is mounted at CGROUP2. It has the folder $PROGRAMS, if any, at /mnt.
 set -eu
 dir=$1 root=$1/root
 mount --make-rprivate /
@@ -17,6 +17,7 @@ mount -t sysfs sysfs "$root/sys"
 mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 mount -t tmpfs -o mode=0755 tmpfs "$root/run"
 mount -t tmpfs tmpfs "$root/tmp"
+[ -z "${PROGRAMS-}" ] || mount --bind "$PROGRAMS" "$root/mnt"
 mount -t tmpfs -o mode=0755 tmpfs "$root/dev"
 mkdir -p "$root/dev/net" "$root/dev/pts" "$root/dev/shm"
 mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"

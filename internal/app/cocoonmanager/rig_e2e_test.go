@@ -197,10 +197,13 @@ func (r *rig) tag(t *testing.T, repo, tag string) int {
 		t.Fatal(err)
 	}
 	req.Header.Set("Authorization", "Bearer sesame")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	var resp *http.Response
+	kubetest.Eventually(t, "the answer of the registry, which other tests may restart", func() string {
+		if resp, err = http.DefaultClient.Do(req); err != nil {
+			return err.Error()
+		}
+		return "an answer"
+	}, "an answer")
 	resp.Body.Close()
 	return resp.StatusCode
 }

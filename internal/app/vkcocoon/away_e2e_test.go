@@ -61,7 +61,21 @@ func TestExpiryAndAbsence(t *testing.T) {
 	n.await(t, "renewed", "Running true 0")
 	n.signed(t, second)
 
-	// The API server is stopped, and the certificates expire.
+	// The API server is stopped, and the certificates expire. No request waits then: its node would wait for the answer to it for
+	// a quarter of an hour, as a kubelet does.
+	kubetest.Eventually(t, "the requests that are not signed", func() string {
+		all, err := kube.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err.Error()
+		}
+		waiting := 0
+		for _, r := range all.Items {
+			if len(r.Status.Certificate) == 0 {
+				waiting++
+			}
+		}
+		return strconv.Itoa(waiting)
+	}, "0")
 	cluster.Stop(t)
 	n.Crash(t, contract.VMName("default", "crashes"))
 	kubetest.Eventually(t, "the guest that crashed runs again", func() string {
