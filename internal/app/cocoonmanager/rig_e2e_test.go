@@ -197,15 +197,17 @@ func (r *rig) tag(t *testing.T, repo, tag string) int {
 		t.Fatal(err)
 	}
 	req.Header.Set("Authorization", "Bearer sesame")
-	var resp *http.Response
+	status := 0
 	kubetest.Eventually(t, "the answer of the registry, which other tests may restart", func() string {
-		if resp, err = http.DefaultClient.Do(req); err != nil {
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
 			return err.Error()
 		}
+		resp.Body.Close()
+		status = resp.StatusCode
 		return "an answer"
 	}, "an answer")
-	resp.Body.Close()
-	return resp.StatusCode
+	return status
 }
 
 var forbidden = regexp.MustCompile(`(?m)^apiserver_request_total\{code="403",(.*)\} (\S+)$`)
