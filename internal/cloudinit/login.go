@@ -43,7 +43,7 @@ func withLogin(c vm.CloudInit, keys []string) (vm.CloudInit, error) {
 	return c, err
 }
 
-// addLogin lays doc over the settings of the user: what doc says wins, and lists are joined.
+// addLogin merges the settings of the user with doc. Values in doc take precedence. Lists are joined.
 func addLogin(what, doc, name, hash string, keys []string) (string, error) {
 	given, err := parse(what, doc)
 	if err != nil {

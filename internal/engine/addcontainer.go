@@ -164,8 +164,8 @@ func (a *addition) join(ctx context.Context) (outcome, error) {
 	return outcome{}, errdefs.Preconditionf("its process has ended")
 }
 
-// undo takes the container and its disks off the record. If the guest does not give a disk back, the container stays as one that
-// could not be started: what resumes from a save of the VM needs its disks.
+// undo removes the container and its disks from the record. If the guest does not release a disk, the container stays on record as
+// one that could not be started, because a snapshot of the VM needs its disks.
 func (a *addition) undo(ctx context.Context, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undo.Limit)
 	defer cancel()

@@ -90,7 +90,7 @@ type ClockSetter interface {
 
 // ClockReader is the ability of an Agent to read the guest's clock. An agent that tells the uptime in Info needs no other.
 type ClockReader interface {
-	// ReadClock returns the guest's time. Errors: Unsupported where the guest's operator does not allow it.
+	// ReadClock returns the guest's time. Errors: Unsupported if the configuration of the guest forbids it.
 	ReadClock(ctx context.Context) (time.Time, error)
 }
 

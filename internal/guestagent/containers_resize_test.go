@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// cgroupLike returns a folder with the files of a control group that uses that much memory, which keep what is written.
+// cgroupLike returns a folder that stands for a control group with that memory usage. Its files keep what is written to them.
 func cgroupLike(t *testing.T, memory string) (path string, fd *int) {
 	t.Helper()
 	dir := t.TempDir()

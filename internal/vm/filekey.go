@@ -12,8 +12,8 @@ import (
 // maxFileKeys limits the variables that one container reads from files.
 const maxFileKeys = 1024
 
-// FileKey is a variable whose value is in a file of a volume: the guest reads it each time that the process starts. Until the value
-// of an obligatory key is there, the process waits.
+// FileKey is a variable whose value is in a file of a volume. The guest reads the file each time the process starts. The process
+// waits until the file has the value, unless the key is optional.
 type FileKey struct {
 	Name     string `json:"name,omitempty"` // of the variable; "": another variable replaces it, and only its word stands for it
 	Volume   string `json:"volume"`         // one that starts empty

@@ -44,8 +44,8 @@ var groups = []group{
 		{unix.SYS_CREATE_MODULE, 127},
 		{unix.SYS_GET_KERNEL_SYMS, 130},
 		{unix.SYS_QUERY_MODULE, 167},
-		{none, 166},
-		{none, 113}, // vm86, vm86old
+		{none, 166}, // vm86
+		{none, 113}, // vm86old
 	}},
 	{[]string{"SYS_ADMIN"}, []call{
 		{unix.SYS_MOUNT, 21},

@@ -101,32 +101,32 @@ type refusal struct {
 	why    string
 }
 
-// ration decides which policies fit. What is over a budget at any time is not kept in memory.
-type ration struct {
+// selection decides which policies fit. What is over a budget at any time is not kept in memory.
+type selection struct {
 	drafts   []*draft
-	spaces   map[string]*space
+	tenants  map[string]*tenant
 	total    cost
 	refusals []refusal
 }
 
-// space is one namespace.
-type space struct {
+// tenant is what one namespace uses.
+type tenant struct {
 	cost            cost
 	open            []*draft // those that fit, the smallest first
-	ingress, egress shut
+	ingress, egress closedPolicies
 }
 
-// shut are the closed policies of a namespace in one direction. They are one policy without rules.
-type shut struct {
+// closedPolicies are the closed policies of a namespace in one direction. They are one policy without rules.
+type closedPolicies struct {
 	draft *draft
 	has   map[vm.ID]bool
 }
 
-func (r *ration) add(d *draft) {
-	s := r.spaces[d.policy.Namespace]
+func (r *selection) add(d *draft) {
+	s := r.tenants[d.policy.Namespace]
 	if s == nil {
-		s = &space{}
-		r.spaces[d.policy.Namespace] = s
+		s = &tenant{}
+		r.tenants[d.policy.Namespace] = s
 	}
 	if d.why == "" && !valid(d.ingress, d.egress) {
 		d.why = whyInvalid
@@ -148,12 +148,12 @@ func (r *ration) add(d *draft) {
 }
 
 // greediest returns the namespace that needs most.
-func (r *ration) greediest() *space {
-	names := slices.Sorted(maps.Keys(r.spaces))
-	return r.spaces[slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(r.spaces[a].cost.share(), r.spaces[b].cost.share()) })]
+func (r *selection) greediest() *tenant {
+	names := slices.Sorted(maps.Keys(r.tenants))
+	return r.tenants[slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(r.tenants[a].cost.share(), r.tenants[b].cost.share()) })]
 }
 
-func (r *ration) closeLargest(s *space, why string) {
+func (r *selection) closeLargest(s *tenant, why string) {
 	d := s.open[len(s.open)-1]
 	s.open = s.open[:len(s.open)-1]
 	s.cost, r.total = s.cost.minus(d.cost), r.total.minus(d.cost)
@@ -162,18 +162,18 @@ func (r *ration) closeLargest(s *space, why string) {
 }
 
 // close makes the guests of d guests of the closed policy of their namespace.
-func (r *ration) close(s *space, d *draft) {
+func (r *selection) close(s *tenant, d *draft) {
 	r.refusals = append(r.refusals, refusal{d.policy, d.why})
 	if d.ingress != nil {
-		r.shut(&s.ingress, d).ingress = &network.Policy{Name: closedName(d.policy.Namespace)}
+		r.closedIn(&s.ingress, d).ingress = &network.Policy{Name: closedName(d.policy.Namespace)}
 	}
 	if d.egress != nil {
-		r.shut(&s.egress, d).egress = &network.Policy{Name: closedName(d.policy.Namespace)}
+		r.closedIn(&s.egress, d).egress = &network.Policy{Name: closedName(d.policy.Namespace)}
 	}
 	d.guests, d.ingress, d.egress = nil, nil, nil
 }
 
-func (r *ration) shut(s *shut, d *draft) *draft {
+func (r *selection) closedIn(s *closedPolicies, d *draft) *draft {
 	if s.draft == nil {
 		s.draft, s.has = &draft{}, map[vm.ID]bool{}
 		r.drafts = append(r.drafts, s.draft)
@@ -190,7 +190,7 @@ func (r *ration) shut(s *shut, d *draft) *draft {
 func closedName(namespace string) string { return namespace + ": over budget" }
 
 // refused returns the policies that are closed, in the order of their names.
-func (r *ration) refused() []refusal {
+func (r *selection) refused() []refusal {
 	slices.SortFunc(r.refusals, func(a, b refusal) int {
 		return cmp.Or(cmp.Compare(a.policy.Namespace, b.policy.Namespace), cmp.Compare(a.policy.Name, b.policy.Name))
 	})

@@ -34,7 +34,7 @@ func compile(node string, c cluster) (network.Policies, []refusal) {
 	})
 	k := compiler{cluster: c, peers: map[string][]pod{}, mine: map[string][]pod{}, work: map[string]int{}}
 	guests := k.count()
-	r := ration{spaces: map[string]*space{}}
+	r := selection{tenants: map[string]*tenant{}}
 	for _, policy := range c.policies {
 		if selected := k.selected(policy); len(selected) > 0 {
 			r.add(k.draft(policy, selected))

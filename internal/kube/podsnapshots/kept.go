@@ -34,7 +34,7 @@ func (s *States) Keep(ctx context.Context, rec *vm.Record) (failed string, err e
 }
 
 // kept returns the kept state on this node, if there is one that belongs to the pod's controller. It removes a state that
-// belongs to another controller. Such a state is of no use: its controller is gone, because the pod has its name.
+// belongs to another controller. Nothing can resume such a state, because its controller no longer exists.
 func (s *States) kept(ctx context.Context) (x snapshot.Snapshot, found bool, err error) {
 	x, err = s.find(ctx, hibernateName(s.owner.VM))
 	switch {

@@ -134,9 +134,9 @@ func VMOf(containerID string) vm.ID {
 	return vm.ID(id)
 }
 
-// OwnersOf returns, for each VM, the pod whose status names the VM. The status is used, because users may write annotations, but only
-// the node writes statuses. It writes the ID of a static pod's machine from an annotation, so static pods own no VM. Of two pods,
-// one that has ended is not the owner.
+// OwnersOf returns, for each VM, the pod whose status names the VM. It reads statuses, because only the node writes them. Users can
+// write annotations. A static pod owns no VM, because the node copies its ID from an annotation. A pod that has ended owns no VM
+// that another pod names.
 func OwnersOf(pods []*corev1.Pod) map[vm.ID]types.UID {
 	owners, ended := map[vm.ID]types.UID{}, map[vm.ID]bool{}
 	for _, pod := range pods {

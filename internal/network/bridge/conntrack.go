@@ -23,13 +23,13 @@ type flows struct {
 	mu sync.Mutex
 
 	queue  sync.Mutex
-	wanted []*oblivion
+	wanted []*deletion
 }
 
-// oblivion is a wish to forget the connections that which reports.
-type oblivion struct {
-	which func(flow) bool
-	err   error // valid once the caller has had its turn
+// deletion is a request to forget connections.
+type deletion struct {
+	of  func(flow) bool // reports which connections
+	err error           // valid once the caller has had its turn
 }
 
 // flow is a connection as each of its two sides sends packets.
@@ -66,9 +66,9 @@ func (f *flows) which(is func(flow) bool) error {
 	if n, err := host.Sysctl(countKey); err != nil || n == "0" {
 		return nil // the kernel knows no connections
 	}
-	wish := &oblivion{which: is}
+	mine := &deletion{of: is}
 	f.queue.Lock()
-	f.wanted = append(f.wanted, wish)
+	f.wanted = append(f.wanted, mine)
 	f.queue.Unlock()
 
 	f.mu.Lock()
@@ -79,11 +79,11 @@ func (f *flows) which(is func(flow) bool) error {
 	f.queue.Unlock()
 	if len(todo) > 0 {
 		err := serve(todo)
-		for _, o := range todo {
-			o.err = err
+		for _, r := range todo {
+			r.err = err
 		}
 	}
-	return wish.err
+	return mine.err
 }
 
 // probeFlows returns why the kernel cannot be made to forget connections.
@@ -101,11 +101,11 @@ func probeFlows() error {
 func unlisted(err error) bool { return errors.Is(err, unix.EINVAL) || absent(err) }
 
 // serve lists all connections and removes those that are wanted.
-func serve(todo []*oblivion) error {
+func serve(todo []*deletion) error {
 	var found [][]byte
 	err := request(unix.AF_UNSPEC, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP).ExecuteIter(unix.NETLINK_NETFILTER, 0, func(m []byte) bool {
 		f := parseFlow(m)
-		if slices.ContainsFunc(todo, func(o *oblivion) bool { return o.which(f) }) {
+		if slices.ContainsFunc(todo, func(r *deletion) bool { return r.of(f) }) {
 			found = append(found, m)
 		}
 		return true

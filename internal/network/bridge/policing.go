@@ -111,8 +111,8 @@ func (p *policing) setup(r rules, leases, taps []ipam.Lease, why error) error {
 	return nil
 }
 
-// vacate removes addresses from the table that no tap has, also from placed: an earlier run of the daemon may have ended before it did, and the
-// next guest with such an address would have the policies of the earlier one. Preconditions: mu is held.
+// vacate removes addresses that no tap has from the table and from placed. An earlier run of the daemon may have ended before it
+// removed them, and the next guest with such an address would have the policies of the earlier one. Preconditions: mu is held.
 func (p *policing) vacate(r rules, taps []ipam.Lease, placed map[netip.Addr]fate) error {
 	unused := maps.Clone(placed)
 	for _, l := range taps {
@@ -191,8 +191,8 @@ func (p *policing) dismiss(addrs []netip.Addr, commit func(func(*nftables.Conn) 
 	return err
 }
 
-// enforced returns nil if the policies are enforced now: somebody may have changed a setting of the kernel since the network was
-// set up. What is closed stays closed meanwhile. Preconditions: mu is held.
+// enforced returns nil if the policies are enforced now. Somebody may have changed a setting of the kernel since Setup. Closed guests
+// stay closed in that case. Preconditions: mu is held.
 func (p *policing) enforced(r rules) error {
 	if p.why != nil || r.meeting != filtered {
 		return p.why
