@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 
@@ -35,7 +36,7 @@ func (c *creation) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.
 		}
 		return spec, assertBackend(pod, "snapshot "+snap.Name, snap.Hypervisor)
 	})
-	if origin.Dir != "" && ctx.Err() == nil {
+	if origin.Dir != "" && ctx.Err() == nil && !errors.Is(err, errFreed) {
 		c.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
 	}
 	if left := convert.Inherited(pod); err == nil && len(left) > 0 {

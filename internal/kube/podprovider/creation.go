@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -35,6 +36,10 @@ type creation struct {
 	lacking  []convert.Absent // missing references that were already reported
 }
 
+// errFreed means that a leftover VM was removed and its state kept. The caller decides anew how to create the pod's VM, which may
+// resume that state.
+var errFreed = errors.New("the leftover VM is removed")
+
 // once calls create unless a VM of our name exists: the pod's own, or one that the operator offers.
 func (c *creation) once(ctx context.Context, create func() (vm.Record, error)) (vm.Record, error) {
 	if c.launched.IsZero() {
@@ -57,6 +62,9 @@ func (c *creation) once(ctx context.Context, create func() (vm.Record, error)) (
 func (c *creation) created(ctx context.Context, rec vm.Record, err error, mode string, first, most time.Duration) turn {
 	if ctx.Err() != nil {
 		return atOnce // removal requested, or the node stops; a VM that was created is found by its label
+	}
+	if errors.Is(err, errFreed) {
+		return atOnce
 	}
 	c.Metrics.done("create", err)
 	if err != nil {
@@ -104,7 +112,8 @@ func (c *creation) occupied(ctx context.Context, anew func() (vm.Record, error))
 		if err := c.removeOrphan(ctx, rec); err != nil {
 			return vm.Record{}, err
 		}
-		return vm.Record{}, errdefs.Unavailablef("the VM %s of the deleted pod %s/%s was just removed", c.vmName, label[contract.VMLabelPodNamespace], label[contract.VMLabelPodName])
+		c.log.Info("leftover vm removed, its state is kept", "vm", rec.ID, "pod", label[contract.VMLabelPodNamespace]+"/"+label[contract.VMLabelPodName])
+		return vm.Record{}, errFreed
 	case c.cfg.Orphans != OrphanDestroy && !rec.StartedAt.IsZero(): // the VM's content may still be needed
 		return vm.Record{}, leftover{errdefs.Unavailablef("VM %s (%s) of the deleted pod %s/%s is still on node %s, and the orphan policy %q does not remove it; "+
 			"if you need it, save it there with `cocoon snapshot save --name NAME %[2]s`; then remove it with `cocoon vm rm --force %[2]s`, or set VK_ORPHAN_POLICY=destroy",

@@ -296,7 +296,7 @@ func TestDeletionIsTakenUp(t *testing.T) {
 			w.run(keepingConfig(true))
 			defer w.stop()
 			w.create(pod(ofSandbox("sandbox-1"), withUID("uid-2")))
-			expect(t, w.after(10*time.Second), "Running running ready")
+			expect(t, w.after(5*time.Second), "Running running ready")
 			if got := s.knows(vmName); got != "counter 17" || s.count() != 1 {
 				t.Errorf("it woke with %q, %d VMs", got, s.count())
 			}
