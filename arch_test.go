@@ -40,12 +40,13 @@ var layers = []layer{
 	{"L4 engine", 4, []string{"internal/engine/"}, []string{"github.com/cenkalti/backoff/"}},
 	{"L4 catalog", 4, []string{"internal/catalog/"}, nil},
 
-	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/snapshot/artifact/", "internal/snapshot/bundle/"}, nil},
+	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/volume", "internal/snapshot/artifact/", "internal/snapshot/bundle/"}, nil},
 	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/"}},
 	{"L3 fake hypervisor", 3, []string{"internal/hypervisor/fake/"}, nil},
 	{"L3 hypervisor suite", 3, []string{"internal/hypervisor/hypervisortest/"}, []string{"golang.org/x/sys/"}},
 	{"L3 image", 3, []string{"internal/image/"}, []string{"github.com/cenkalti/backoff", "sigs.k8s.io/yaml", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/therootcompany/xz", "golang.org/x/"}},
 	{"L3 snapshot", 3, []string{"internal/snapshot/"}, []string{"github.com/google/go-containerregistry", "github.com/klauspost/compress", "golang.org/x/"}},
+	{"L3 volume", 3, []string{"internal/volume/"}, []string{"golang.org/x/"}},
 	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "github.com/containernetworking/cni", "golang.org/x/", "github.com/mdlayher/"}},
 	{"L3 guest", 3, []string{"internal/guest/agent/"}, []string{"google.golang.org/", "golang.org/x/"}},
 	{"L3 qemu-guest-agent", 3, []string{"internal/guest/qga/"}, []string{"github.com/cenkalti/backoff"}},
@@ -56,6 +57,7 @@ var layers = []layer{
 	{"L1 vocabulary", 1, []string{"internal/vm/"}, nil},
 	{"L1 OCI client", 1, []string{"internal/ociclient/"}, []string{"github.com/cenkalti/backoff", "github.com/google/go-containerregistry", "github.com/opencontainers/go-digest"}},
 	{"L1 disk overlays", 1, []string{"internal/qcow2/"}, []string{"golang.org/x/sys/"}},
+	{"L1 file systems", 1, []string{"internal/ext4/"}, nil},
 	{"L1 settings", 1, []string{"internal/settings/"}, []string{"github.com/spf13/pflag", "sigs.k8s.io/yaml"}},
 	{"L1 clone hints", 1, []string{"internal/postclone/"}, nil},
 	{"L1 cloud-init", 1, []string{"internal/cloudinit/"}, []string{"go.yaml.in/yaml/v3"}},
@@ -73,7 +75,7 @@ var exceptions = map[string]bool{}
 // rooms are the packages inside a layer that is a staircase of its own, from the ground up: each may import only those
 // before it.
 var rooms = map[string][]string{
-	"internal/image":  {".", "compress", "disk", "ext4", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
+	"internal/image":  {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
 	"internal/engine": {"serial", "proclog", "process", "pool", "session", "."},
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
@@ -83,7 +85,7 @@ var rooms = map[string][]string{
 }
 
 // nouns are the L2/L3 packages that must not import each other. They exchange values of package vm.
-var nouns = []string{"hypervisor", "image", "network", "guest", "journal", "snapshot"}
+var nouns = []string{"hypervisor", "image", "network", "guest", "journal", "snapshot", "volume"}
 
 type pkg struct {
 	ImportPath   string

@@ -1,6 +1,6 @@
 #!/bin/bash
 # guest/build.sh OUTDIR: the kernel and initramfs of OCI guests, and a static busybox for the demo image.
-# Leaves OUTDIR/{vmlinux,initramfs,busybox}. Needs apt-get, dpkg-deb and go. Everything is cached by content below
+# Leaves OUTDIR/{vmlinux,initramfs,busybox}. Needs apt-get, dpkg-deb, gzip and go. Everything is cached by content below
 # ${XDG_CACHE_HOME:-~/.cache}/cocoon/guest: the kernel by its package version, the initramfs by the agent's sources.
 set -euo pipefail
 
@@ -28,7 +28,7 @@ agent_key=$({
     go version
     cat go.mod
     find api/guest internal/guest internal/guestagent internal/grpcerr internal/errdefs internal/proc internal/vm \
-        internal/app/cocoonguest cmd/cocoon-guest -name '*.go' ! -name '*_test.go' | LC_ALL=C sort | xargs cat
+        internal/ext4 internal/app/cocoonguest cmd/cocoon-guest -name '*.go' ! -name '*_test.go' | LC_ALL=C sort | xargs cat
 } | sha256sum | cut -c1-16)
 
 # Settings for Go's runtime in the agent. No preemption signals: no goroutine computes for long, and signals are slow on an
@@ -70,15 +70,17 @@ if [ ! -d "$kernel" ]; then
     work=$(mktemp -d "$cache/.kernel-XXXXXX")
     mapfile -t parts < <(kernel_parts "$package")
     [ ${#parts[@]} != 0 ] || fresh "apt does not know the current kernel"
-    say "downloading ${parts[*]} and busybox-static"
+    say "downloading ${parts[*]}, busybox-static and e2fsck-static"
     mkdir "$work/deb" "$work/out"
-    (cd "$work/deb" && fetch "${parts[@]}" busybox-static) || fresh "the mirror lacks the packages of the older lists"
+    (cd "$work/deb" && fetch "${parts[@]}" busybox-static e2fsck-static) || fresh "the mirror lacks the packages of the older lists"
     for deb in "$work"/deb/linux-*.deb; do dpkg-deb -x "$deb" "$work/kernel"; done
     dpkg-deb -x "$work"/deb/busybox-static_*.deb "$work/busybox"
+    dpkg-deb -x "$work"/deb/e2fsck-static_*.deb "$work/e2fsck"
     say "unpacking the kernel and choosing modules"
     go run -trimpath ./guest/pack kernel "$work"/kernel/boot/vmlinuz-* "$work/kernel" "$work/out"
     busybox=$(find "$work/busybox" -name busybox -type f -perm -u+x | head -n1)
     install -m 0755 "$busybox" "$work/out/busybox"
+    gzip -9n <"$(find "$work/e2fsck" -name e2fsck.static -type f -perm -u+x | head -n1)" >"$work/out/e2fsck.gz"
     publish "$work/out" "$kernel"
     rm -rf "$work"
     work=
@@ -92,7 +94,7 @@ if [ ! -d "$initramfs" ]; then
         -ldflags "-s -w -X cocoonstack.io/cocoon/internal/app/cocoonguest.version=$agent_key -X runtime.godebugDefault=$agent_runtime" \
         -o "$work/agent" ./cmd/cocoon-guest
     say "packing the initramfs"
-    go run -trimpath ./guest/pack initramfs "$work/agent" "$kernel/modules" "$work/out/initramfs"
+    go run -trimpath ./guest/pack initramfs "$work/agent" "$kernel/modules" "$kernel/e2fsck.gz" "$work/out/initramfs"
     publish "$work/out" "$initramfs"
     rm -rf "$work"
     work=

@@ -1,7 +1,7 @@
 // Command pack makes the kernel and the initramfs of OCI guests from the files of a Linux kernel package.
 //
 //	pack kernel VMLINUZ TREE OUTDIR         OUTDIR/vmlinux and OUTDIR/modules/, of the modules below TREE
-//	pack initramfs AGENT MODULES OUT        a cpio archive with the agent as /init
+//	pack initramfs AGENT MODULES CHECK OUT  a cpio archive with the agent as /init, and CHECK, e2fsck compressed with gzip
 //
 // It neither downloads nor compiles: guest/build.sh does.
 package main
@@ -32,10 +32,10 @@ func run(args []string) error {
 	switch {
 	case len(args) == 4 && args[0] == "kernel":
 		return packKernel(args[1], args[2], args[3])
-	case len(args) == 4 && args[0] == "initramfs":
-		return packInitramfs(args[1], args[2], args[3])
+	case len(args) == 5 && args[0] == "initramfs":
+		return packInitramfs(args[1], args[2], args[3], args[4])
 	}
-	return errors.New("usage: pack kernel VMLINUZ TREE OUTDIR | pack initramfs AGENT MODULES OUT")
+	return errors.New("usage: pack kernel VMLINUZ TREE OUTDIR | pack initramfs AGENT MODULES CHECK OUT")
 }
 
 func packKernel(vmlinuz, modules, out string) error {

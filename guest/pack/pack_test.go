@@ -161,7 +161,7 @@ func TestUnsign(t *testing.T) {
 
 func TestInitramfs(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"agent": "agent!!", "modules/a.ko": "module"} {
+	for name, text := range map[string]string{"agent": "agent!!", "check": "check", "modules/a.ko": "module"} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -171,7 +171,7 @@ func TestInitramfs(t *testing.T) {
 		}
 	}
 	out := filepath.Join(dir, "out")
-	if err := run([]string{"initramfs", dir + "/agent", dir + "/modules", out}); err != nil {
+	if err := run([]string{"initramfs", dir + "/agent", dir + "/modules", dir + "/check", out}); err != nil {
 		t.Fatal(err)
 	}
 	data, err := os.ReadFile(out)
@@ -200,7 +200,7 @@ func TestInitramfs(t *testing.T) {
 			break
 		}
 	}
-	if !slices.Contains(names, "modules/a.ko") || !slices.Contains(names, "dev/console") {
+	if !slices.Contains(names, "modules/a.ko") || !slices.Contains(names, "e2fsck.gz") || !slices.Contains(names, "dev/console") {
 		t.Errorf("names %v", names)
 	}
 	if err := run(nil); err == nil {

@@ -37,7 +37,7 @@ func (s *Server) AddContainer(ctx context.Context, r *guestv1.AddContainerReques
 	if err := s.mayWrite(); err != nil {
 		return nil, err
 	}
-	if err := s.addContainer(p, m); err != nil {
+	if err := s.addContainer(ctx, p, m); err != nil {
 		return nil, fmt.Errorf("container %s: %w", m.GetName(), err)
 	}
 	return &guestv1.AddContainerReply{}, nil
@@ -51,7 +51,7 @@ func (c *container) isEphemeral() error {
 }
 
 // addContainer makes the room of a container and starts it. Preconditions: setup is held.
-func (s *Server) addContainer(p *containers, m *guestv1.Container) (err error) {
+func (s *Server) addContainer(ctx context.Context, p *containers, m *guestv1.Container) (err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.cfg.Rooms.Seal())
@@ -69,7 +69,7 @@ func (s *Server) addContainer(p *containers, m *guestv1.Container) (err error) {
 		return err
 	}
 	if len(m.GetMounts()) > 0 {
-		if err := s.cfg.Volumes.MountLater(folder, mounts(m.GetMounts())); err != nil {
+		if err := s.cfg.Volumes.MountLater(ctx, folder, mounts(m.GetMounts())); err != nil {
 			return err
 		}
 	}

@@ -76,7 +76,7 @@ type Volumes interface {
 	Mount(ctx context.Context, volumes []vm.Volume, images map[string]string, mounts map[string][]vm.Mount) (lacks map[string]error, err error)
 	// MountLater makes more mounts, of volumes that Mount has made, in the folder root. Errors: InvalidArgument if there is no such
 	// volume.
-	MountLater(root string, mounts []vm.Mount) error
+	MountLater(ctx context.Context, root string, mounts []vm.Mount) error
 	// Message shows a new empty file at a path in folder, and returns that file. It is called before Mount. Idempotent.
 	Message(folder, path string) (*os.File, error)
 	// ReadFile returns the content of a file in a volume that starts empty. Links do not lead out of the volume.

@@ -89,16 +89,20 @@ func (s *Server) images(r *guestv1.SetupRequest) (folders map[string]string, err
 
 func mounts(list []*guestv1.Mount) (out []vm.Mount) {
 	for _, m := range list {
-		out = append(out, vm.Mount{Volume: m.GetVolume(), Path: m.GetPath(), SubPath: m.GetSubPath(), ReadOnly: m.GetReadOnly()})
+		out = append(out, vm.Mount{Volume: m.GetVolume(), Path: m.GetPath(), SubPath: m.GetSubPath(), ReadOnly: m.GetReadOnly(), Device: m.GetDevice()})
 	}
 	return out
 }
 
 func volume(m *guestv1.Volume) vm.Volume {
-	return vm.Volume{
+	v := vm.Volume{
 		Name: m.GetName(), Kind: vm.VolumeKind(m.GetKind()), Memory: m.GetMemory(), SizeLimit: m.GetSizeLimit(), Group: m.Group,
 		Image: imageName(m),
 	}
+	if v.Kind == vm.VolumeDisk { // the guest knows it only by its serial
+		v.Disk = &vm.VolumeUse{Ref: m.GetSerial(), ReadOnly: m.GetReadOnly(), FSType: m.GetFsType(), GroupOnMismatch: m.GetGroupOnMismatch()}
+	}
+	return v
 }
 
 // imageName stands for the name of the image, which the guest is not told.

@@ -41,6 +41,10 @@ func (v Volume) Clone() Volume {
 		v.Group = &g
 	}
 	v.Files = cloneSlice(v.Files)
+	if v.Disk != nil {
+		d := *v.Disk
+		v.Disk = &d
+	}
 	return v
 }
 
@@ -88,6 +92,7 @@ func (r Record) Clone() Record {
 	for i := range r.ImageVolumes {
 		r.ImageVolumes[i] = r.ImageVolumes[i].Clone()
 	}
+	r.Attached = cloneSlice(r.Attached)
 	r.Handle = cloneSlice(r.Handle)
 	r.SnapshotIDs = cloneSlice(r.SnapshotIDs)
 	if r.Resume != nil {

@@ -59,9 +59,9 @@ func Filled(args, env []string, keys []FileKey, values []*string) (filledArgs, f
 
 // ValidateIn checks what c, which is to be added to a running guest, needs of the guest's volumes.
 func (c Container) ValidateIn(volumes []Volume) error {
-	known := map[string]bool{}
+	known := map[string]VolumeKind{}
 	for _, v := range volumes {
-		known[v.Name] = true
+		known[v.Name] = v.Kind
 	}
 	if err := validateMounts(c.Mounts, known); err != nil {
 		return fmt.Errorf("container %s: %w", c.Name, err)

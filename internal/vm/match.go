@@ -37,8 +37,10 @@ type Kind struct {
 // The kinds that programs refer to. Programs that run the CLI tell failures apart by the words of Missing and Taken, which
 // are public API (docs/compat.md).
 var (
-	VMs       = Kind{Noun: "VM", List: "cocoon vm list", Remove: "cocoon vm rm"}
-	Snapshots = Kind{Noun: "snapshot", List: "cocoon snapshot list", Remove: "cocoon snapshot rm"}
+	VMs             = Kind{Noun: "VM", List: "cocoon vm list", Remove: "cocoon vm rm"}
+	Snapshots       = Kind{Noun: "snapshot", List: "cocoon snapshot list", Remove: "cocoon snapshot rm"}
+	Volumes         = Kind{Noun: "volume", List: "cocoon volume list", Remove: "cocoon volume rm"}
+	VolumeSnapshots = Kind{Noun: "volume snapshot", List: "cocoon volume snapshot list", Remove: "cocoon volume snapshot rm"}
 )
 
 // Match resolves ref on behalf of who. It tries a full id, then a name, then a unique prefix of an id with at least

@@ -48,14 +48,17 @@ func (id ID) Valid() bool { return idRE.MatchString(string(id)) }
 
 // ValidateName returns an InvalidArgument error unless name can name a VM:
 // at most 63 characters of [A-Za-z0-9._-], the first a letter or digit.
-func ValidateName(name string) error {
+func ValidateName(name string) error { return VMs.ValidateName(name) }
+
+// ValidateName returns an InvalidArgument error unless name can name an object of kind k. The rule is that of VMs.
+func (k Kind) ValidateName(name string) error {
 	switch {
 	case name == "":
-		return errdefs.Invalidf("a VM needs a name")
+		return errdefs.Invalidf("a %s needs a name", k.Noun)
 	case len(name) > MaxNameLength:
-		return errdefs.Invalidf("VM name %q has %d characters; at most %d are allowed", name, len(name), MaxNameLength)
+		return errdefs.Invalidf("%s name %q has %d characters; at most %d are allowed", k.Noun, name, len(name), MaxNameLength)
 	case !nameRE.MatchString(name):
-		return errdefs.Invalidf("VM name %q must start with a letter or digit and hold only letters, digits, '.', '_' and '-'", name)
+		return errdefs.Invalidf("%s name %q must start with a letter or digit and hold only letters, digits, '.', '_' and '-'", k.Noun, name)
 	}
 	return nil
 }

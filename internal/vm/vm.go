@@ -102,9 +102,10 @@ const (
 	VolumeFiles VolumeKind = "files" // given files, replaced as a whole (ConfigMap, Secret, downward API, projected)
 	VolumeEmpty VolumeKind = "empty" // starts empty and lives as long as the VM
 	VolumeImage VolumeKind = "image" // the files of a container image, read-only; no program in it can be executed
+	VolumeDisk  VolumeKind = "disk"  // a disk of the volume store, which outlives the VM
 )
 
-// Volume is a folder that is mounted in an OCI guest.
+// Volume is a folder that is mounted in an OCI guest, or a disk.
 type Volume struct {
 	Name      string       `json:"name"` // unique in the VM
 	Kind      VolumeKind   `json:"kind"`
@@ -113,6 +114,16 @@ type Volume struct {
 	Group     *int64       `json:"group,omitempty"`      // group id that may use it (fsGroup)
 	Files     []VolumeFile `json:"-"`                    // initial content; may be secret, so no record holds it
 	Image     string       `json:"image,omitempty"`      // VolumeImage: name, name:tag or digest, as given
+	Disk      *VolumeUse   `json:"disk,omitempty"`       // VolumeDisk
+}
+
+// VolumeUse says how a VM uses a volume of the volume store.
+type VolumeUse struct {
+	Ref      string `json:"ref"`               // name or id, as given
+	ReadOnly bool   `json:"ro,omitempty"`      // the VM cannot write to it; others may read it meanwhile
+	FSType   string `json:"fs_type,omitempty"` // what an OCI guest makes on an empty disk when it mounts it: ext4 or xfs; "" is ext4
+	// GroupOnMismatch gives the files to Volume.Group only if the root of the file system is not that group's (fsGroupChangePolicy).
+	GroupOnMismatch bool `json:"group_on_mismatch,omitempty"`
 }
 
 // VolumeFile is one file of a volume.
@@ -137,6 +148,23 @@ func (v ImageVolume) Clone() ImageVolume {
 	return v
 }
 
+// AttachedVolume is what is known about one volume of kind VolumeDisk.
+type AttachedVolume struct {
+	Volume string `json:"volume"`
+	ID     ID     `json:"id"`     // in the volume store
+	Serial string `json:"serial"` // of its disk
+}
+
+// DiskVolumes returns the volumes of s that are disks of the volume store.
+func (s Spec) DiskVolumes() (out []Volume) {
+	for _, v := range s.Volumes {
+		if v.Kind == VolumeDisk {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
 // ImageVolumes returns the volumes of s that hold the files of images.
 func (s Spec) ImageVolumes() (out []Volume) {
 	for _, v := range s.Volumes {
@@ -153,6 +181,7 @@ type Mount struct {
 	Path     string `json:"path"` // absolute
 	SubPath  string `json:"sub_path,omitempty"`
 	ReadOnly bool   `json:"ro,omitempty"`
+	Device   bool   `json:"device,omitempty"` // VolumeDisk: the disk itself, as a device file; its file system is not mounted
 }
 
 // Process is the main process of an OCI guest, in the terms of the OCI image configuration. Nil Entrypoint and Args keep
@@ -236,6 +265,8 @@ const (
 	RoleCOW   DiskRole = "cow"   // the VM's private writable layer
 	RoleCidat DiskRole = "cidata"
 	RoleData  DiskRole = "data"
+	// RoleVolume is a disk of the volume store. Saves leave it alone: it has no overlay.
+	RoleVolume DiskRole = "volume"
 )
 
 // Disk is one block device of a VM, in the order the guest sees them.
@@ -288,7 +319,8 @@ type Record struct {
 	Containers []ContainerRecord `json:"containers,omitempty"` // those of Spec.Containers; Process is empty then
 	Ephemeral  []Ephemeral       `json:"ephemeral,omitempty"`  // added while it ran, the oldest first; also those that have ended
 
-	ImageVolumes []ImageVolume `json:"image_volumes,omitempty"` // those of Spec.Volumes, in their order
+	ImageVolumes []ImageVolume    `json:"image_volumes,omitempty"` // those of Spec.Volumes, in their order
+	Attached     []AttachedVolume `json:"attached,omitempty"`      // those of Spec.Volumes that are disks, in their order
 
 	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
 	PID    int    `json:"pid,omitempty"`

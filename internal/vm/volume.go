@@ -29,12 +29,12 @@ func (s Spec) ValidateVolumes() error {
 	if len(s.Volumes) > MaxVolumes || len(s.Mounts) > MaxMounts {
 		return errdefs.Invalidf("too many volumes or mounts: %d volumes and %d mounts; at most %d volumes and %d mounts are possible", len(s.Volumes), len(s.Mounts), MaxVolumes, MaxMounts)
 	}
-	known, size := map[string]bool{}, 0
+	known, size := map[string]VolumeKind{}, 0
 	for _, v := range s.Volumes {
-		if known[v.Name] {
+		if known[v.Name] != "" {
 			return errdefs.Invalidf("two volumes have the name %q", v.Name)
 		}
-		known[v.Name] = true
+		known[v.Name] = v.Kind
 		if err := v.validate(); err != nil {
 			return err
 		}
@@ -60,12 +60,14 @@ func (s Spec) ValidateVolumes() error {
 	return nil
 }
 
-func validateMounts(mounts []Mount, known map[string]bool) error {
+func validateMounts(mounts []Mount, known map[string]VolumeKind) error {
 	taken := map[string]bool{}
 	for _, m := range mounts {
 		switch {
-		case !known[m.Volume]:
+		case known[m.Volume] == "":
 			return errdefs.Invalidf("mount at %s: there is no volume %q", m.Path, m.Volume)
+		case m.Device && known[m.Volume] != VolumeDisk:
+			return errdefs.Invalidf("device %s: volume %s is not a disk; mount it instead", m.Path, m.Volume)
 		case taken[m.Path]:
 			return errdefs.Invalidf("two volumes have the mount path %s", m.Path)
 		}
@@ -81,8 +83,12 @@ func (v Volume) validate() error {
 	switch {
 	case len(v.Name) > MaxNameLength || !nameRE.MatchString(v.Name):
 		return errdefs.Invalidf("invalid volume name %q; use at most %d letters, digits, '.', '_' and '-', and begin with a letter or digit", v.Name, MaxNameLength)
-	case v.Kind != VolumeFiles && v.Kind != VolumeEmpty && v.Kind != VolumeImage:
-		return errdefs.Invalidf("volume %s: invalid kind %q; use %s, %s or %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty, VolumeImage)
+	case v.Kind != VolumeFiles && v.Kind != VolumeEmpty && v.Kind != VolumeImage && v.Kind != VolumeDisk:
+		return errdefs.Invalidf("volume %s: invalid kind %q; use %s, %s, %s or %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty, VolumeImage, VolumeDisk)
+	case v.Kind == VolumeDisk && (v.Memory || v.SizeLimit != 0 || len(v.Files) > 0):
+		return errdefs.Invalidf("volume %s: a disk of the volume store cannot have a size limit or given files, or be in memory", v.Name)
+	case (v.Kind == VolumeDisk) != (v.Disk != nil):
+		return errdefs.Invalidf("volume %s: a volume of kind %s names a disk of the volume store, and no other volume does", v.Name, VolumeDisk)
 	case v.Kind == VolumeImage && (v.Memory || v.SizeLimit != 0 || v.Group != nil || len(v.Files) > 0):
 		return errdefs.Invalidf("volume %s: a volume with the files of an image cannot have a size limit, a group or other files, or be in memory", v.Name)
 	case (v.Kind == VolumeImage) != (v.Image != ""):
@@ -98,7 +104,20 @@ func (v Volume) validate() error {
 	case v.Group != nil && (*v.Group < 0 || *v.Group > maxID):
 		return errdefs.Invalidf("volume %s: %d is not a group id", v.Name, *v.Group)
 	}
+	if v.Disk != nil {
+		return v.Disk.validate(v.Name)
+	}
 	return ValidateFiles(v.Name, v.Files)
+}
+
+func (u VolumeUse) validate(volume string) error {
+	switch {
+	case u.Ref == "" || len(u.Ref) > maxPathPart:
+		return errdefs.Invalidf("volume %s: name the disk of the volume store, in at most %d characters", volume, maxPathPart)
+	case u.FSType != "" && u.FSType != "ext4" && u.FSType != "xfs":
+		return errdefs.Invalidf("volume %s: invalid file system %q; use ext4 or xfs", volume, u.FSType)
+	}
+	return nil
 }
 
 // ValidateFiles returns an InvalidArgument error unless files can be the content of volume.
@@ -145,7 +164,10 @@ func (m Mount) validate() error {
 		return errdefs.Invalidf("volume %s: it cannot be mounted at %q", m.Volume, m.Path)
 	}
 	below := func(dir string) bool { return m.Path == dir || strings.HasPrefix(m.Path, dir+"/") }
-	if slices.ContainsFunc(reserved, below) && !below("/dev/shm") {
+	if m.Device && (m.SubPath != "" || m.Path == "/dev") {
+		return errdefs.Invalidf("volume %s: its device cannot be at %s, or at a path inside it", m.Volume, m.Path)
+	}
+	if slices.ContainsFunc(reserved, below) && !below("/dev/shm") && (!m.Device || !below("/dev")) {
 		return errdefs.Invalidf("volume %s: %s belongs to the guest's kernel; mount it elsewhere", m.Volume, m.Path)
 	}
 	if m.SubPath != "" && !localPath(m.SubPath) {

@@ -30,7 +30,7 @@ func TestVolumesAreValidated(t *testing.T) {
 		"name of dots":       func(s *Spec) { s.Volumes[0].Name = ".." },
 		"no name":            func(s *Spec) { s.Volumes[0].Name = "" },
 		"long name":          func(s *Spec) { s.Volumes[0].Name = strings.Repeat("a", 64) },
-		"kind":               func(s *Spec) { s.Volumes[0].Kind = "disk" },
+		"kind":               func(s *Spec) { s.Volumes[0].Kind = "drum" },
 		"files in memory":    func(s *Spec) { s.Volumes[0].Memory = true },
 		"empty with files":   func(s *Spec) { s.Volumes[1].Files = s.Volumes[0].Files },
 		"negative limit":     func(s *Spec) { s.Volumes[1].SizeLimit = -1 },

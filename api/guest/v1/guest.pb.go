@@ -1134,15 +1134,19 @@ func (*SetupReply) Descriptor() ([]byte, []int) {
 }
 
 type Volume struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                             // files, empty or image
-	Memory        bool                   `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                        // empty: in memory instead of on the disk
-	SizeLimit     int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"` // bytes; empty in memory only; 0: the kernel's
-	Group         *int64                 `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`                    // id of the group that may use it
-	Layers        []string               `protobuf:"bytes,40,rep,name=layers,proto3" json:"layers,omitempty"`                        // image: serials of the disks that hold it, the lowest first
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind            string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                                                  // files, empty, image or disk
+	Memory          bool                   `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                                             // empty: in memory instead of on the disk
+	SizeLimit       int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"`                      // bytes; empty in memory only; 0: the kernel's
+	Group           *int64                 `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`                                         // id of the group that may use it
+	Layers          []string               `protobuf:"bytes,40,rep,name=layers,proto3" json:"layers,omitempty"`                                             // image: serials of the disks that hold it, the lowest first
+	Serial          string                 `protobuf:"bytes,41,opt,name=serial,proto3" json:"serial,omitempty"`                                             // disk: by which it is found
+	ReadOnly        bool                   `protobuf:"varint,42,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`                        // disk: it cannot be written to
+	FsType          string                 `protobuf:"bytes,43,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`                               // disk: the file system to make on an empty one, ext4 or xfs; "" is ext4
+	GroupOnMismatch bool                   `protobuf:"varint,44,opt,name=group_on_mismatch,json=groupOnMismatch,proto3" json:"group_on_mismatch,omitempty"` // disk: give the files to group only if the root of the file system is not that group's
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -1215,6 +1219,34 @@ func (x *Volume) GetLayers() []string {
 		return x.Layers
 	}
 	return nil
+}
+
+func (x *Volume) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *Volume) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *Volume) GetFsType() string {
+	if x != nil {
+		return x.FsType
+	}
+	return ""
+}
+
+func (x *Volume) GetGroupOnMismatch() bool {
+	if x != nil {
+		return x.GroupOnMismatch
+	}
+	return false
 }
 
 type VolumeFile struct {
@@ -1291,6 +1323,7 @@ type Mount struct {
 	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`                          // absolute
 	SubPath       string                 `protobuf:"bytes,3,opt,name=sub_path,json=subPath,proto3" json:"sub_path,omitempty"`     // inside the volume
 	ReadOnly      bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"` // a volume of files always is
+	Device        bool                   `protobuf:"varint,5,opt,name=device,proto3" json:"device,omitempty"`                     // a disk: show its device file, do not mount its file system
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1349,6 +1382,13 @@ func (x *Mount) GetSubPath() string {
 func (x *Mount) GetReadOnly() bool {
 	if x != nil {
 		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *Mount) GetDevice() bool {
+	if x != nil {
+		return x.Device
 	}
 	return false
 }
@@ -3659,7 +3699,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x11started_unix_nano\x18\x04 \x01(\x03R\x0fstartedUnixNano\x12,\n" +
 	"\x12finished_unix_nano\x18\x05 \x01(\x03R\x10finishedUnixNano\"\f\n" +
 	"\n" +
-	"SetupReply\"\xa4\x01\n" +
+	"SetupReply\"\x9e\x02\n" +
 	"\x06Volume\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -3667,7 +3707,11 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\n" +
 	"size_limit\x18\x04 \x01(\x03R\tsizeLimit\x12\x19\n" +
 	"\x05group\x18\x05 \x01(\x03H\x00R\x05group\x88\x01\x01\x12\x16\n" +
-	"\x06layers\x18( \x03(\tR\x06layersB\b\n" +
+	"\x06layers\x18( \x03(\tR\x06layers\x12\x16\n" +
+	"\x06serial\x18) \x01(\tR\x06serial\x12\x1b\n" +
+	"\tread_only\x18* \x01(\bR\breadOnly\x12\x17\n" +
+	"\afs_type\x18+ \x01(\tR\x06fsType\x12*\n" +
+	"\x11group_on_mismatch\x18, \x01(\bR\x0fgroupOnMismatchB\b\n" +
 	"\x06_group\"g\n" +
 	"\n" +
 	"VolumeFile\x12\x12\n" +
@@ -3675,12 +3719,13 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
 	"\x04mode\x18\x03 \x01(\rR\x04mode\x12\x15\n" +
 	"\x03uid\x18\x04 \x01(\x03H\x00R\x03uid\x88\x01\x01B\x06\n" +
-	"\x04_uid\"k\n" +
+	"\x04_uid\"\x83\x01\n" +
 	"\x05Mount\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x19\n" +
 	"\bsub_path\x18\x03 \x01(\tR\asubPath\x12\x1b\n" +
-	"\tread_only\x18\x04 \x01(\bR\breadOnly\"v\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\x12\x16\n" +
+	"\x06device\x18\x05 \x01(\bR\x06device\"v\n" +
 	"\x10PutVolumeRequest\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.cocoon.guest.v1.VolumeR\x06volume\x121\n" +
 	"\x05files\x18\x02 \x03(\v2\x1b.cocoon.guest.v1.VolumeFileR\x05files\"\x10\n" +

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/guest/link"
@@ -34,7 +35,7 @@ func Run(ctx context.Context, console io.Writer) error {
 	if err != nil {
 		fmt.Fprintf(console, "cocoon-guest: %v; powering off\n", err)
 	}
-	machine.PowerOff()
+	machine.PowerOff(nil)
 	return err
 }
 
@@ -58,10 +59,17 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 		return err
 	}
 	cfg := guestagent.Config{Version: version, Init: init}
+	var srv *guestagent.Server
+	var disks func() []*os.File
 	if init { // if not PID 1, other programs own the folders
-		cfg.Volumes, cfg.Rooms = volumes.New(), rooms.New(booted.Disk, booted.Plug)
+		plug := sync.OnceValue(booted.Plug)
+		run := func(ctx context.Context, path string, args ...string) (int, string, error) {
+			return srv.RunTool(ctx, path, args...)
+		}
+		keeper := volumes.New(volumes.Machine{Plug: plug, Run: run, Check: volumes.Checker(booted.Check, run)})
+		cfg.Volumes, cfg.Rooms, disks = keeper, rooms.New(booted.Disk, plug), keeper.Disks
 	}
-	srv := guestagent.New(cfg, machine.New(init, booted.Disk))
+	srv = guestagent.New(cfg, machine.New(init, booted.Disk, disks))
 	done := make(chan struct{})
 	defer func() { <-done }()
 	defer cancel()

@@ -367,7 +367,7 @@ func (t Turn) Take(ctx context.Context) (leave func(), err error) {
 
 // setupOf returns what the guest is told about itself. It leaves out the names of the host's links and namespaces.
 func setupOf(r vm.Record) guest.Setup {
-	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes, Sysctls: r.Spec.Sysctls, VolumeLayers: layersOf(r)}
+	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes, Sysctls: r.Spec.Sysctls, VolumeLayers: layersOf(r), VolumeSerials: serialsOf(r)}
 	if len(r.Containers) > 0 {
 		s.Containers, s.Restart = containersOf(r), r.Spec.Restart
 	} else {
@@ -402,6 +402,18 @@ func layersOf(r vm.Record) map[string][]string {
 			out = map[string][]string{}
 		}
 		out[v.Volume] = v.Layers
+	}
+	return out
+}
+
+// serialsOf returns the serials of the volumes that are disks, by their names.
+func serialsOf(r vm.Record) map[string]string {
+	var out map[string]string
+	for _, v := range r.Attached {
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[v.Volume] = v.Serial
 	}
 	return out
 }

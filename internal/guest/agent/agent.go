@@ -234,7 +234,7 @@ func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 	}
 	for _, v := range g.Volumes {
 		m := volume(v)
-		m.Layers = g.VolumeLayers[v.Name]
+		m.Layers, m.Serial = g.VolumeLayers[v.Name], g.VolumeSerials[v.Name]
 		r.Volumes = append(r.Volumes, m)
 	}
 	r.Mounts = mounts(g.Mounts)
@@ -284,7 +284,7 @@ func security(s *vm.Security) *guestv1.Security {
 
 func mounts(list []vm.Mount) (out []*guestv1.Mount) {
 	for _, m := range list {
-		out = append(out, &guestv1.Mount{Volume: m.Volume, Path: m.Path, SubPath: m.SubPath, ReadOnly: m.ReadOnly})
+		out = append(out, &guestv1.Mount{Volume: m.Volume, Path: m.Path, SubPath: m.SubPath, ReadOnly: m.ReadOnly, Device: m.Device})
 	}
 	return out
 }
@@ -300,7 +300,11 @@ func (s *session) PutVolume(ctx context.Context, v vm.Volume) error {
 }
 
 func volume(v vm.Volume) *guestv1.Volume {
-	return &guestv1.Volume{Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: v.Group}
+	m := &guestv1.Volume{Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: v.Group}
+	if d := v.Disk; d != nil {
+		m.ReadOnly, m.FsType, m.GroupOnMismatch = d.ReadOnly, d.FSType, d.GroupOnMismatch
+	}
+	return m
 }
 
 func environ(env []vm.EnvVar) []*guestv1.EnvVar {

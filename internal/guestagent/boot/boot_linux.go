@@ -21,11 +21,14 @@ import (
 const (
 	serialLayer = "cocoon-l" // and three digits, 000 being the lowest layer of the image
 	serialCOW   = "cocoon-cow"
+
+	serialContainerLayer = "cocoon-i" // and three digits
 )
 
 // Folders of the initramfs.
 const (
 	moduleDir = "/modules"
+	checkFile = "/e2fsck.gz"
 	lowerDir  = "/l" // short: the kernel accepts 4096 bytes of options, and these name every layer
 	upperDir  = "/mnt/upper"
 	rootDir   = "/mnt/root"
@@ -44,6 +47,7 @@ type Result struct {
 	HasRoot bool // false: the machine has no disk of ours and the initramfs is still the root
 	Late    func() error
 	Plug    func() error // loads what disks need that are plugged later; called once at most
+	Check   *os.File     // e2fsck, compressed with gzip; nil if no disk can need it
 	Disk    *os.File     // a folder of the writable disk's file system, reachable by no path from the root; nil without a disk
 }
 
@@ -71,7 +75,7 @@ func Root() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{Late: lateModules, Plug: plugModules}
+	r := Result{Late: lateModules, Plug: plugModules, Check: openCheck(disks)}
 	layers, err := findLayers(disks)
 	if err != nil {
 		return Result{}, err
@@ -84,6 +88,21 @@ func Root() (Result, error) {
 	}
 	r.HasRoot = true
 	return r, nil
+}
+
+// openCheck opens e2fsck, which takes memory as long as it is open, if there is a disk that is not of an image or the writable layer.
+func openCheck(disks map[string]string) *os.File {
+	for serial := range disks {
+		if serial == serialCOW || strings.HasPrefix(serial, serialLayer) || strings.HasPrefix(serial, serialContainerLayer) {
+			continue
+		}
+		f, err := os.Open(checkFile)
+		if err != nil {
+			return nil // the guest works without it
+		}
+		return f
+	}
+	return nil
 }
 
 // mountRoot mounts an overlay of the image's layers, lowest first, and the writable one, and switches to it. It returns
@@ -208,6 +227,7 @@ func switchRoot(dir string) error {
 		return fmt.Errorf("prepare /tmp in the image: %w", err)
 	}
 	_ = os.RemoveAll(moduleDir)
+	_ = os.Remove(checkFile)
 	_ = os.Remove("/init")
 	if err := os.Chdir(dir); err != nil {
 		return err

@@ -1,17 +1,19 @@
 package boot
 
 import (
-	"bytes"
-	"encoding/binary"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guestagent/signature"
 )
 
 // Disks maps the serials of the machine's disks to their devices.
@@ -63,6 +65,32 @@ func Rescan() error {
 	return nil
 }
 
+const plugPause = 10 * time.Millisecond // between two looks: no event announces every disk
+
+// Await waits until the guest has the disks with these serials, which may just have been plugged, and returns all disks. plug loads
+// what such disks need. When ctx ends first, missing is the first serial without a disk, and err is the end of ctx.
+func Await(ctx context.Context, plug func() error, serials ...string) (disks map[string]string, missing string, err error) {
+	tick := time.NewTicker(plugPause)
+	defer tick.Stop()
+	for {
+		if disks, err = Disks(); err != nil {
+			return nil, "", err
+		}
+		n := slices.IndexFunc(serials, func(s string) bool { return disks[s] == "" })
+		if n < 0 {
+			return disks, "", nil
+		}
+		if err := errors.Join(plug(), Rescan()); err != nil {
+			return nil, "", err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, serials[n], ctx.Err()
+		}
+	}
+}
+
 // findLayers returns the devices with the layers of the image, lowest first; none when there is no image.
 func findLayers(disks map[string]string) ([]string, error) {
 	var layers []string
@@ -80,7 +108,7 @@ func findLayers(disks map[string]string) ([]string, error) {
 	return layers, nil
 }
 
-// probeSize covers every superblock that identify looks at, in bytes.
+// probeSize covers the signatures of the file systems of images, in bytes.
 const probeSize = 2048
 
 // fileSystem returns the kind of file system on dev.
@@ -95,27 +123,8 @@ func fileSystem(dev string) (string, error) {
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
 		return "", fmt.Errorf("look for a file system on %s: %w", dev, err)
 	}
-	if kind := identify(head[:n]); kind != "" {
-		return kind, nil
+	if kind := signature.Identify(head[:n], nil); kind == signature.Ext4 || kind == signature.EROFS || kind == signature.SquashFS {
+		return string(kind), nil
 	}
 	return "", errdefs.DataLossf("%s has no supported file system (ext4, erofs, squashfs)", dev)
-}
-
-// identify recognises a file system by the magic number in its first bytes; "" for an unknown one.
-func identify(head []byte) string {
-	at := func(off, n int) []byte {
-		if len(head) < off+n {
-			return make([]byte, n)
-		}
-		return head[off : off+n]
-	}
-	switch {
-	case binary.LittleEndian.Uint16(at(1024+56, 2)) == 0xef53:
-		return "ext4"
-	case binary.LittleEndian.Uint32(at(1024, 4)) == 0xe0f5e1e2:
-		return "erofs"
-	case bytes.Equal(at(0, 4), []byte("hsqs")):
-		return "squashfs"
-	}
-	return ""
 }

@@ -1,4 +1,4 @@
-// Package ext4 grows the mounted file system of the writable disk to the size of that disk.
+// Package ext4 grows mounted file systems to the size of their disks, and tells what state the file system of a disk is in.
 //
 // It does not make, check or shrink file systems; the kernel does the actual work.
 package ext4
@@ -40,14 +40,14 @@ func Grow(dir *os.File) error {
 	}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {
-		return fmt.Errorf("look at the writable disk: %w", err)
+		return fmt.Errorf("look at the disk: %w", err)
 	}
 	if fs.Type != unix.EXT4_SUPER_MAGIC || fs.Bsize <= 0 {
-		return errdefs.Unsupportedf("the writable disk has no ext4 file system; only ext4 can grow")
+		return errdefs.Unsupportedf("the disk has no ext4 file system; only ext4 can grow")
 	}
 	blocks := uint64(size / fs.Bsize)
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), resizeFS, uintptr(unsafe.Pointer(&blocks))); errno != 0 {
-		return fmt.Errorf("grow the file system of the writable disk to %d bytes: %w", size, errno)
+		return fmt.Errorf("grow the file system of the disk to %d bytes: %w", size, errno)
 	}
 	return nil
 }
@@ -65,7 +65,7 @@ func Await(ctx context.Context, dir *os.File, size int64) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return errdefs.Unavailablef("the writable disk still has %d bytes instead of %d", has, size)
+			return errdefs.Unavailablef("the disk still has %d bytes instead of %d", has, size)
 		}
 	}
 }
@@ -75,46 +75,54 @@ func Await(ctx context.Context, dir *os.File, size int64) error {
 func diskSize(sys string, dir *os.File) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
-		return 0, fmt.Errorf("look at the writable disk: %w", err)
+		return 0, fmt.Errorf("look at the disk: %w", err)
 	}
 	text, err := os.ReadFile(filepath.Join(sys, fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)), "size"))
 	if err != nil {
-		return 0, fmt.Errorf("look at the size of the writable disk: %w", err)
+		return 0, fmt.Errorf("look at the size of the disk: %w", err)
 	}
 	sectors, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 	if err != nil {
-		return 0, fmt.Errorf("look at the size of the writable disk: %w", err)
+		return 0, fmt.Errorf("look at the size of the disk: %w", err)
 	}
 	return sectors * sectorSize, nil
 }
 
 // From struct ext4_super_block.
 const (
-	superAt       = 1024
-	superSize     = 1024
-	blocksLow     = 0x04
-	logBlockSize  = 0x18
-	magic         = 0x38
-	incompat      = 0x60
-	blocksHigh    = 0x150
-	incompat64bit = 0x80
+	superAt      = 1024
+	superSize    = 1024
+	blocksLow    = 0x04
+	logBlockSize = 0x18
+	magic        = 0x38
+	state        = 0x3a
+	compat       = 0x5c
+	incompat     = 0x60
+	blocksHigh   = 0x150
+	errorCount   = 0x194
+
+	stateValid      = 1
+	stateErrors     = 2
+	compatJournal   = 0x4
+	incompatRecover = 0x4
+	incompat64bit   = 0x80
 )
 
 // Smaller reports whether the file system on the device dev leaves a part of dev unused.
 func Smaller(dev string) (bool, error) {
 	f, err := os.Open(dev)
 	if err != nil {
-		return false, fmt.Errorf("look at the writable disk: %w", err)
+		return false, fmt.Errorf("look at the disk: %w", err)
 	}
 	defer f.Close()
-	super := make([]byte, superSize)
-	if _, err := f.ReadAt(super, superAt); err != nil {
-		return false, fmt.Errorf("look at the file system of the writable disk: %w", err)
+	super, err := readSuper(f)
+	if err != nil {
+		return false, err
 	}
 	size, block := sizeIn(super)
 	end, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
-		return false, fmt.Errorf("look at the size of the writable disk: %w", err)
+		return false, fmt.Errorf("look at the size of the disk: %w", err)
 	}
 	return block > 0 && uint64(end)/block > size, nil
 }
@@ -131,4 +139,44 @@ func sizeIn(super []byte) (blocks, block uint64) {
 		blocks |= u32(blocksHigh) << 32
 	}
 	return blocks, 1024 << u32(logBlockSize)
+}
+
+// State is what the superblock of a file system tells about the last use of it. The zero State is that of an orderly end.
+type State struct {
+	Damaged bool // the kernel has found errors, or a file system without a journal was not unmounted
+	Replay  bool // its journal must be replayed, which the kernel does when it mounts it
+}
+
+// StateOf returns the state of the file system on the device dev. DataLoss if there is none.
+func StateOf(dev string) (State, error) {
+	f, err := os.Open(dev)
+	if err != nil {
+		return State{}, fmt.Errorf("look at the disk: %w", err)
+	}
+	defer f.Close()
+	super, err := readSuper(f)
+	if err != nil {
+		return State{}, err
+	}
+	return stateIn(super)
+}
+
+func readSuper(f *os.File) ([]byte, error) {
+	super := make([]byte, superSize)
+	if _, err := f.ReadAt(super, superAt); err != nil {
+		return nil, fmt.Errorf("look at the file system of the disk: %w", err)
+	}
+	return super, nil
+}
+
+func stateIn(super []byte) (State, error) {
+	if _, block := sizeIn(super); block == 0 {
+		return State{}, errdefs.DataLossf("the superblock of the ext4 file system has unexpected values")
+	}
+	le := binary.LittleEndian
+	flags, journal := le.Uint16(super[state:]), le.Uint32(super[compat:])&compatJournal != 0
+	return State{
+		Damaged: flags&stateErrors != 0 || le.Uint32(super[errorCount:]) > 0 || flags&stateValid == 0 && !journal,
+		Replay:  le.Uint32(super[incompat:])&incompatRecover != 0,
+	}, nil
 }

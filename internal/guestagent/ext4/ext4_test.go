@@ -56,7 +56,53 @@ func FuzzSizeIn(f *testing.F) {
 		if _, block := sizeIn(super); block > 64<<10 {
 			t.Errorf("blocks of %d bytes", block)
 		}
+		if _, err := stateIn(super); err != nil && !errdefs.Is(err, errdefs.DataLoss) {
+			t.Errorf("unclassified: %v", err)
+		}
 	})
+}
+
+func TestStateOf(t *testing.T) {
+	for name, c := range map[string]struct {
+		state             uint16
+		compat, incompat  uint32
+		errors            uint32
+		damaged, replayed bool
+	}{
+		"clean":                      {state: 1, compat: 4},
+		"clean without a journal":    {state: 1},
+		"in use":                     {state: 1, compat: 4, incompat: 4, replayed: true},
+		"in use, not valid":          {state: 0, compat: 4, incompat: 4, replayed: true},
+		"in use without a journal":   {state: 0, damaged: true},
+		"with errors":                {state: 2, compat: 4, damaged: true},
+		"valid with errors":          {state: 3, compat: 4, damaged: true},
+		"with counted errors":        {state: 1, compat: 4, errors: 1, damaged: true},
+		"in use with errors":         {state: 3, compat: 4, incompat: 4, damaged: true, replayed: true},
+		"with files to remove":       {state: 5, compat: 4},
+		"with 64 bits and a journal": {state: 1, compat: 4, incompat: 0x80},
+	} {
+		super := make([]byte, superSize)
+		le := binary.LittleEndian
+		le.PutUint16(super[magic:], 0xef53)
+		le.PutUint16(super[state:], c.state)
+		le.PutUint32(super[compat:], c.compat)
+		le.PutUint32(super[incompat:], c.incompat)
+		le.PutUint32(super[errorCount:], c.errors)
+		dev := filepath.Join(t.TempDir(), "disk")
+		if err := os.WriteFile(dev, append(make([]byte, superAt), super...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := StateOf(dev); err != nil || got != (State{Damaged: c.damaged, Replay: c.replayed}) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	dev := filepath.Join(t.TempDir(), "zeros")
+	if err := os.WriteFile(dev, make([]byte, superAt+superSize), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := StateOf(dev); !errdefs.Is(err, errdefs.DataLoss) {
+		t.Errorf("zeros: %v", err)
+	}
 }
 
 func TestDiskSize(t *testing.T) {

@@ -46,6 +46,9 @@ func (m *Machine) Freeze() (int, error) {
 		}
 		open = append(open, frozen{file: f, close: true})
 	}
+	for _, f := range m.volumes() { // mounted where only containers see them
+		open = append(open, frozen{file: f})
+	}
 	if m.disk != nil {
 		open = append(open, frozen{file: m.disk})
 	}

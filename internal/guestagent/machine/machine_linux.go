@@ -25,8 +25,9 @@ import (
 type Machine struct {
 	init bool
 
-	disk   *os.File // see New
-	frozen []frozen
+	disk    *os.File          // see New
+	volumes func() []*os.File // see New
+	frozen  []frozen
 
 	root    string // root folder of all files
 	files   [len(paths)]kept
@@ -37,14 +38,19 @@ type Machine struct {
 var _ guestagent.Machine = (*Machine)(nil)
 
 // New returns the VM that this process runs in. init means that the process is PID 1; disk, if not nil, is the file
-// system of the writable layer, which no path reaches.
-func New(init bool, disk *os.File) *Machine {
-	return machineAt("", init, disk)
+// system of the writable layer, which no path reaches. volumes returns folders of the other mounted file systems that
+// can be written to, wherever they are mounted; nil: there are none.
+func New(init bool, disk *os.File, volumes func() []*os.File) *Machine {
+	m := machineAt("", init, disk)
+	if volumes != nil {
+		m.volumes = volumes
+	}
+	return m
 }
 
 // machineAt is New for a machine whose files are under root.
 func machineAt(root string, init bool, disk *os.File) *Machine {
-	m := &Machine{init: init, disk: disk, root: root}
+	m := &Machine{init: init, disk: disk, volumes: func() []*os.File { return nil }, root: root}
 	for i, path := range paths {
 		m.files[i] = kept{path: root + path, own: i != fileDBusID}
 	}
@@ -195,12 +201,14 @@ func (m *Machine) Off() {
 		_ = unix.Kill(1, unix.Signal(34+4)) // SIGRTMIN+4: systemd's orderly power-off
 		return
 	}
-	PowerOff()
+	PowerOff(m.volumes())
 }
 
-// PowerOff kills all processes, writes everything to disk and cuts the power. The caller must be PID 1.
-func PowerOff() {
+// PowerOff kills all processes, writes everything to disk and cuts the power. The file systems of volumes, folders of which are
+// given, become read-only, so that the next machine finds them clean. The caller must be PID 1.
+func PowerOff(volumes []*os.File) {
 	_ = unix.Kill(-1, unix.SIGKILL)
+	protect(volumes)
 	unix.Sync()
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	select {} // if the power is still on, PID 1 must not return: the kernel would panic

@@ -48,44 +48,22 @@ type room struct {
 	readOnlyRoot bool
 }
 
-// New returns the keeper of a guest without rooms. disk is boot.Result.Disk, plug is boot.Result.Plug or nil.
+// New returns the keeper of a guest without rooms. disk is boot.Result.Disk, plug is boot.Result.Plug.
 func New(disk *os.File, plug func() error) *Keeper {
-	if plug == nil {
-		plug = func() error { return nil }
-	}
-	return &Keeper{disk: disk, plug: sync.OnceValue(plug), layers: map[string]string{}, rooms: map[string]*room{}, images: map[string]bool{}}
+	return &Keeper{disk: disk, plug: plug, layers: map[string]string{}, rooms: map[string]*room{}, images: map[string]bool{}}
 }
 
-// Limits of the wait for plugged disks.
-const (
-	plugLimit = 30 * time.Second
-	plugPause = 10 * time.Millisecond // between two looks: no event announces every disk
-)
+const plugLimit = 30 * time.Second // of the wait for plugged disks
 
 // Await waits until the guest has the disks with these serials, which may just have been plugged.
 func (k *Keeper) Await(ctx context.Context, serials []string) error {
 	ctx, cancel := context.WithTimeout(ctx, plugLimit)
 	defer cancel()
-	tick := time.NewTicker(plugPause)
-	defer tick.Stop()
-	for {
-		disks, err := boot.Disks()
-		if err != nil {
-			return err
-		}
-		missing := slices.IndexFunc(serials, func(s string) bool { return disks[s] == "" })
-		if missing < 0 {
-			return nil
-		}
-		if err := errors.Join(k.plug(), boot.Rescan()); err != nil {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return errdefs.Unavailablef("the disk %s with a layer of an image has not appeared: %w", serials[missing], ctx.Err())
-		}
+	_, missing, err := boot.Await(ctx, k.plug, serials...)
+	if missing != "" {
+		return errdefs.Unavailablef("the disk %s with a layer of an image has not appeared: %w", missing, err)
 	}
+	return err
 }
 
 // Make makes the room called name from the layers on the disks with these serials, lowest first, and returns the folder

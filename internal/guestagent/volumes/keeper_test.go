@@ -37,7 +37,7 @@ func TestVolumesAfterTheStage(t *testing.T) {
 	if dir == "" {
 		return
 	}
-	k := newKeeper(filepath.Join(dir, "stage"), filepath.Join(dir, "disk"))
+	k := newKeeper(filepath.Join(dir, "stage"), filepath.Join(dir, "disk"), Machine{})
 	image, room, late := filepath.Join(dir, "image"), filepath.Join(dir, "room"), filepath.Join(dir, "late")
 	for _, d := range []string{image + "/etc", room, late} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
@@ -75,7 +75,7 @@ func TestVolumesAfterTheStage(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(dir, "stage")); !os.IsNotExist(err) {
 		t.Errorf("the stage: %v", err)
 	}
-	if err := k.MountLater(late, mounts[:5]); err != nil {
+	if err := k.MountLater(ctx, late, mounts[:5]); err != nil {
 		t.Fatal(err)
 	}
 	write(late+"/disk/f", "disk")
@@ -108,7 +108,7 @@ func TestVolumesAfterTheStage(t *testing.T) {
 			t.Errorf("after a change in %s: %q, %v", in, text, err)
 		}
 	}
-	if err := k.MountLater(late, []vm.Mount{{Volume: "none", Path: "/x"}}); !errdefs.IsInvalid(err) {
+	if err := k.MountLater(ctx, late, []vm.Mount{{Volume: "none", Path: "/x"}}); !errdefs.IsInvalid(err) {
 		t.Errorf("a volume that is not there: %v", err)
 	}
 	readsInside(t, k, dir, late)

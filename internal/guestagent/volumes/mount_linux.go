@@ -18,7 +18,7 @@ import (
 // name. The key of mounts is the folder that the paths are in. lacks says, by that folder, which parts of an image's files do not
 // exist: these are not mounted. Steps that were done before are skipped.
 func (k *Keeper) Mount(
-	_ context.Context, volumes []vm.Volume, images map[string]string, mounts map[string][]vm.Mount,
+	ctx context.Context, volumes []vm.Volume, images map[string]string, mounts map[string][]vm.Mount,
 ) (lacks map[string]error, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -33,7 +33,7 @@ func (k *Keeper) Mount(
 		byName[v.Name] = v
 	}
 	for root, list := range mounts {
-		lack, err := k.mountIn(root, byName, list)
+		lack, err := k.mountIn(ctx, root, byName, list)
 		if err != nil {
 			return nil, err
 		}
@@ -128,7 +128,7 @@ func showAt(folder, name string, f *os.File) error {
 
 // mountIn makes the mounts in the folder root. lack is the first part of an image's files that does not exist. Preconditions: mu is
 // held.
-func (k *Keeper) mountIn(root string, volumes map[string]vm.Volume, mounts []vm.Mount) (lack, err error) {
+func (k *Keeper) mountIn(ctx context.Context, root string, volumes map[string]vm.Volume, mounts []vm.Mount) (lack, err error) {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("mount volumes in %s: %w", root, err)
@@ -143,7 +143,7 @@ func (k *Keeper) mountIn(root string, volumes map[string]vm.Volume, mounts []vm.
 		if !ok {
 			return nil, errdefs.Invalidf("there is no volume %q to mount at %s", m.Volume, m.Path)
 		}
-		switch err := k.mount(fd, v, m); {
+		switch err := k.mount(ctx, fd, v, m); {
 		case errdefs.IsNotFound(err) && v.Kind == vm.VolumeImage:
 			if lack == nil {
 				lack = fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err)
@@ -200,6 +200,9 @@ func (k *Keeper) make(v vm.Volume, image string) error {
 	}
 	var err error
 	switch {
+	case v.Kind == vm.VolumeDisk: // its mounts tell what to make of it
+		k.volumes[v.Name] = v
+		return nil
 	case v.Kind == vm.VolumeFiles:
 		var dir *os.Root
 		if dir, err = k.folder(v); err == nil { // empty unless Put gave it files
@@ -260,7 +263,7 @@ func (k *Keeper) makeImage(v vm.Volume, image string) error {
 
 // makeDisk makes the folder of v in the writable layer. A folder from an earlier start stays as the guest left it.
 func (k *Keeper) makeDisk(v vm.Volume) error {
-	dir := path.Join(k.disk, v.Name)
+	dir := path.Join(k.layer, v.Name)
 	if fd, err := resolve(dir); err == nil {
 		return unix.Close(fd)
 	} else if !errors.Is(err, unix.ENOENT) {
@@ -271,12 +274,12 @@ func (k *Keeper) makeDisk(v vm.Volume) error {
 		return err
 	}
 	defer unix.Close(root)
-	parent, err := target(root, k.disk, true)
+	parent, err := target(root, k.layer, true)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(parent)
-	if err := os.Chmod(k.disk, 0o700); err != nil {
+	if err := os.Chmod(k.layer, 0o700); err != nil {
 		return err
 	}
 	// Make it under another name first: a guest that is interrupted here must not find an unfinished folder.
@@ -307,7 +310,12 @@ func share(fd int, group *int64) error {
 }
 
 // mount shows v, or the part of it that m names, at m's path in the folder root.
-func (k *Keeper) mount(root int, v vm.Volume, m vm.Mount) error {
+func (k *Keeper) mount(ctx context.Context, root int, v vm.Volume, m vm.Mount) error {
+	if v.Kind == vm.VolumeDisk {
+		if err := k.prepare(ctx, v, m); err != nil {
+			return err
+		}
+	}
 	src, err := k.source(v, m.SubPath)
 	if err != nil {
 		return err
@@ -330,7 +338,7 @@ func attributes(v vm.Volume, m vm.Mount) uint64 {
 	switch {
 	case v.Kind == vm.VolumeImage:
 		return unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
-	case m.ReadOnly || v.Kind == vm.VolumeFiles:
+	case m.ReadOnly || v.Kind == vm.VolumeFiles || v.Disk != nil && v.Disk.ReadOnly:
 		return unix.MOUNT_ATTR_RDONLY
 	}
 	return 0
@@ -373,12 +381,16 @@ func (k *Keeper) source(v vm.Volume, sub string) (int, error) {
 		return root, err
 	}
 	defer unix.Close(root)
-	if v.Kind == vm.VolumeEmpty {
-		return subFolder(root, sub, v.Group)
+	open := beneath
+	if v.Kind == vm.VolumeEmpty || v.Kind == vm.VolumeDisk && !v.Disk.ReadOnly {
+		open = func(root int, sub string) (int, error) { return subFolder(root, sub, v.Group) }
 	}
-	fd, err := beneath(root, sub)
-	if errors.Is(err, unix.ENOENT) {
+	fd, err := open(root, sub)
+	switch {
+	case errors.Is(err, unix.ENOENT):
 		return -1, errdefs.NotFoundf("the volume has no %s", sub)
+	case errors.Is(err, unix.EXDEV):
+		return -1, errdefs.Invalidf("%s leads out of the volume through a symbolic link", sub)
 	}
 	return fd, err
 }

@@ -1,6 +1,7 @@
 package volumes
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -69,7 +70,7 @@ func readIn(root int, name string, limit int) ([]byte, error) {
 
 // MountLater makes more mounts of volumes that the guest has, in the folder root. It is called after Mount.
 // Errors: InvalidArgument if there is no such volume.
-func (k *Keeper) MountLater(root string, mounts []vm.Mount) error {
+func (k *Keeper) MountLater(ctx context.Context, root string, mounts []vm.Mount) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, m := range mounts {
@@ -77,7 +78,7 @@ func (k *Keeper) MountLater(root string, mounts []vm.Mount) error {
 		if !ok || !k.closed {
 			return errdefs.Invalidf("the guest has no volume %q to mount at %s", m.Volume, m.Path)
 		}
-		if err := k.mountLater(root, v, m); err != nil {
+		if err := k.mountLater(ctx, root, v, m); err != nil {
 			return fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err)
 		}
 	}
@@ -85,7 +86,12 @@ func (k *Keeper) MountLater(root string, mounts []vm.Mount) error {
 }
 
 // mountLater takes the mount from where the stage is mounted. Preconditions: mu is held.
-func (k *Keeper) mountLater(root string, v vm.Volume, m vm.Mount) error {
+func (k *Keeper) mountLater(ctx context.Context, root string, v vm.Volume, m vm.Mount) error {
+	if v.Kind == vm.VolumeDisk {
+		if err := k.prepare(ctx, v, m); err != nil {
+			return err
+		}
+	}
 	tree, folder := -1, false
 	err := k.staged(func() error {
 		src, err := k.source(v, m.SubPath)
@@ -156,13 +162,21 @@ func (k *Keeper) staged(f func() error) error {
 	})
 }
 
-// top is the folder of v, as staged shows it.
+// base is where the stage is, as staged shows it.
+func (k *Keeper) base() string {
+	if k.vault != nil {
+		return vaultPath
+	}
+	return k.stage
+}
+
+// top is the folder of v, as staged shows it, or its device.
 func (k *Keeper) top(v vm.Volume) string {
 	switch {
 	case v.Kind == vm.VolumeEmpty && !v.Memory:
-		return path.Join(k.disk, v.Name)
-	case k.vault != nil:
-		return path.Join(vaultPath, v.Name)
+		return path.Join(k.layer, v.Name)
+	case k.uses[v.Name] == useDevice:
+		return path.Join(k.base(), devices, v.Name)
 	}
-	return path.Join(k.stage, v.Name)
+	return path.Join(k.base(), v.Name)
 }

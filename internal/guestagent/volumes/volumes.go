@@ -1,8 +1,8 @@
 // Package volumes makes the volumes of an OCI guest: folders of given files that are replaced as a whole; folders that
-// start empty, on disk or in memory; and the mounts that show them to programs.
+// start empty, on disk or in memory; disks of their own, as file systems or as devices; and the mounts that show them to programs.
 //
 // It does not talk to the host; the agent's server does. It never removes a volume: one in memory ends when the guest
-// powers off, one on disk is removed with the VM.
+// powers off, one on the VM's disk is removed with the VM, and one with a disk of its own is the host's.
 package volumes
 
 import (
@@ -23,15 +23,29 @@ const (
 	diskPath  = "/var/lib/cocoon/volumes" // in the writable layer, accessible to root only
 )
 
+// Machine is what the keeper needs of the machine for volumes that are disks.
+type Machine struct {
+	// Plug loads what disks need that are plugged while the guest runs.
+	Plug func() error
+	// Run runs programs of the image.
+	Run Run
+	// Check is Run for e2fsck, which the guest brings. Errors: Unsupported if it does not.
+	Check func(ctx context.Context, args ...string) (code int, output string, err error)
+}
+
 // Keeper owns the volumes of the guest it runs in. Its methods are safe for concurrent use.
 type Keeper struct {
-	stage string
-	disk  string
+	stage   string
+	layer   string // folder of the writable layer
+	machine Machine
+
+	disks mountedDisks
 
 	mu      sync.Mutex
 	store   *os.Root                     // holds the files, by volume; nil without any. Stays open after the path stage is removed.
 	sums    map[string][sha256.Size]byte // of the content of volumes of files
 	made    map[string]bool              // volumes that are ready to be mounted
+	uses    map[string]diskUse           // of volumes that are disks
 	volumes map[string]vm.Volume         // those that were to be made
 	mounted map[string]bool              // by path
 	lacks   map[string]error             // parts of images' files that do not exist, by the folder where they are to be mounted
@@ -41,11 +55,11 @@ type Keeper struct {
 }
 
 // New returns the keeper of a guest without volumes.
-func New() *Keeper { return newKeeper(stagePath, diskPath) }
+func New(m Machine) *Keeper { return newKeeper(stagePath, diskPath, m) }
 
-func newKeeper(stage, disk string) *Keeper {
+func newKeeper(stage, layer string, m Machine) *Keeper {
 	return &Keeper{
-		stage: stage, disk: disk,
+		stage: stage, layer: layer, machine: m, disks: mountedDisks{byVolume: map[string]mountedDisk{}}, uses: map[string]diskUse{},
 		sums: map[string][sha256.Size]byte{}, made: map[string]bool{}, volumes: map[string]vm.Volume{}, mounted: map[string]bool{}, lacks: map[string]error{}, texts: map[string]*os.File{},
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/image/ext4"
+	"cocoonstack.io/cocoon/internal/ext4"
 )
 
 // xattrOpaque is the overlayfs mark of a folder that hides the same folder in lower layers.

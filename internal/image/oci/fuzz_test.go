@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/image/ext4"
+	"cocoonstack.io/cocoon/internal/ext4"
 	"cocoonstack.io/cocoon/internal/image/oci"
 	. "cocoonstack.io/cocoon/internal/testkit/ociimage" // a vocabulary for tables of images
 )

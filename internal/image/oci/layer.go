@@ -15,8 +15,8 @@ import (
 	"sync/atomic"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ext4"
 	"cocoonstack.io/cocoon/internal/image/compress"
-	"cocoonstack.io/cocoon/internal/image/ext4"
 )
 
 const (

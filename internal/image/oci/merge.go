@@ -6,7 +6,7 @@ import (
 	"path"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/image/ext4"
+	"cocoonstack.io/cocoon/internal/ext4"
 )
 
 // merger writes the merged view of a stack as one file system.

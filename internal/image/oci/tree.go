@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/image/ext4"
+	"cocoonstack.io/cocoon/internal/ext4"
 )
 
 // Limits of one file system entry. They are those of Linux and ext4.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/image/ext4"
+	"cocoonstack.io/cocoon/internal/ext4"
 )
 
 func file(t testing.TB) *os.File {

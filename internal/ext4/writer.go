@@ -196,28 +196,30 @@ func (w *Writer) extents(i *Inode, block uint32, size int64) {
 	n := blocksOf(size)
 	w.mark(block, n)
 	i.blocks += n
-	count := int((n + maxExtent - 1) / maxExtent)
-	leaf := func(b []byte, room int) {
-		header(b, count, room, 0)
-		for k := range count {
-			from := uint32(k) * maxExtent
-			e := b[12+12*k:]
-			binary.LittleEndian.PutUint32(e, from)
-			binary.LittleEndian.PutUint16(e[4:], uint16(min(maxExtent, n-from)))
-			binary.LittleEndian.PutUint32(e[8:], block+from)
-		}
-	}
-	if count <= rootExtents {
-		leaf(i.block[:], rootExtents)
+	if n <= rootExtents*maxExtent {
+		leaf(i.block[:], rootExtents, block, n)
 		return
 	}
 	b := make([]byte, BlockSize)
-	leaf(b, leafExtents)
+	leaf(b, leafExtents, block, n)
 	header(i.block[:], 1, rootExtents, 1)
 	binary.LittleEndian.PutUint32(i.block[16:], w.block())
 	w.mark(w.block(), 1)
 	i.blocks++
 	w.write(b)
+}
+
+// leaf sets in b, which has room for that many extents, those of n blocks that start at block.
+func leaf(b []byte, room int, block, n uint32) {
+	count := (n + maxExtent - 1) / maxExtent
+	header(b, int(count), room, 0)
+	for k := range count {
+		from := k * maxExtent
+		e := b[12+12*k:]
+		binary.LittleEndian.PutUint32(e, from)
+		binary.LittleEndian.PutUint16(e[4:], uint16(min(maxExtent, n-from)))
+		binary.LittleEndian.PutUint32(e[8:], block+from)
+	}
 }
 
 func header(b []byte, entries, room, depth int) {

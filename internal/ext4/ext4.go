@@ -1,4 +1,5 @@
-// Package ext4 writes read-only ext4 file systems in one pass, and reads back those it wrote.
+// Package ext4 writes read-only ext4 file systems in one pass, and reads back those it wrote. It also makes empty, writable file
+// systems on disks.
 //
 // The writer writes the content of files as it arrives and everything else at the end, so a stream of unknown length
 // becomes a file system without a scratch copy, a mount or a privilege. It knows nothing of images. The reader is only for

@@ -1,0 +1,73 @@
+package file
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+// maxAttachments bounds the size of a record.
+const maxAttachments = 1024
+
+// Attach implements volume.Store.
+func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (volume.Volume, vm.Disk, error) {
+	v, err := s.attach(ctx, ref, to, readOnly)
+	if err != nil {
+		return volume.Volume{}, vm.Disk{}, fmt.Errorf("attach volume %s to VM %s: %w", ref, to, full(err))
+	}
+	return v, vm.Disk{Path: s.volumes.data(v.ID), Format: vm.DiskRaw, ReadOnly: readOnly}, nil
+}
+
+func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (volume.Volume, error) {
+	if !to.Valid() {
+		return volume.Volume{}, errdefs.Invalidf("%.100q is not the id of a VM", to)
+	}
+	e, unlock, err := s.volumes.lock(ctx, ref)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	defer unlock()
+	data, err := s.volumes.openData(e.rec, e.rec.Size, os.O_RDONLY) // only a file that is fit for use
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	data.Close()
+	v := e.rec.Clone()
+	has, err := admit(v, to, readOnly)
+	if err != nil || has {
+		return v, err
+	}
+	if n := s.volumes.readers(e); n > 0 && !readOnly {
+		return v, errdefs.Preconditionf("%d other operations read it, such as an export or a copy; try again when they are done", n)
+	}
+	v.Attachments = append(v.Attachments, volume.Attachment{VM: to, ReadOnly: readOnly, Since: now()})
+	return v.Clone(), s.volumes.save(e, v)
+}
+
+// admit is Volume.Admits with the limit of this store.
+func admit(v volume.Volume, to vm.ID, readOnly bool) (has bool, err error) {
+	if has, err := v.Admits(to, readOnly); err != nil || has {
+		return has, err
+	}
+	if len(v.Attachments) >= maxAttachments {
+		return false, errdefs.Exhaustedf("%d VMs have it attached, which is the limit; remove one of them first", maxAttachments)
+	}
+	return false, nil
+}
+
+// Detach implements volume.Store.
+func (s *Store) Detach(ctx context.Context, ref string, from vm.ID) error {
+	_, err := s.volumes.change(ctx, ref, func(v *volume.Volume) error {
+		v.Attachments = slices.DeleteFunc(v.Attachments, func(a volume.Attachment) bool { return a.VM == from })
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("detach volume %s from VM %s: %w", ref, from, full(err))
+	}
+	return nil
+}

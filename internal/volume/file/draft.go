@@ -1,0 +1,81 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// create makes an object: its name is taken first, its folder gets its files under another name, and one rename makes it visible when
+// all is durable. If fill fails, nothing is left. name may be "".
+func (x *index[R]) create(ctx context.Context, owner vm.Owner, name string, fill func(id vm.ID, name string, data *os.File) (R, error)) (R, error) {
+	var none R
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	id := vm.NewID()
+	if name == "" {
+		name = strings.ReplaceAll(x.kind.Noun, " ", "-") + "-" + string(id[:10])
+	}
+	taken := owner.Qualify(name)
+	if err := x.reserve(taken, id); err != nil {
+		return none, err
+	}
+	rec, err := x.draft(id, func(data *os.File) (R, error) { return fill(id, name, data) })
+	if err == nil {
+		err = x.publish(id)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err != nil {
+		delete(x.names, taken)
+		return none, err
+	}
+	x.all[id] = &entry[R]{id: id, rec: rec}
+	return rec.Clone(), nil
+}
+
+func (x *index[R]) draftDir(id vm.ID) string { return filepath.Join(x.dir, draftPrefix+string(id)) }
+
+// draft writes the files of an object durably.
+func (x *index[R]) draft(id vm.ID, fill func(data *os.File) (R, error)) (rec R, err error) {
+	dir := x.draftDir(id)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return rec, err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(dir)
+		}
+	}()
+	data, err := os.OpenFile(filepath.Join(dir, dataFile), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return rec, err
+	}
+	rec, err = fill(data)
+	if err == nil {
+		err = data.Sync()
+	}
+	if err := errors.Join(err, data.Close()); err != nil {
+		return rec, err
+	}
+	return rec, writeRecord(filepath.Join(dir, x.file), rec) // syncs the folder too
+}
+
+// publish makes a draft visible to the next New. If it fails, the draft is removed.
+func (x *index[R]) publish(id vm.ID) error {
+	err := os.Rename(x.draftDir(id), x.path(id))
+	if err == nil {
+		if err = atomicfile.SyncDir(x.dir); err == nil {
+			return nil
+		}
+		_ = os.Rename(x.path(id), x.draftDir(id)) // what may not be durable must not come back
+	}
+	_ = os.RemoveAll(x.draftDir(id))
+	return err
+}

@@ -1,0 +1,175 @@
+package file
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+// maxRecord is the largest record that is read, in bytes. The largest that can be written is smaller.
+const maxRecord = 4 << 20
+
+// parseVolume reads the record of a volume and checks it. With an error it returns what could be read.
+// Errors: DataLoss.
+func parseVolume(text []byte) (volume.Volume, error) {
+	var v volume.Volume
+	if err := json.Unmarshal(text, &v); err != nil {
+		return v, errdefs.DataLossf("its record cannot be read (%w)", err)
+	}
+	if err := checkHead(v.Named(), v.Kind, v.Size, v.Labels); err != nil {
+		return v, err
+	}
+	if v.From != "" && !vm.ID(v.From).Valid() {
+		return v, errdefs.DataLossf("its record says that it is a copy of %.100q", v.From)
+	}
+	return v, checkAttachments(v)
+}
+
+func checkAttachments(v volume.Volume) error {
+	if len(v.Attachments) > maxAttachments {
+		return errdefs.DataLossf("its record lists %d attachments", len(v.Attachments))
+	}
+	seen := map[vm.ID]bool{}
+	for _, a := range v.Attachments {
+		switch {
+		case !a.VM.Valid() || seen[a.VM]:
+			return errdefs.DataLossf("its record has an invalid attachment to VM %.100q", a.VM)
+		case !a.ReadOnly && len(v.Attachments) > 1:
+			return errdefs.DataLossf("according to its record, VM %s writes to it and other VMs have it attached too", a.VM)
+		}
+		seen[a.VM] = true
+	}
+	return nil
+}
+
+// parseSnapshot is parseVolume for a snapshot.
+func parseSnapshot(text []byte) (volume.Snapshot, error) {
+	var s volume.Snapshot
+	if err := json.Unmarshal(text, &s); err != nil {
+		return s, errdefs.DataLossf("its record cannot be read (%w)", err)
+	}
+	if err := checkHead(s.Named(), s.Kind, s.Size, s.Labels); err != nil {
+		return s, err
+	}
+	if !s.Volume.Valid() || vm.Volumes.ValidateName(s.Source) != nil {
+		return s, errdefs.DataLossf("its record says that it is of the volume %.100q with the id %.100q", s.Source, s.Volume)
+	}
+	return s, nil
+}
+
+// checkHead checks what the two kinds of records have in common.
+func checkHead(n vm.Named, kind string, size int64, labels map[string]string) error {
+	if !n.ID.Valid() {
+		return errdefs.DataLossf("its record has the invalid id %.100q", n.ID)
+	}
+	if err := vm.Volumes.ValidateName(n.Name); err != nil {
+		return errdefs.DataLossf("its record has an invalid name: %w", err)
+	}
+	if kind != Kind {
+		return errdefs.DataLossf("its record has the kind %.100q instead of %q", kind, Kind)
+	}
+	if rounded, err := volume.RoundSize(size); err != nil || rounded != size {
+		return errdefs.DataLossf("its record has the invalid size of %d bytes", size)
+	}
+	if err := volume.ValidateLabels(labels); err != nil {
+		return errdefs.DataLossf("its record has invalid labels: %w", err)
+	}
+	return nil
+}
+
+// writeRecord writes a record durably.
+func writeRecord(path string, rec any) error {
+	text, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", filepath.Base(path), err)
+	}
+	return atomicfile.WriteFile(path, append(text, '\n'), 0o600)
+}
+
+// followData gives a volume the size of its data, which are longer if a process was killed while it grew the volume.
+// Errors: DataLoss if the data cannot be those of v.
+func (s *Store) followData(v *volume.Volume, size int64) error {
+	if size < v.Size || size > volume.MaxSize || size%volume.Block != 0 {
+		return wrongSize(size, v.Size)
+	}
+	if size == v.Size {
+		return nil
+	}
+	s.cfg.Log.Info("volume has grown before the last stop; its record follows", "op", "open", "volume", string(v.ID), "size", size)
+	v.Size = size
+	if err := writeRecord(s.volumes.path(v.ID, s.volumes.file), v); err != nil {
+		s.cfg.Log.Warn("size of a volume not recorded; the next start repeats that", "volume", string(v.ID), "err", full(err))
+	}
+	return nil
+}
+
+// matchData checks the size of a snapshot's data, which never changes.
+func matchData(s *volume.Snapshot, size int64) error {
+	if size != s.Size {
+		return wrongSize(size, s.Size)
+	}
+	return nil
+}
+
+func wrongSize(size, want int64) error {
+	return errdefs.DataLossf("its data have %d bytes, but its record says %d", size, want)
+}
+
+// openPlain opens a regular file; it follows no link and waits for no pipe. Errors: DataLoss if it is anything else, or not there.
+func openPlain(path string, flag int) (*os.File, error) {
+	f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil, errdefs.DataLossf("its file %s is missing", path)
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENODEV):
+		return nil, irregular(path)
+	case err != nil:
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		f.Close()
+		return nil, errors.Join(err, irregular(path))
+	}
+	return f, nil
+}
+
+func irregular(path string) error {
+	return errdefs.DataLossf("%s is not a regular file and is not used", path)
+}
+
+// readBounded reads a record.
+func readBounded(path string) ([]byte, error) {
+	f, err := openPlain(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
+	if err == nil && len(text) > maxRecord {
+		err = errdefs.DataLossf("%s has more than %d bytes", path, maxRecord)
+	}
+	return text, err
+}
+
+// full turns errors of a full disk into ResourceExhausted.
+func full(err error) error {
+	switch {
+	case err == nil || errdefs.ClassOf(err) != errdefs.Internal:
+		return err
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return errdefs.Exhaustedf("the disk of the volume store is full; `%s` frees room (%w)", vm.Volumes.Remove, err)
+	case errors.Is(err, unix.EFBIG):
+		return errdefs.Exhaustedf("the file system of the volume store holds no file of that size; choose a smaller size (%w)", err)
+	}
+	return err
+}

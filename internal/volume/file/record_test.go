@@ -1,0 +1,123 @@
+package file
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+// FuzzRecord checks that a record is refused as DataLoss, or has only values that a store can have written: it fits the limits, and is
+// the same after it is written and read again.
+func FuzzRecord(f *testing.F) {
+	id, user := vm.NewID(), vm.NewID()
+	for _, v := range []any{
+		volume.Volume{},
+		volume.Volume{ID: id, Name: "a", Kind: Kind, Size: volume.MinSize, CreatedAt: now(), Labels: map[string]string{"k": "v"}, From: string(user)},
+		volume.Volume{ID: id, Name: "a", Owner: vm.Owner{Namespace: "n"}, Kind: Kind, Size: volume.MaxSize, Attachments: []volume.Attachment{{VM: user, Since: now()}}},
+		volume.Volume{ID: id, Name: "a", Kind: Kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user, ReadOnly: true}, {VM: id, ReadOnly: true}}},
+		volume.Volume{ID: id, Name: "a", Kind: Kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user}, {VM: user}}},
+		volume.Volume{ID: "x", Name: "../a", Kind: "lvm", Size: -1},
+		volume.Snapshot{ID: id, Name: "a", Kind: Kind, Size: volume.MinSize, Volume: user, Source: "b", CreatedAt: now()},
+	} {
+		text, err := json.Marshal(v)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte(`{"id":1}`))
+	f.Add([]byte(`null`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if v, err := parseVolume(text); err == nil {
+			checkParsed(t, v.Named(), v.Size)
+			again(t, v, parseVolume)
+			writers := 0
+			for _, a := range v.Attachments {
+				if !a.ReadOnly {
+					writers++
+				}
+			}
+			if writers > 1 || writers == 1 && len(v.Attachments) > 1 {
+				t.Errorf("attached as %+v", v.Attachments)
+			}
+		} else if !errdefs.Is(err, errdefs.DataLoss) {
+			t.Error(err)
+		}
+		if s, err := parseSnapshot(text); err == nil {
+			checkParsed(t, s.Named(), s.Size)
+			again(t, s, parseSnapshot)
+		} else if !errdefs.Is(err, errdefs.DataLoss) {
+			t.Error(err)
+		}
+	})
+}
+
+func checkParsed(t *testing.T, n vm.Named, size int64) {
+	t.Helper()
+	if !n.ID.Valid() || vm.ValidateName(n.Name) != nil || size < volume.MinSize || size > volume.MaxSize || size%volume.Block != 0 {
+		t.Errorf("accepted %+v with %d bytes", n, size)
+	}
+}
+
+func again[R record[R]](t *testing.T, rec R, parse func([]byte) (R, error)) {
+	t.Helper()
+	text, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := parse(text)
+	if err != nil {
+		t.Fatalf("written and read again: %v\n%s", err, text)
+	}
+	if other, err := json.MarshalIndent(got, "", "  "); err != nil || !reflect.DeepEqual(text, other) {
+		t.Errorf("written and read again: %s, %v; want %s", other, err, text)
+	}
+}
+
+// TestLargestRecord: whatever the contract allows can be written and read again.
+func TestLargestRecord(t *testing.T) {
+	v := volume.Volume{ID: vm.NewID(), Name: "a", Kind: Kind, Size: volume.MaxSize, From: string(vm.NewID()), CreatedAt: now(), Labels: map[string]string{}}
+	for n := range volume.MaxLabels / 3 {
+		v.Labels[string([]byte{1 + byte(n)%127, 1 + byte(n>>7)%127, 1 + byte(n>>14)})] = ""
+	}
+	for range maxAttachments {
+		v.Attachments = append(v.Attachments, volume.Attachment{VM: vm.NewID(), ReadOnly: true, Since: now()})
+	}
+	path := t.TempDir() + "/volume.json"
+	if err := writeRecord(path, v); err != nil {
+		t.Fatal(err)
+	}
+	text, err := readBounded(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := parseVolume(text); err != nil || !reflect.DeepEqual(got, v) {
+		t.Errorf("%d bytes of record: %v", len(text), err)
+	}
+	if _, err := admit(v, vm.NewID(), true); !errdefs.Is(err, errdefs.ResourceExhausted) {
+		t.Errorf("one reader more: %v", err)
+	}
+}
+
+func TestFull(t *testing.T) {
+	for _, no := range []error{unix.ENOSPC, unix.EDQUOT, unix.EFBIG} {
+		if err := full(fmt.Errorf("write: %w", &os.PathError{Err: no})); !errdefs.Is(err, errdefs.ResourceExhausted) || !errors.Is(err, no) {
+			t.Errorf("%v: %v", no, err)
+		}
+	}
+	if err := full(unix.EIO); errdefs.ClassOf(err) != errdefs.Internal {
+		t.Error(err)
+	}
+	if err := full(errdefs.NotFoundf("x")); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+}

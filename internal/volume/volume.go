@@ -1,0 +1,154 @@
+// Package volume is the contract of the volume store. A volume is a disk that outlives the VMs that use it.
+//
+// A store keeps the bytes of volumes and says which VM a volume is attached to. It never interprets the bytes: a guest makes the
+// file system, checks and mounts it. It starts no VM and makes no decisions about VMs.
+package volume
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Volume is the record of one volume.
+type Volume struct {
+	ID    vm.ID    `json:"id"`             // 26 characters, like the id of a VM
+	Name  string   `json:"name"`           // unique per owner, in the form of a VM's name
+	Owner vm.Owner `json:"owner,omitzero"` // set once; see Store
+	Kind  string   `json:"kind"`           // of the store that has it: "file", "lvm" or "block"
+	Size  int64    `json:"size"`           // bytes that a guest sees, a multiple of Block
+
+	// From is the id of the volume or snapshot that this volume is a copy of; "" if it was created empty or imported.
+	From string `json:"from,omitempty"`
+
+	// Attachments are the VMs that use the volume: one that writes, or any number that only read.
+	Attachments []Attachment `json:"attachments,omitempty"`
+
+	CreatedAt time.Time         `json:"created_at"`
+	Labels    map[string]string `json:"labels,omitempty"` // opaque; doors keep their own keys here
+}
+
+// Attachment says that a VM uses a volume.
+type Attachment struct {
+	VM       vm.ID     `json:"vm"`
+	ReadOnly bool      `json:"read_only,omitempty"`
+	Since    time.Time `json:"since"`
+}
+
+// Spec asks for a volume.
+type Spec struct {
+	Name   string            // "": the store chooses one
+	Size   int64             // see RoundSize. A copy may be larger than its source, and 0 means as large.
+	Labels map[string]string // at most MaxLabels bytes
+}
+
+// Limits of volumes, in bytes.
+const (
+	Block     = 4096
+	MinSize   = 1 << 20
+	MaxSize   = 64 << 40
+	MaxLabels = 64 << 10 // all keys and values of a volume or snapshot together
+)
+
+// Usage says how much of its space a volume uses.
+type Usage struct {
+	Size      int64 // bytes that a guest sees
+	Allocated int64 // bytes on the storage of the node
+}
+
+// Store keeps volumes. All methods are safe for concurrent use, and a process may be killed in each of them: a volume is then there
+// as a whole or not at all.
+//
+// Each request is made on behalf of an owner (vm.Behalf). It finds and changes only the owner's volumes; the others are NotFound. A
+// ref is a name, an id, or a unique prefix of an id with at least three characters (vm.Kind.Match). A snapshot or copy that the
+// operator makes belongs to the owner of what it was made from.
+//
+// A volume whose record or bytes are damaged is in no list. Its name stays taken and its files stay where they are, and every method
+// that finds it returns DataLoss.
+type Store interface {
+	// Create makes an empty volume: all its bytes are zero.
+	// Errors: InvalidArgument, AlreadyExists, ResourceExhausted.
+	Create(ctx context.Context, s Spec) (Volume, error)
+	// Get returns the volume ref.
+	// Errors: NotFound, InvalidArgument if ref is ambiguous.
+	Get(ctx context.Context, ref string) (Volume, error)
+	// List returns all volumes, sorted by owner and name.
+	List(ctx context.Context) ([]Volume, error)
+	// Update changes the labels and the name of a volume. The store ignores other changes.
+	// Errors: NotFound, InvalidArgument, AlreadyExists.
+	Update(ctx context.Context, ref string, change func(*Volume)) (Volume, error)
+	// Resize grows a volume, also while it is attached: the caller tells the hypervisor. It is no error if the volume has that size.
+	// Errors: NotFound, InvalidArgument for a smaller size, ResourceExhausted.
+	Resize(ctx context.Context, ref string, size int64) (Volume, error)
+	// Delete removes a volume with its bytes. Its snapshots stay, and so do copies.
+	// Errors: NotFound, FailedPrecondition while it is attached.
+	Delete(ctx context.Context, ref string) error
+
+	// Attach records that a VM uses the volume, and returns its disk: path, format and ReadOnly; the caller chooses the rest. The
+	// record is durable when Attach returns. It is no error if the VM has it attached in the same way already.
+	// Errors: NotFound, InvalidArgument if to is not an id, ResourceExhausted, DataLoss if the bytes are missing, and
+	// FailedPrecondition while another VM uses it, unless all of them only read, or while a copy or an export reads what the VM would change.
+	Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (Volume, vm.Disk, error)
+	// Detach ends an attachment. The VM must not use the disk any more. It is no error if it is not attached to that VM.
+	// Errors: NotFound.
+	Detach(ctx context.Context, ref string, from vm.ID) error
+
+	// Usage returns the figures of all volumes of the owner, by id. It starts no program and reads no bytes of volumes.
+	Usage(ctx context.Context) (map[vm.ID]Usage, error)
+}
+
+// Snapshot is the record of the bytes of a volume at one instant.
+type Snapshot struct {
+	ID        vm.ID             `json:"id"`
+	Name      string            `json:"name"` // unique per owner among volume snapshots
+	Owner     vm.Owner          `json:"owner,omitzero"`
+	Kind      string            `json:"kind"`
+	Volume    vm.ID             `json:"volume"` // of which it is; that volume may be deleted already
+	Source    string            `json:"source"` // the name of that volume
+	Size      int64             `json:"size"`   // bytes that a guest sees
+	CreatedAt time.Time         `json:"created_at"`
+	Labels    map[string]string `json:"labels,omitempty"`
+}
+
+// Snapshotter is the ability of a Store to keep the bytes of a volume at one instant, and to go back to them.
+type Snapshotter interface {
+	// Snapshot keeps the bytes of the volume ref. If the volume is attached to a VM that writes, the caller has paused or frozen its guest.
+	// The size in s is 0 or that of the volume.
+	// Errors: NotFound, InvalidArgument, AlreadyExists, ResourceExhausted.
+	Snapshot(ctx context.Context, ref string, s Spec) (Snapshot, error)
+	// GetSnapshot returns the snapshot ref. Errors: NotFound, InvalidArgument if ref is ambiguous.
+	GetSnapshot(ctx context.Context, ref string) (Snapshot, error)
+	// Snapshots returns all snapshots, sorted by owner and name.
+	Snapshots(ctx context.Context) ([]Snapshot, error)
+	// FromSnapshot makes a volume with the bytes of the snapshot ref.
+	// Errors: NotFound, InvalidArgument for a smaller size, AlreadyExists, ResourceExhausted.
+	FromSnapshot(ctx context.Context, ref string, s Spec) (Volume, error)
+	// Restore makes the bytes of the snapshot the content of the volume, which keeps its name and its id. The old bytes stay until the
+	// new ones are complete. A volume that is larger than the snapshot keeps its size, and the rest of it is zero.
+	// Errors: NotFound, InvalidArgument if the snapshot is larger than the volume, FailedPrecondition while the volume is attached,
+	// ResourceExhausted.
+	Restore(ctx context.Context, ref, snapshot string) (Volume, error)
+	// DeleteSnapshot removes a snapshot. Volumes made from it stay. Errors: NotFound.
+	DeleteSnapshot(ctx context.Context, ref string) error
+}
+
+// Cloner is the ability of a Store to copy a volume.
+type Cloner interface {
+	// Clone makes a volume with the bytes of the volume ref, and never writes to that one. If it is attached to a VM that writes, the
+	// caller has paused or frozen its guest.
+	// Errors: NotFound, InvalidArgument for a smaller size, AlreadyExists, ResourceExhausted.
+	Clone(ctx context.Context, ref string, s Spec) (Volume, error)
+}
+
+// Carrier is the ability of a Store to write the bytes of a volume to a stream, and to read them from one.
+type Carrier interface {
+	// Export writes the bytes of the volume ref to w: Volume.Size bytes, as they are on the disk.
+	// Errors: NotFound, FailedPrecondition while a VM that writes has it attached.
+	Export(ctx context.Context, ref string, w io.Writer) error
+	// Import makes a volume with the bytes of r, up to its end. Blocks of zeros take no space. The whole volume is stored, or nothing is.
+	// progress, if not nil, is called with the number of bytes so far.
+	// Errors: InvalidArgument if there are more bytes than s.Size, or none; AlreadyExists, ResourceExhausted.
+	Import(ctx context.Context, s Spec, r io.Reader, progress func(bytes int64)) (Volume, error)
+}
