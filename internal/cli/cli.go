@@ -128,7 +128,7 @@ cocoon talks to cocoond, the node daemon. Without --dir or --socket that is the 
 			root.AddCommand(c)
 		}
 	}
-	add("vm", a.vmCommand(), a.imageCommand(), a.snapshotCommand())
+	add("vm", a.vmCommand(), a.imageCommand(), a.snapshotCommand(), a.volumeCommand())
 	add("node", a.nodeCommand(), a.netCommand(), a.doctorCommand(), a.recoverCommand(), a.gcCommand("cocoon gc"))
 	if a.Extra != nil {
 		root.AddGroup(&cobra.Group{ID: "cluster", Title: "Clusters:"})

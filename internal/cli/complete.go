@@ -9,8 +9,10 @@ import (
 
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 const quickly = time.Second // shell completion and version do not wait longer for the daemon
@@ -31,6 +33,14 @@ func (a *app) completeImages(cmd *cobra.Command, args []string, _ string) ([]str
 
 func (a *app) completeSnapshots(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return complete(a, cmd, args, (*nodeclient.Client).ListSnapshots, func(x snapshot.Snapshot) string { return x.Name })
+}
+
+func (a *app) completeVolumes(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return complete(a, cmd, args, (*nodeclient.Client).ListVolumes, func(v nodewire.StoredVolume) string { return v.Name })
+}
+
+func (a *app) completeVolumeSnapshots(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return complete(a, cmd, args, (*nodeclient.Client).ListVolumeSnapshots, func(s volume.Snapshot) string { return s.Name })
 }
 
 // inTurn completes the first argument with the first of list, the second with the second, and no further arguments.

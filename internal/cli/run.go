@@ -29,7 +29,7 @@ type specFlags struct {
 	accel, firmware, driver                         string
 	cpus, nics                                      int
 	memory, storage                                 sizeFlag
-	env, labels, offered, publish                   []string
+	env, labels, offered, publish, volumes          []string
 	entrypoint                                      string
 	tty, stdin, fc                                  bool
 	stopGrace                                       time.Duration
@@ -51,6 +51,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.bridge, "bridge", "", "the network whose bridge is `LINK`, instead of --network")
 	cmd.MarkFlagsMutuallyExclusive("network", "bridge")
 	fs.StringArrayVarP(&f.publish, "publish", "p", nil, "port of the host that leads to the guest: [ADDRESS:]HOSTPORT:PORT[/PROTOCOL]; may be repeated")
+	fs.StringArrayVarP(&f.volumes, "volume", "v", nil, "volume of the node: VOLUME:/PATH[:ro]; an image that boots itself gets VOLUME[:ro] as a disk; may be repeated")
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on; may be repeated")
 	fs.StringVar(&f.entrypoint, "entrypoint", "", "program to run instead of the image's entrypoint")
 	fs.StringVar(&f.hostname, "hostname", "", "host name of the guest (default: the VM's name)")
@@ -113,6 +114,9 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		return s, err
 	}
 	if s.Process.Env, err = parseEnv(f.env, getenv); err != nil {
+		return s, err
+	}
+	if s.Volumes, s.Mounts, err = parseVolumes(f.volumes); err != nil {
 		return s, err
 	}
 	s.NICs, s.Offered = nicSpecs(f.nics, f.network), f.offered

@@ -148,7 +148,7 @@ func (c *capture) overlay(ctx context.Context) ([]hypervisor.DiskOverlay, error)
 func (m *machine) overlaysOn(ctx context.Context) (disks []vm.Disk, overlays []hypervisor.DiskOverlay, err error) {
 	disks = slices.Clone(m.record().Disks)
 	for i, d := range disks {
-		if d.ReadOnly {
+		if d.ReadOnly || d.Role == vm.RoleVolume {
 			continue
 		}
 		over, err := m.snapshots.Overlay(ctx, d, m.dirs.state(m.id), topPrefix+string(vm.NewID())+".qcow2")
@@ -281,7 +281,7 @@ func inheritance(r vm.Record) vm.Record {
 		}
 	}
 	var disks []vm.Disk
-	for _, d := range r.Disks {
+	for _, d := range withoutVolumes(r.Disks) {
 		disks = append(disks, vm.Disk{Format: d.Format, ReadOnly: d.ReadOnly, Serial: d.Serial, Role: d.Role, Port: d.Port})
 	}
 	r.Spec.Labels = nil

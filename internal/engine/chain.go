@@ -27,7 +27,7 @@ func linkDisks(ctx context.Context, draft snapshot.Draft, r vm.Record, disks []v
 	shared := imageFiles(r.ImageType, disks)
 	var out []snapshot.Disk
 	for _, d := range disks {
-		if d.Role == vm.RoleCidat {
+		if d.Role == vm.RoleCidat || d.Role == vm.RoleVolume {
 			continue
 		}
 		x, err := draft.Link(ctx, d, func(path string) bool { return slices.Contains(shared, path) })

@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // Config is what an operator may set. Zero durations and sizes mean the defaults listed here.
@@ -58,6 +59,7 @@ type Deps struct {
 	Seeds      image.Seeder    // nil: disk guests are not told their identity
 
 	Snapshots snapshot.Store // nil: the engine saves and clones nothing
+	Volumes   volume.Store   // nil: no VM has volumes of the volume store
 	Records   Records        // nil: VMs have no records in their folders
 
 	Room func(dir string) (Room, error) // space on the file system of a folder; nil: what the kernel reports

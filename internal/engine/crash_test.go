@@ -288,6 +288,9 @@ func (r *rig) has(rec vm.Record, where string) []string {
 			r.t.Errorf("killed at %s: the guest is paused", where)
 		}
 	}
+	for range rec.Attached {
+		want = append(want, "attachments/"+string(rec.ID))
+	}
 	used := map[string]bool{}
 	for _, d := range rec.Disks {
 		for at := &d; at != nil; at = at.Backing {

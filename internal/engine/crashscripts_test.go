@@ -293,5 +293,6 @@ func scripts() map[string]script {
 	maps.Copy(all, severalScripts())
 	maps.Copy(all, addScripts())
 	maps.Copy(all, resizeScripts())
+	maps.Copy(all, attachedScripts())
 	return all
 }

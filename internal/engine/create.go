@@ -81,6 +81,9 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 		return vm.Record{}, err
 	}
 	more = append(more, files...)
+	if err := n.designAttached(ctx, &r); err != nil {
+		return vm.Record{}, err
+	}
 	return o.create(ctx, n, r, func(m *machine) *creation {
 		return &creation{newVM: newVM{machine: m}, images: append([]image.Image{img}, more...), volumes: spec.Volumes}
 	})
@@ -160,6 +163,9 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	}
 	planned := r.Clone()
 	if root.Disks, err = c.layImages(ctx, planned, c.images[1:], root.Disks); err != nil {
+		return outcome{}, err
+	}
+	if root.Disks, err = c.withVolumes(ctx, r, root.Disks, &c.back); err != nil {
 		return outcome{}, err
 	}
 	// This needs no step of its own: attaching again gives the same result, and undo assumes that every NIC may

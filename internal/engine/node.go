@@ -19,6 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // node is what all VMs of the engine share: its settings, its collaborators, and the VMs themselves.
@@ -33,6 +34,7 @@ type node struct {
 	agents    map[vm.ImageType]guest.Connector // nil values: none
 	seeds     image.Seeder                     // nil: none
 	snapshots snapshot.Store                   // nil: none
+	volumes   volume.Store                     // nil: none
 	roomIn    func(dir string) (Room, error)
 
 	dirs folders
@@ -46,7 +48,7 @@ func newNode(cfg Config, deps Deps) *node {
 		cfg: cfg, log: deps.Log, journal: deps.Journal, records: deps.Records, drivers: deps.Drivers, images: deps.Images,
 		nics:   nics{deps.Networks, cfg.DefaultNetwork, deps.Log},
 		agents: map[vm.ImageType]guest.Connector{vm.ImageOCI: deps.Agents, vm.ImageDisk: deps.DiskAgents},
-		seeds:  deps.Seeds, snapshots: deps.Snapshots, roomIn: deps.Room,
+		seeds:  deps.Seeds, snapshots: deps.Snapshots, volumes: deps.Volumes, roomIn: deps.Room,
 		dirs: newFolders(cfg), vms: newIndex[*machine](), life: newLife(),
 	}
 	if n.nics.Networks == nil {

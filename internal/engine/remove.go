@@ -87,6 +87,9 @@ func (m *machine) erase(ctx context.Context, thorough bool) error {
 	if err := m.nics.detach(ctx, nics, true); err != nil {
 		return err
 	}
+	if err := m.detachVolumes(ctx, thorough); err != nil {
+		return err
+	}
 	return m.dirs.remove(m.id)
 }
 

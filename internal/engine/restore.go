@@ -66,6 +66,9 @@ func (n *node) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot)
 	if x.Source.VMID != r.ID {
 		return nil, errdefs.Preconditionf("snapshot %s belongs to VM %s, not to this VM; clone it instead", x.Name, x.Source.VMName)
 	}
+	if v := append(r.Spec.DiskVolumes(), x.Record.Spec.DiskVolumes()...); len(v) > 0 {
+		return nil, errdefs.Preconditionf("the VM uses volume %s, whose content is in no snapshot of a VM; restore a snapshot of the volume instead", v[0].Name)
+	}
 	if _, err := containersIn(x, r.Spec, x.Live); err != nil {
 		return nil, err
 	}

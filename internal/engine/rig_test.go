@@ -22,6 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
+	volumefile "cocoonstack.io/cocoon/internal/volume/file"
 )
 
 // rig is an engine in a world, with a folder that outlives both.
@@ -84,6 +85,13 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 	if os.Getenv("ENGINE_LOG") != "" {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
+	if w.Volumes() == nil { // it stays open for as long as the world
+		s, err := volumefile.New(ctx, volumefile.Config{Dir: filepath.Join(dir, "volumes")})
+		if err != nil {
+			return nil, nil, err
+		}
+		w.Keep(s)
+	}
 	cfg.StateDir, cfg.RunDir = state, filepath.Join(dir, "run")
 	cfg.DefaultDriver, cfg.DefaultNetwork, cfg.Kernel, cfg.Initrd = "fake", "net", "/k", "/i"
 	cfg.StopMargin, cfg.PoweroffTimeout = 100*time.Millisecond, 100*time.Millisecond
@@ -98,7 +106,7 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 	cfg.PoolMemory, cfg.PoolPause = int64(cfg.PoolSize)<<30, time.Millisecond
 	e, err := engine.New(cfg, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
-		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots, Records: j, Room: room,
+		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots, Volumes: w.Volumes(), Records: j, Room: room,
 	})
 	return e, j, err
 }
@@ -238,6 +246,11 @@ func leftovers(t testing.TB, dir string, w *enginetest.World) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	attached, err := w.Volumes().Attachments(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	left = append(left, attached...)
 	for _, sub := range []string{"state/vms", "run/vms"} {
 		entries, err := os.ReadDir(filepath.Join(dir, sub))
 		if err != nil && !os.IsNotExist(err) {

@@ -22,6 +22,9 @@ func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSp
 		if err != nil {
 			return m.record(), err
 		}
+		if err := savable(m.record()); err != nil {
+			return m.record(), err
+		}
 		if m.record().State == vm.StateHibernated {
 			saved, err = m.keepHibernated(ctx, spec)
 			return m.record(), err

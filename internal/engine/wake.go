@@ -101,6 +101,9 @@ func (w *wake) resume(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
+	if disks, err = w.withVolumes(ctx, r, disks, nil); err != nil {
+		return outcome{}, err
+	}
 	known := macsOf(r.NICs)
 	r.NICs, r.Disks, r.Spec.Accel = nics, disks, w.accel
 	if r.Resume == nil || !r.Resume.Clone { // a clone that has not received its identity remains a clone

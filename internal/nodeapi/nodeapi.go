@@ -155,6 +155,7 @@ type Deps struct {
 	Images    Images
 	Puller    image.Puller
 	Snapshots Snapshots // nil: no snapshots
+	Volumes   Volumes   // nil: no volumes
 	Host      Host
 	Log       *slog.Logger
 }
@@ -260,6 +261,9 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller})
 	if sn != nil {
 		nodev1.RegisterSnapshotsServer(g, &snapshots{vms: e, snapshotReader: sn, carrier: sn, registry: sn})
+	}
+	if v := s.deps.Volumes; v != nil {
+		nodev1.RegisterVolumesServer(g, &volumes{store: v})
 	}
 	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: e})
 	return g

@@ -49,6 +49,7 @@ type Client struct {
 	node   nodev1.NodeClient
 
 	snapshots nodev1.SnapshotsClient
+	volumes   nodev1.VolumesClient
 
 	mu      sync.Mutex
 	dialErr error // of the last attempt to connect, nil once it succeeded
@@ -107,7 +108,7 @@ func dial(target string, creds credentials.TransportCredentials, open func(conte
 	}
 	c.conn = conn
 	c.vms, c.images, c.node = nodev1.NewVMsClient(conn), nodev1.NewImagesClient(conn), nodev1.NewNodeClient(conn)
-	c.snapshots = nodev1.NewSnapshotsClient(conn)
+	c.snapshots, c.volumes = nodev1.NewSnapshotsClient(conn), nodev1.NewVolumesClient(conn)
 	return c, nil
 }
 

@@ -32,8 +32,9 @@ type VM struct {
 	Cloned   bool   `json:"cloned,omitempty"`   // its process resumed from another VM's memory
 	Resuming bool   `json:"resuming,omitempty"` // the guest has not been told its identity yet
 
-	Resume  *vm.Resume  `json:"resume,omitempty"`  // what the guest must still be told
-	Volumes []vm.Volume `json:"volumes,omitempty"` // without their content
+	Resume   *vm.Resume          `json:"resume,omitempty"`   // what the guest must still be told
+	Volumes  []vm.Volume         `json:"volumes,omitempty"`  // without their content
+	Attached []vm.AttachedVolume `json:"attached,omitempty"` // those that are disks of the volume store
 
 	Containers []Container `json:"containers,omitempty"`
 	Ephemeral  []Container `json:"ephemeral,omitempty"` // added while it ran
@@ -114,7 +115,7 @@ func FromRecord(r vm.Record) VM {
 			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
 		PID: r.PID, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: newIDs(r.SnapshotIDs),
-		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Containers: containers(r.Containers), Ephemeral: ephemeral(r.Ephemeral),
+		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Attached: r.Attached, Containers: containers(r.Containers), Ephemeral: ephemeral(r.Ephemeral),
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
 		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
 		Restarts: r.Restarts, Labels: r.Spec.Labels, Revision: r.Revision,
@@ -161,7 +162,7 @@ func (v VM) Record() vm.Record {
 			Hostname: v.Config.Hostname, Accel: v.Config.Accel, Firmware: v.Config.Firmware,
 			StopGrace: time.Duration(v.Config.StopGrace * float64(time.Second)), Volumes: v.Volumes,
 		},
-		PID: v.PID, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs.list(), Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
+		Attached: v.Attached, PID: v.PID, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs.list(), Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
 		CreatedAt: v.CreatedAt, UpdatedAt: v.UpdatedAt, StartedAt: given(v.StartedAt), StoppedAt: given(v.StoppedAt),
 		Containers: containerRecords(v.Containers), Ephemeral: ephemeralRecords(v.Ephemeral),
 		AgentReady: v.AgentReady, ExitCode: v.ExitCode, Reason: v.Reason, Message: v.Message, Restarts: v.Restarts, Revision: v.Revision,

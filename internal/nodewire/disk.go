@@ -30,16 +30,24 @@ func decodeCloudInit(m *nodev1.CloudInit) *vm.CloudInit {
 }
 
 func encodeVolume(v vm.Volume) *nodev1.Volume {
-	return &nodev1.Volume{
+	m := &nodev1.Volume{
 		Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: clonePointer(v.Group), Files: EncodeVolumeFiles(v.Files), Image: v.Image,
 	}
+	if d := v.Disk; d != nil {
+		m.Disk = &nodev1.VolumeUse{Ref: d.Ref, ReadOnly: d.ReadOnly, FsType: d.FSType, GroupOnMismatch: d.GroupOnMismatch}
+	}
+	return m
 }
 
 func decodeVolume(m *nodev1.Volume) vm.Volume {
-	return vm.Volume{
+	v := vm.Volume{
 		Name: m.GetName(), Kind: vm.VolumeKind(m.GetKind()), Memory: m.GetMemory(), SizeLimit: m.GetSizeLimit(),
 		Group: clonePointer(m.Group), Files: DecodeVolumeFiles(m.GetFiles()), Image: m.GetImage(),
 	}
+	if d := m.GetDisk(); d != nil {
+		v.Disk = &vm.VolumeUse{Ref: d.GetRef(), ReadOnly: d.GetReadOnly(), FSType: d.GetFsType(), GroupOnMismatch: d.GetGroupOnMismatch()}
+	}
+	return v
 }
 
 // EncodeVolumeFiles returns the files as messages.
@@ -57,11 +65,11 @@ func DecodeVolumeFiles(m []*nodev1.VolumeFile) []vm.VolumeFile {
 }
 
 func encodeMount(m vm.Mount) *nodev1.Mount {
-	return &nodev1.Mount{Volume: m.Volume, Path: m.Path, SubPath: m.SubPath, ReadOnly: m.ReadOnly}
+	return &nodev1.Mount{Volume: m.Volume, Path: m.Path, SubPath: m.SubPath, ReadOnly: m.ReadOnly, Device: m.Device}
 }
 
 func decodeMount(m *nodev1.Mount) vm.Mount {
-	return vm.Mount{Volume: m.GetVolume(), Path: m.GetPath(), SubPath: m.GetSubPath(), ReadOnly: m.GetReadOnly()}
+	return vm.Mount{Volume: m.GetVolume(), Path: m.GetPath(), SubPath: m.GetSubPath(), ReadOnly: m.GetReadOnly(), Device: m.GetDevice()}
 }
 
 func clonePointer[T any](p *T) *T {
@@ -77,4 +85,12 @@ func encodeImageVolume(v vm.ImageVolume) *nodev1.ImageVolume {
 
 func decodeImageVolume(m *nodev1.ImageVolume) vm.ImageVolume {
 	return vm.ImageVolume{Volume: m.GetVolume(), ImageDigest: m.GetImageDigest(), ImageManifest: m.GetImageManifest(), Layers: cloneSlice(m.GetLayers())}
+}
+
+func encodeAttached(v vm.AttachedVolume) *nodev1.AttachedVolume {
+	return &nodev1.AttachedVolume{Volume: v.Volume, Id: string(v.ID), Serial: v.Serial}
+}
+
+func decodeAttached(m *nodev1.AttachedVolume) vm.AttachedVolume {
+	return vm.AttachedVolume{Volume: m.GetVolume(), ID: vm.ID(m.GetId()), Serial: m.GetSerial()}
 }

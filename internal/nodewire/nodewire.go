@@ -211,7 +211,7 @@ func EncodeRecord(r vm.Record) *nodev1.Record {
 		Revision:    r.Revision,
 		Snapshot:    r.Snapshot, SnapshotIds: slices.Clone(r.SnapshotIDs), Resume: encodeResume(r.Resume), Cloned: r.Cloned,
 		Containers: each(r.Containers, encodeContainerRecord), Ephemeral: each(r.Ephemeral, encodeEphemeral),
-		ImageVolumes: each(r.ImageVolumes, encodeImageVolume),
+		ImageVolumes: each(r.ImageVolumes, encodeImageVolume), Attached: each(r.Attached, encodeAttached),
 	}
 }
 
@@ -247,7 +247,7 @@ func DecodeRecord(m *nodev1.Record) vm.Record {
 		Revision:    m.GetRevision(),
 		Snapshot:    m.GetSnapshot(), SnapshotIDs: cloneSlice(m.GetSnapshotIds()), Resume: decodeResume(m.GetResume()), Cloned: m.GetCloned(),
 		Containers: each(m.GetContainers(), decodeContainerRecord), Ephemeral: each(m.GetEphemeral(), decodeEphemeral),
-		ImageVolumes: each(m.GetImageVolumes(), decodeImageVolume),
+		ImageVolumes: each(m.GetImageVolumes(), decodeImageVolume), Attached: each(m.GetAttached(), decodeAttached),
 	}
 }
 

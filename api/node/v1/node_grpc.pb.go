@@ -1520,6 +1520,587 @@ var Snapshots_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Volumes_Create_FullMethodName          = "/cocoon.node.v1.Volumes/Create"
+	Volumes_List_FullMethodName            = "/cocoon.node.v1.Volumes/List"
+	Volumes_Inspect_FullMethodName         = "/cocoon.node.v1.Volumes/Inspect"
+	Volumes_Resize_FullMethodName          = "/cocoon.node.v1.Volumes/Resize"
+	Volumes_Remove_FullMethodName          = "/cocoon.node.v1.Volumes/Remove"
+	Volumes_Clone_FullMethodName           = "/cocoon.node.v1.Volumes/Clone"
+	Volumes_Restore_FullMethodName         = "/cocoon.node.v1.Volumes/Restore"
+	Volumes_Save_FullMethodName            = "/cocoon.node.v1.Volumes/Save"
+	Volumes_ListSnapshots_FullMethodName   = "/cocoon.node.v1.Volumes/ListSnapshots"
+	Volumes_InspectSnapshot_FullMethodName = "/cocoon.node.v1.Volumes/InspectSnapshot"
+	Volumes_RemoveSnapshot_FullMethodName  = "/cocoon.node.v1.Volumes/RemoveSnapshot"
+	Volumes_Export_FullMethodName          = "/cocoon.node.v1.Volumes/Export"
+	Volumes_Import_FullMethodName          = "/cocoon.node.v1.Volumes/Import"
+)
+
+// VolumesClient is the client API for Volumes service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Volumes is the volume store of the node. A ref is a full id, a name, or an id prefix of at least three characters.
+type VolumesClient interface {
+	Create(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error)
+	List(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StoredVolume], error)
+	Inspect(ctx context.Context, in *InspectVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error)
+	// Resize grows a volume. A guest that runs sees the new size when it boots again.
+	Resize(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error)
+	// Remove deletes a volume that no VM has attached, with its bytes.
+	Remove(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error)
+	// Clone copies a volume to which no running VM writes.
+	Clone(ctx context.Context, in *CloneVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error)
+	// Restore returns a volume that no VM has attached to a snapshot of it.
+	Restore(ctx context.Context, in *RestoreVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error)
+	// Save takes a snapshot of a volume to which no running VM writes.
+	Save(ctx context.Context, in *SaveVolumeRequest, opts ...grpc.CallOption) (*VolumeSnapshot, error)
+	ListSnapshots(ctx context.Context, in *ListVolumeSnapshotsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VolumeSnapshot], error)
+	InspectSnapshot(ctx context.Context, in *InspectVolumeSnapshotRequest, opts ...grpc.CallOption) (*VolumeSnapshot, error)
+	RemoveSnapshot(ctx context.Context, in *RemoveVolumeSnapshotRequest, opts ...grpc.CallOption) (*RemoveVolumeSnapshotResponse, error)
+	// Export streams the bytes of a volume.
+	Export(ctx context.Context, in *ExportVolumeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error)
+	// Import makes a volume of bytes: first start, then chunks, then the client closes its side. A client that goes away before
+	// closing leaves nothing behind.
+	Import(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportVolumeRequest, StoredVolume], error)
+}
+
+type volumesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewVolumesClient(cc grpc.ClientConnInterface) VolumesClient {
+	return &volumesClient{cc}
+}
+
+func (c *volumesClient) Create(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StoredVolume)
+	err := c.cc.Invoke(ctx, Volumes_Create_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) List(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StoredVolume], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Volumes_ServiceDesc.Streams[0], Volumes_List_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListVolumesRequest, StoredVolume]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ListClient = grpc.ServerStreamingClient[StoredVolume]
+
+func (c *volumesClient) Inspect(ctx context.Context, in *InspectVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StoredVolume)
+	err := c.cc.Invoke(ctx, Volumes_Inspect_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) Resize(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StoredVolume)
+	err := c.cc.Invoke(ctx, Volumes_Resize_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) Remove(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveVolumeResponse)
+	err := c.cc.Invoke(ctx, Volumes_Remove_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) Clone(ctx context.Context, in *CloneVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StoredVolume)
+	err := c.cc.Invoke(ctx, Volumes_Clone_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) Restore(ctx context.Context, in *RestoreVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StoredVolume)
+	err := c.cc.Invoke(ctx, Volumes_Restore_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) Save(ctx context.Context, in *SaveVolumeRequest, opts ...grpc.CallOption) (*VolumeSnapshot, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VolumeSnapshot)
+	err := c.cc.Invoke(ctx, Volumes_Save_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) ListSnapshots(ctx context.Context, in *ListVolumeSnapshotsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VolumeSnapshot], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Volumes_ServiceDesc.Streams[1], Volumes_ListSnapshots_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListVolumeSnapshotsRequest, VolumeSnapshot]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ListSnapshotsClient = grpc.ServerStreamingClient[VolumeSnapshot]
+
+func (c *volumesClient) InspectSnapshot(ctx context.Context, in *InspectVolumeSnapshotRequest, opts ...grpc.CallOption) (*VolumeSnapshot, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VolumeSnapshot)
+	err := c.cc.Invoke(ctx, Volumes_InspectSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) RemoveSnapshot(ctx context.Context, in *RemoveVolumeSnapshotRequest, opts ...grpc.CallOption) (*RemoveVolumeSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveVolumeSnapshotResponse)
+	err := c.cc.Invoke(ctx, Volumes_RemoveSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumesClient) Export(ctx context.Context, in *ExportVolumeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Volumes_ServiceDesc.Streams[2], Volumes_Export_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportVolumeRequest, ExportResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ExportClient = grpc.ServerStreamingClient[ExportResponse]
+
+func (c *volumesClient) Import(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportVolumeRequest, StoredVolume], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Volumes_ServiceDesc.Streams[3], Volumes_Import_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ImportVolumeRequest, StoredVolume]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ImportClient = grpc.ClientStreamingClient[ImportVolumeRequest, StoredVolume]
+
+// VolumesServer is the server API for Volumes service.
+// All implementations must embed UnimplementedVolumesServer
+// for forward compatibility.
+//
+// Volumes is the volume store of the node. A ref is a full id, a name, or an id prefix of at least three characters.
+type VolumesServer interface {
+	Create(context.Context, *CreateVolumeRequest) (*StoredVolume, error)
+	List(*ListVolumesRequest, grpc.ServerStreamingServer[StoredVolume]) error
+	Inspect(context.Context, *InspectVolumeRequest) (*StoredVolume, error)
+	// Resize grows a volume. A guest that runs sees the new size when it boots again.
+	Resize(context.Context, *ResizeVolumeRequest) (*StoredVolume, error)
+	// Remove deletes a volume that no VM has attached, with its bytes.
+	Remove(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error)
+	// Clone copies a volume to which no running VM writes.
+	Clone(context.Context, *CloneVolumeRequest) (*StoredVolume, error)
+	// Restore returns a volume that no VM has attached to a snapshot of it.
+	Restore(context.Context, *RestoreVolumeRequest) (*StoredVolume, error)
+	// Save takes a snapshot of a volume to which no running VM writes.
+	Save(context.Context, *SaveVolumeRequest) (*VolumeSnapshot, error)
+	ListSnapshots(*ListVolumeSnapshotsRequest, grpc.ServerStreamingServer[VolumeSnapshot]) error
+	InspectSnapshot(context.Context, *InspectVolumeSnapshotRequest) (*VolumeSnapshot, error)
+	RemoveSnapshot(context.Context, *RemoveVolumeSnapshotRequest) (*RemoveVolumeSnapshotResponse, error)
+	// Export streams the bytes of a volume.
+	Export(*ExportVolumeRequest, grpc.ServerStreamingServer[ExportResponse]) error
+	// Import makes a volume of bytes: first start, then chunks, then the client closes its side. A client that goes away before
+	// closing leaves nothing behind.
+	Import(grpc.ClientStreamingServer[ImportVolumeRequest, StoredVolume]) error
+	mustEmbedUnimplementedVolumesServer()
+}
+
+// UnimplementedVolumesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedVolumesServer struct{}
+
+func (UnimplementedVolumesServer) Create(context.Context, *CreateVolumeRequest) (*StoredVolume, error) {
+	return nil, status.Error(codes.Unimplemented, "method Create not implemented")
+}
+func (UnimplementedVolumesServer) List(*ListVolumesRequest, grpc.ServerStreamingServer[StoredVolume]) error {
+	return status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedVolumesServer) Inspect(context.Context, *InspectVolumeRequest) (*StoredVolume, error) {
+	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
+}
+func (UnimplementedVolumesServer) Resize(context.Context, *ResizeVolumeRequest) (*StoredVolume, error) {
+	return nil, status.Error(codes.Unimplemented, "method Resize not implemented")
+}
+func (UnimplementedVolumesServer) Remove(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Remove not implemented")
+}
+func (UnimplementedVolumesServer) Clone(context.Context, *CloneVolumeRequest) (*StoredVolume, error) {
+	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
+}
+func (UnimplementedVolumesServer) Restore(context.Context, *RestoreVolumeRequest) (*StoredVolume, error) {
+	return nil, status.Error(codes.Unimplemented, "method Restore not implemented")
+}
+func (UnimplementedVolumesServer) Save(context.Context, *SaveVolumeRequest) (*VolumeSnapshot, error) {
+	return nil, status.Error(codes.Unimplemented, "method Save not implemented")
+}
+func (UnimplementedVolumesServer) ListSnapshots(*ListVolumeSnapshotsRequest, grpc.ServerStreamingServer[VolumeSnapshot]) error {
+	return status.Error(codes.Unimplemented, "method ListSnapshots not implemented")
+}
+func (UnimplementedVolumesServer) InspectSnapshot(context.Context, *InspectVolumeSnapshotRequest) (*VolumeSnapshot, error) {
+	return nil, status.Error(codes.Unimplemented, "method InspectSnapshot not implemented")
+}
+func (UnimplementedVolumesServer) RemoveSnapshot(context.Context, *RemoveVolumeSnapshotRequest) (*RemoveVolumeSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveSnapshot not implemented")
+}
+func (UnimplementedVolumesServer) Export(*ExportVolumeRequest, grpc.ServerStreamingServer[ExportResponse]) error {
+	return status.Error(codes.Unimplemented, "method Export not implemented")
+}
+func (UnimplementedVolumesServer) Import(grpc.ClientStreamingServer[ImportVolumeRequest, StoredVolume]) error {
+	return status.Error(codes.Unimplemented, "method Import not implemented")
+}
+func (UnimplementedVolumesServer) mustEmbedUnimplementedVolumesServer() {}
+func (UnimplementedVolumesServer) testEmbeddedByValue()                 {}
+
+// UnsafeVolumesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to VolumesServer will
+// result in compilation errors.
+type UnsafeVolumesServer interface {
+	mustEmbedUnimplementedVolumesServer()
+}
+
+func RegisterVolumesServer(s grpc.ServiceRegistrar, srv VolumesServer) {
+	// If the following call panics, it indicates UnimplementedVolumesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Volumes_ServiceDesc, srv)
+}
+
+func _Volumes_Create_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Create(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Create_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Create(ctx, req.(*CreateVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_List_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListVolumesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(VolumesServer).List(m, &grpc.GenericServerStream[ListVolumesRequest, StoredVolume]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ListServer = grpc.ServerStreamingServer[StoredVolume]
+
+func _Volumes_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InspectVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Inspect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Inspect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Inspect(ctx, req.(*InspectVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_Resize_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResizeVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Resize(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Resize_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Resize(ctx, req.(*ResizeVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_Remove_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Remove(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Remove_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Remove(ctx, req.(*RemoveVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CloneVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Clone(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Clone_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Clone(ctx, req.(*CloneVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_Restore_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Restore(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Restore_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Restore(ctx, req.(*RestoreVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_Save_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SaveVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).Save(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_Save_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).Save(ctx, req.(*SaveVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_ListSnapshots_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListVolumeSnapshotsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(VolumesServer).ListSnapshots(m, &grpc.GenericServerStream[ListVolumeSnapshotsRequest, VolumeSnapshot]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ListSnapshotsServer = grpc.ServerStreamingServer[VolumeSnapshot]
+
+func _Volumes_InspectSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InspectVolumeSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).InspectSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_InspectSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).InspectSnapshot(ctx, req.(*InspectVolumeSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_RemoveSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveVolumeSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumesServer).RemoveSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Volumes_RemoveSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumesServer).RemoveSnapshot(ctx, req.(*RemoveVolumeSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Volumes_Export_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportVolumeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(VolumesServer).Export(m, &grpc.GenericServerStream[ExportVolumeRequest, ExportResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ExportServer = grpc.ServerStreamingServer[ExportResponse]
+
+func _Volumes_Import_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(VolumesServer).Import(&grpc.GenericServerStream[ImportVolumeRequest, StoredVolume]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_ImportServer = grpc.ClientStreamingServer[ImportVolumeRequest, StoredVolume]
+
+// Volumes_ServiceDesc is the grpc.ServiceDesc for Volumes service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Volumes_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "cocoon.node.v1.Volumes",
+	HandlerType: (*VolumesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Create",
+			Handler:    _Volumes_Create_Handler,
+		},
+		{
+			MethodName: "Inspect",
+			Handler:    _Volumes_Inspect_Handler,
+		},
+		{
+			MethodName: "Resize",
+			Handler:    _Volumes_Resize_Handler,
+		},
+		{
+			MethodName: "Remove",
+			Handler:    _Volumes_Remove_Handler,
+		},
+		{
+			MethodName: "Clone",
+			Handler:    _Volumes_Clone_Handler,
+		},
+		{
+			MethodName: "Restore",
+			Handler:    _Volumes_Restore_Handler,
+		},
+		{
+			MethodName: "Save",
+			Handler:    _Volumes_Save_Handler,
+		},
+		{
+			MethodName: "InspectSnapshot",
+			Handler:    _Volumes_InspectSnapshot_Handler,
+		},
+		{
+			MethodName: "RemoveSnapshot",
+			Handler:    _Volumes_RemoveSnapshot_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "List",
+			Handler:       _Volumes_List_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListSnapshots",
+			Handler:       _Volumes_ListSnapshots_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Export",
+			Handler:       _Volumes_Export_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Import",
+			Handler:       _Volumes_Import_Handler,
+			ClientStreams: true,
+		},
+	},
+	Metadata: "node/v1/node.proto",
+}
+
+const (
 	Images_Push_FullMethodName         = "/cocoon.node.v1.Images/Push"
 	Images_Import_FullMethodName       = "/cocoon.node.v1.Images/Import"
 	Images_List_FullMethodName         = "/cocoon.node.v1.Images/List"

@@ -31,6 +31,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 	snapshotstore "cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/vm"
+	volumestore "cocoonstack.io/cocoon/internal/volume/file"
 )
 
 // daemon is everything that can be made without touching the host.
@@ -116,6 +117,11 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	closers = append(closers, func() { logFailure(d.log, "snapshot store not closed cleanly", snapshots.Close()) })
+	volumes, err := volumestore.New(ctx, volumestore.Config{Dir: filepath.Join(d.cfg.StateDir, "volumes"), Log: d.log.With("component", "volume")})
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, func() { logFailure(d.log, "volume store not closed cleanly", volumes.Close()) })
 	drivers, err := d.drivers()
 	if err != nil {
 		return nil, err
@@ -128,7 +134,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
 	}, engine.Deps{
 		Journal: j, Drivers: drivers, Images: d.named, Networks: d.nets, Agents: agent.Connector{},
-		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Records: j, Log: d.log.With("component", "engine"),
+		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Volumes: volumes, Records: j, Log: d.log.With("component", "engine"),
 	})
 	if err != nil {
 		return nil, err
@@ -187,7 +193,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	served, images := d.serve(h), d.clientImages(h.engine)
-	deps := nodeapi.Deps{Engine: served, Images: images, Puller: images, Snapshots: served, Host: served.node, Log: d.log}
+	deps := nodeapi.Deps{Engine: served, Images: images, Puller: images, Snapshots: served, Volumes: h.engine.Volumes(), Host: served.node, Log: d.log}
 	api, err := nodeapi.New(nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS}, deps)
 	if err != nil {
 		return err

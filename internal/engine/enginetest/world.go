@@ -38,6 +38,8 @@ type World struct {
 	pids   int
 	taken  map[string]bool // names of drafts
 	held   map[string]int  // snapshots, by id
+
+	volumes *Volumes // nil: none
 }
 
 // New returns the world in dir, including what an earlier process left there.

@@ -1,0 +1,292 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+func (a *app) volumeCommand() *cobra.Command {
+	return group("volume", "Disks that outlive the VMs that use them",
+		`  cocoon volume create data --size 10G
+  cocoon vm run --name db --volume data:/var/lib/db demo
+  cocoon volume snapshot create data --name before-upgrade
+  cocoon volume clone data data-2`,
+		a.volumeCreateCommand(), a.volumeListCommand(), a.volumeInspectCommand(), a.volumeResizeCommand(), a.volumeSnapshotCommand(),
+		a.volumeCloneCommand(), a.volumeRestoreCommand(), a.volumeExportCommand(), a.volumeImportCommand(), a.volumeRmCommand())
+}
+
+// A VOLUME is a volume's name, its id, or a prefix of the id.
+const volumeHelp = "\n\nVOLUME is the name of a volume, its id, or the beginning of its id (three characters or more)."
+
+func (a *app) volumeCreateCommand() *cobra.Command {
+	var out format
+	var size sizeFlag
+	var labels []string
+	cmd := &cobra.Command{
+		Use: "create NAME --size SIZE", Short: "Make an empty volume", Args: cobra.ExactArgs(1),
+		Long: `Make an empty volume. It takes space on this machine as it is filled. The first VM of a container image that mounts it makes
+a file system on it, inside the VM; this machine never reads what is on a volume.`,
+		Example: `  cocoon volume create data --size 10G
+  cocoon volume create data --size 10G -o json | jq -r .serial`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			of, err := parseLabels(labels)
+			if err != nil {
+				return err
+			}
+			if size == 0 {
+				return errdefs.Invalidf("a volume needs a size: cocoon volume create %s --size 10G", args[0])
+			}
+			return a.withClient(func(c *nodeclient.Client) error {
+				v, err := c.CreateVolume(cmd.Context(), volume.Spec{Name: args[0], Size: int64(size), Labels: of})
+				return a.printVolume(v, out, err)
+			})
+		},
+	}
+	fs := cmd.Flags()
+	fs.Var(&size, "size", "size that a guest sees: 512M, 10G; units are powers of 1024")
+	fs.StringArrayVar(&labels, "label", nil, "label KEY=VALUE; may be repeated")
+	outputFlag(cmd, &out)
+	fs.SortFlags = false
+	return cmd
+}
+
+func (a *app) volumeListCommand() *cobra.Command {
+	var out format
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List volumes", Args: cobra.NoArgs,
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
+			all, err := c.ListVolumes(ctx)
+			switch {
+			case err != nil:
+				return err
+			case quiet:
+				for _, v := range all {
+					a.printf("%s\n", v.Owner.Qualify(v.Name))
+				}
+				return nil
+			case out == formatJSON:
+				list := make([]nodejson.Volume, len(all)) // prints [] when empty, never null
+				for i, v := range all {
+					list[i] = nodejson.FromVolume(v)
+				}
+				return printJSON(a.Stdout, list)
+			}
+			return a.printVolumes(all)
+		}),
+	}
+	outputFlag(cmd, &out)
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
+	return cmd
+}
+
+func (a *app) printVolumes(all []nodewire.StoredVolume) error {
+	now := time.Now()
+	rows := make([][]string, len(all))
+	for i, v := range all {
+		var users []string
+		for _, at := range v.Attachments {
+			users = append(users, shortID(string(at.VM)))
+		}
+		rows[i] = []string{v.Owner.Qualify(v.Name), shortID(string(v.ID)), v.Kind, FormatSize(v.Size), FormatSize(v.Allocated), strings.Join(users, ","), age(now, v.CreatedAt)}
+	}
+	return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "SIZE", "ALLOCATED", "VM", "AGE"}, rows)
+}
+
+func (a *app) printVolume(v nodewire.StoredVolume, out format, err error) error {
+	if err != nil {
+		return err
+	}
+	if out == formatJSON {
+		return printJSON(a.Stdout, nodejson.FromVolume(v))
+	}
+	return a.printVolumes([]nodewire.StoredVolume{v})
+}
+
+func (a *app) volumeInspectCommand() *cobra.Command {
+	out := formatJSON
+	cmd := &cobra.Command{
+		Use: "inspect VOLUME", Short: "Print everything known of one volume as JSON", Long: "Print everything known of one volume as JSON." + volumeHelp,
+		Example: "  cocoon volume inspect data | jq .attachments",
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: inTurn(a.completeVolumes),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			v, err := c.GetVolume(ctx, args[0])
+			return a.printVolume(v, out, err)
+		}),
+	}
+	outputFlag(cmd, &out)
+	out = formatJSON
+	cmd.Flags().Lookup("output").DefValue = string(formatJSON)
+	return cmd
+}
+
+func (a *app) volumeResizeCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "resize VOLUME SIZE", Short: "Make a volume larger", Args: cobra.ExactArgs(2),
+		Long: `Make a volume larger. A volume cannot shrink. A VM that runs sees the new size when it boots again, and grows the file
+system then.` + volumeHelp,
+		Example: "  cocoon volume resize data 20G", ValidArgsFunction: inTurn(a.completeVolumes),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			size, err := ParseSize(args[1])
+			if err != nil {
+				return err
+			}
+			v, err := c.ResizeVolume(ctx, args[0], size)
+			return a.printVolume(v, out, err)
+		}),
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
+
+func (a *app) volumeCloneCommand() *cobra.Command {
+	var out format
+	var size sizeFlag
+	var snapshot bool
+	cmd := &cobra.Command{
+		Use: "clone VOLUME NAME", Short: "Copy a volume, or a snapshot of one", Args: cobra.ExactArgs(2),
+		Long: `Copy a volume, or with --snapshot a snapshot of one. The two share what they have in common where the file system of this
+machine can do that. A VM that writes to the volume must be stopped or hibernated.` + volumeHelp,
+		Example: `  cocoon volume clone data data-2
+  cocoon volume clone --snapshot before-upgrade data-old`,
+		ValidArgsFunction: inTurn(a.completeVolumes),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				clone := c.CloneVolume
+				if snapshot {
+					clone = c.VolumeFromSnapshot
+				}
+				stop := a.waiting(cmd.Context(), "copying "+args[0])
+				v, err := clone(cmd.Context(), args[0], volume.Spec{Name: args[1], Size: int64(size)})
+				stop()
+				return a.printVolume(v, out, err)
+			})
+		},
+	}
+	fs := cmd.Flags()
+	fs.Var(&size, "size", "size of the copy (default: that of the source)")
+	fs.BoolVar(&snapshot, "snapshot", false, "VOLUME is a snapshot of a volume")
+	outputFlag(cmd, &out)
+	fs.SortFlags = false
+	return cmd
+}
+
+func (a *app) volumeRestoreCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "restore VOLUME SNAPSHOT", Short: "Return a volume to a snapshot of it", Args: cobra.ExactArgs(2),
+		Long:    "Return a volume that no VM has attached to a snapshot of it. What was written since is lost." + volumeHelp,
+		Example: "  cocoon volume restore data before-upgrade", ValidArgsFunction: inTurn(a.completeVolumes, a.completeVolumeSnapshots),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				stop := a.waiting(cmd.Context(), "restoring "+args[0])
+				v, err := c.RestoreVolume(cmd.Context(), args[0], args[1])
+				stop()
+				return a.printVolume(v, out, err)
+			})
+		},
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
+
+func (a *app) volumeExportCommand() *cobra.Command {
+	var to string
+	cmd := &cobra.Command{
+		Use: "export VOLUME [-o FILE|-]", Short: "Write the bytes of a volume to a file", Args: cobra.ExactArgs(1),
+		Long:    "Write the bytes of a volume to a file or to standard output, as they are on its disk. No VM may have it attached to write." + volumeHelp,
+		Example: "  cocoon volume export data -o data.raw", ValidArgsFunction: inTurn(a.completeVolumes),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx := cmd.Context()
+			to = cmp.Or(to, "-")
+			if err := a.writable(to, "a volume", "cocoon volume export VOLUME -o FILE"); err != nil {
+				return err
+			}
+			return a.withClient(func(c *nodeclient.Client) error {
+				v, err := c.GetVolume(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return a.exportTo(to, args[0], v.Size, func(w io.Writer) error { return c.ExportVolume(ctx, string(v.ID), w) })
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&to, "output", "o", "", "`FILE`, or - for standard output (default -)")
+	return cmd
+}
+
+func (a *app) volumeImportCommand() *cobra.Command {
+	var out format
+	var size sizeFlag
+	cmd := &cobra.Command{
+		Use: "import NAME [FILE|-]", Short: "Make a volume of the bytes of a file", Args: cobra.RangeArgs(1, 2),
+		Long: `Make a volume of the bytes of a file or of standard input. Zeros take no space. Either the whole volume is there
+afterwards, or nothing is.`,
+		Example: `  cocoon volume import data data.raw
+  zcat data.raw.gz | cocoon volume import data --size 20G`,
+		ValidArgsFunction: inTurn(cobra.NoFileCompletions, completeFiles),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, total, err := a.openSource(argument(args, 1, "-"), "a volume", "cocoon volume import NAME FILE")
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			return a.withClient(func(c *nodeclient.Client) error {
+				bar := a.bar(args[0], out == formatJSON)
+				v, err := c.ImportVolume(cmd.Context(), volume.Spec{Name: args[0], Size: int64(size)}, newCounting(r, bar.counter("importing", total)))
+				bar.clear()
+				return a.printVolume(v, out, err)
+			})
+		},
+	}
+	fs := cmd.Flags()
+	fs.Var(&size, "size", "size of the volume (default: that of the file)")
+	outputFlag(cmd, &out)
+	fs.SortFlags = false
+	return cmd
+}
+
+func (a *app) volumeRmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rm VOLUME...", Aliases: []string{"remove"}, Short: "Delete volumes with what is on them",
+		Long: "Delete volumes with what is on them. One that a VM has attached is refused." + volumeHelp,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVolumes,
+		RunE: a.removing(func(ctx context.Context, c *nodeclient.Client, ref string) error { return c.RemoveVolume(ctx, ref) }),
+	}
+}
+
+// parseVolumes parses the values of --volume into volumes and their mounts.
+func parseVolumes(list []string) (volumes []vm.Volume, mounts []vm.Mount, err error) {
+	for _, s := range list {
+		ref, at, _ := strings.Cut(s, ":")
+		readOnly := false
+		if at == "ro" {
+			at, readOnly = "", true
+		} else if before, ok := strings.CutSuffix(at, ":ro"); ok {
+			at, readOnly = before, true
+		}
+		if ref == "" || at != "" && !filepath.IsAbs(at) {
+			return nil, nil, errdefs.Invalidf("--volume %q: use VOLUME:/PATH or VOLUME:/PATH:ro; for an image that boots itself, VOLUME or VOLUME:ro", s)
+		}
+		name := strings.NewReplacer("/", "-").Replace(ref)
+		volumes = append(volumes, vm.Volume{Name: name, Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: ref, ReadOnly: readOnly}})
+		if at != "" {
+			mounts = append(mounts, vm.Mount{Volume: name, Path: at, ReadOnly: readOnly})
+		}
+	}
+	return volumes, mounts, nil
+}

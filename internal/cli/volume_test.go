@@ -1,0 +1,123 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume/file"
+)
+
+// withVolumes returns the tests' node with a store of volumes.
+func withVolumes(t *testing.T) (n *node, s *file.Store) {
+	t.Helper()
+	s, err := file.New(t.Context(), file.Config{Dir: filepath.Join(t.TempDir(), "volumes")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return &node{volumes: s}, s
+}
+
+func TestVolumeVerbs(t *testing.T) {
+	n, store := withVolumes(t)
+	run := serve(t, n)
+	ok := func(args ...string) string {
+		t.Helper()
+		code, out, errs := run("", append([]string{"volume"}, args...)...)
+		if code != 0 {
+			t.Fatalf("%v: %d %s", args, code, errs)
+		}
+		return out
+	}
+	fails := func(want int, text string, args ...string) {
+		t.Helper()
+		if code, _, errs := run("", append([]string{"volume"}, args...)...); code != want || !strings.Contains(errs, text) {
+			t.Errorf("%v: %d %s", args, code, errs)
+		}
+	}
+	inspect := func(name string) (v nodejson.Volume) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(ok("inspect", name)), &v); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	if out := ok("list", "-o", "json"); out != "[]\n" {
+		t.Errorf("no volumes: %q", out)
+	}
+	ok("create", "data", "--size", "1M", "--label", "a=b")
+	v := inspect("data")
+	if v.Size != 1<<20 || v.Labels["a"] != "b" || !strings.HasPrefix(v.Serial, "vol-") || v.Attachments == nil || v.Kind != "file" {
+		t.Errorf("created %+v", v)
+	}
+	fails(2, "needs a size", "create", "other")
+	fails(2, "invalid volume size", "create", "other", "--size", "1")
+	ok("resize", "data", "2M")
+	fails(2, "smaller", "resize", "data", "1M")
+
+	from := filepath.Join(t.TempDir(), "raw")
+	if err := os.WriteFile(from, bytes.Repeat([]byte("x"), 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ok("import", "raw", from)
+	ok("snapshot", "create", "raw", "--name", "before")
+	ok("clone", "raw", "raw-2")
+	ok("clone", "--snapshot", "before", "raw-3", "--size", "2M")
+	ok("restore", "raw", "before")
+	ok("export", "raw-3", "-o", from+".out")
+	if got, err := os.ReadFile(from + ".out"); err != nil || len(got) != 2<<20 || !bytes.Equal(got[:1<<20], bytes.Repeat([]byte("x"), 1<<20)) {
+		t.Errorf("exported %d bytes, %v", len(got), err)
+	}
+	if out := ok("snapshot", "list", "-q"); out != "before\n" {
+		t.Errorf("snapshots: %q", out)
+	}
+	if out := ok("list", "-q"); out != "data\nraw\nraw-2\nraw-3\n" {
+		t.Errorf("volumes: %q", out)
+	}
+	if _, _, err := store.Attach(context.Background(), "data", vm.NewID(), false); err != nil {
+		t.Fatal(err)
+	}
+	fails(5, "attached", "rm", "data")
+	if out := ok("list"); !strings.Contains(out, inspectedVM(inspect("data"))) {
+		t.Errorf("the list does not name the VM: %s", out)
+	}
+	ok("rm", "raw", "raw-2", "raw-3")
+	ok("snapshot", "rm", "before")
+	if out := ok("snapshot", "list", "-o", "json"); out != "[]\n" {
+		t.Errorf("no snapshots: %q", out)
+	}
+}
+
+func inspectedVM(v nodejson.Volume) string { return string(v.Attachments[0].VM[:12]) }
+
+func TestRunWithVolumes(t *testing.T) {
+	n, _ := withVolumes(t)
+	run := serve(t, n)
+	if code, _, errs := run("", "vm", "create", "--volume", "data:/var/lib/db", "-v", "prod/more:/more:ro", "-v", "raw:ro", "demo"); code != 0 {
+		t.Fatal(errs)
+	}
+	want := []vm.Volume{
+		{Name: "data", Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: "data"}},
+		{Name: "prod-more", Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: "prod/more", ReadOnly: true}},
+		{Name: "raw", Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: "raw", ReadOnly: true}},
+	}
+	if got := n.launched.Volumes; !slices.EqualFunc(got, want, func(a, b vm.Volume) bool { return a.Name == b.Name && a.Kind == b.Kind && *a.Disk == *b.Disk }) {
+		t.Errorf("volumes %+v", got)
+	}
+	if got := n.launched.Mounts; !slices.Equal(got, []vm.Mount{{Volume: "data", Path: "/var/lib/db"}, {Volume: "prod-more", Path: "/more", ReadOnly: true}}) {
+		t.Errorf("mounts %+v", got)
+	}
+	for _, bad := range []string{"", ":/x", "data:x"} {
+		if code, _, errs := run("", "vm", "create", "--volume", bad, "demo"); code != 2 || !strings.Contains(errs, "VOLUME:/PATH") {
+			t.Errorf("%q: %d %s", bad, code, errs)
+		}
+	}
+}

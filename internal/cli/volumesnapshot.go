@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+func (a *app) volumeSnapshotCommand() *cobra.Command {
+	return group("snapshot", "Keep the content of volumes as it is",
+		`  cocoon volume snapshot create data --name before-upgrade
+  cocoon volume snapshot list
+  cocoon volume restore data before-upgrade`,
+		a.volumeSnapshotCreateCommand(), a.volumeSnapshotListCommand(), a.volumeSnapshotRmCommand())
+}
+
+func (a *app) volumeSnapshotCreateCommand() *cobra.Command {
+	var out format
+	var s volume.Spec
+	cmd := &cobra.Command{
+		Use: "create VOLUME --name NAME", Short: "Keep the content of a volume as it is", Args: cobra.ExactArgs(1),
+		Long:    "Keep the content of a volume as it is. A VM that writes to it must be stopped or hibernated." + volumeHelp,
+		Example: "  cocoon volume snapshot create data --name before-upgrade", ValidArgsFunction: inTurn(a.completeVolumes),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.withClient(func(c *nodeclient.Client) error {
+				stop := a.waiting(cmd.Context(), "saving "+args[0])
+				x, err := c.SaveVolume(cmd.Context(), args[0], s)
+				stop()
+				if err != nil {
+					return err
+				}
+				if out == formatJSON {
+					return printJSON(a.Stdout, nodejson.FromVolumeSnapshot(x))
+				}
+				return a.printVolumeSnapshots([]volume.Snapshot{x})
+			})
+		},
+	}
+	cmd.Flags().StringVar(&s.Name, "name", "", "name of the snapshot (default: one that the node chooses)")
+	outputFlag(cmd, &out)
+	return cmd
+}
+
+func (a *app) volumeSnapshotListCommand() *cobra.Command {
+	var out format
+	var quiet bool
+	cmd := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List snapshots of volumes", Args: cobra.NoArgs,
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
+			all, err := c.ListVolumeSnapshots(ctx)
+			switch {
+			case err != nil:
+				return err
+			case quiet:
+				for _, s := range all {
+					a.printf("%s\n", s.Owner.Qualify(s.Name))
+				}
+				return nil
+			case out == formatJSON:
+				list := make([]nodejson.VolumeSnapshot, len(all)) // prints [] when empty, never null
+				for i, s := range all {
+					list[i] = nodejson.FromVolumeSnapshot(s)
+				}
+				return printJSON(a.Stdout, list)
+			}
+			return a.printVolumeSnapshots(all)
+		}),
+	}
+	outputFlag(cmd, &out)
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
+	return cmd
+}
+
+func (a *app) printVolumeSnapshots(all []volume.Snapshot) error {
+	now := time.Now()
+	rows := make([][]string, len(all))
+	for i, s := range all {
+		rows[i] = []string{s.Owner.Qualify(s.Name), shortID(string(s.ID)), s.Source, s.Kind, FormatSize(s.Size), age(now, s.CreatedAt)}
+	}
+	return printTable(a.Stdout, []string{"NAME", "ID", "VOLUME", "KIND", "SIZE", "AGE"}, rows)
+}
+
+func (a *app) volumeSnapshotRmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rm SNAPSHOT...", Aliases: []string{"remove"}, Short: "Delete snapshots of volumes",
+		Long: "Delete snapshots of volumes. Volumes that were made of them stay.",
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVolumeSnapshots,
+		RunE: a.removing(func(ctx context.Context, c *nodeclient.Client, ref string) error {
+			return c.RemoveVolumeSnapshot(ctx, ref)
+		}),
+	}
+}
+
+// counting reports how many bytes were read.
+type counting struct {
+	io.Reader
+	report func(bytes int64) // nil: nobody asks
+	total  *int64
+}
+
+func newCounting(r io.Reader, report func(int64)) io.Reader { return counting{r, report, new(int64)} }
+
+func (c counting) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if *c.total += int64(n); c.report != nil {
+		c.report(*c.total)
+	}
+	return n, err
+}

@@ -1,0 +1,112 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/undo"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+// This file attaches volumes of the volume store to VMs. The store records who uses a volume. A VM keeps its volumes while it is
+// stopped or hibernated, and until it is removed.
+
+// designAttached finds the volumes that r asks for. It changes nothing.
+func (n *node) designAttached(ctx context.Context, r *vm.Record) error {
+	for _, v := range r.Spec.DiskVolumes() {
+		if n.volumes == nil {
+			return errdefs.Unsupportedf("volume %s: this node keeps no volumes", v.Name)
+		}
+		got, err := n.volumes.Get(ctx, v.Disk.Ref)
+		if err == nil {
+			_, err = got.Admits(r.ID, v.Disk.ReadOnly)
+		}
+		if err != nil {
+			return fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		if i := slices.IndexFunc(r.Attached, func(a vm.AttachedVolume) bool { return a.ID == got.ID }); i >= 0 {
+			return errdefs.Invalidf("the volumes %s and %s are the same disk %s; leave one out", r.Attached[i].Volume, v.Name, got.Name)
+		}
+		r.Attached = append(r.Attached, vm.AttachedVolume{Volume: v.Name, ID: got.ID, Serial: volume.Serial(got.ID)})
+	}
+	return nil
+}
+
+// withVolumes attaches the volumes of r and returns disks with those of the volumes as they are now. back, if not nil, undoes that.
+// It is idempotent.
+func (n *node) withVolumes(ctx context.Context, r vm.Record, disks []vm.Disk, back *undo.Stack) ([]vm.Disk, error) {
+	if len(r.Attached) == 0 {
+		return disks, nil
+	}
+	ctx = vm.OnBehalf(ctx, r.Owner)
+	disks = withoutVolumes(disks)
+	for _, a := range r.Attached {
+		i := slices.IndexFunc(r.Spec.Volumes, func(v vm.Volume) bool { return v.Name == a.Volume && v.Disk != nil })
+		if i < 0 {
+			return nil, errdefs.DataLossf("the record of the VM is damaged: it has volume %s attached and does not ask for it; remove the VM, which leaves the volume as it is", a.Volume)
+		}
+		if back != nil {
+			back.Push(func(ctx context.Context) error { return n.detachVolume(ctx, a.ID, r.ID) })
+		}
+		_, d, err := n.volumes.Attach(ctx, string(a.ID), r.ID, r.Spec.Volumes[i].Disk.ReadOnly)
+		if err != nil {
+			return nil, fmt.Errorf("attach volume %s: %w", a.Volume, err)
+		}
+		d.Serial, d.Role = a.Serial, vm.RoleVolume
+		disks = append(disks, d)
+	}
+	return disks, nil
+}
+
+// detachVolume ends the attachment of a volume to the VM id. It is no error if it has none.
+func (n *node) detachVolume(ctx context.Context, volume, id vm.ID) error {
+	err := n.volumes.Detach(vm.OnBehalf(ctx, vm.Owner{}), string(volume), id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// detachVolumes ends the attachments of m, whose process has ended. With thorough, the record may lack some of them.
+func (m *machine) detachVolumes(ctx context.Context, thorough bool) error {
+	if m.volumes == nil {
+		return nil
+	}
+	var ids []vm.ID
+	for _, a := range m.record().Attached {
+		ids = append(ids, a.ID)
+	}
+	if thorough {
+		all, err := m.volumes.List(vm.OnBehalf(ctx, vm.Owner{}))
+		if err != nil {
+			return err
+		}
+		for _, v := range all {
+			if v.AttachedTo(m.id) && !slices.Contains(ids, v.ID) {
+				ids = append(ids, v.ID)
+			}
+		}
+	}
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, m.detachVolume(ctx, id, m.id))
+	}
+	return errors.Join(errs...)
+}
+
+// savable refuses to save a VM for others, if it has volumes: its memory fits only the volumes as they are now.
+func savable(r vm.Record) error {
+	if len(r.Attached) == 0 {
+		return nil
+	}
+	return errdefs.Preconditionf("it uses volume %s, which is in no snapshot of a VM; take a snapshot of the volume instead, or hibernate the VM", r.Attached[0].Volume)
+}
+
+// withoutVolumes returns disks without those of volumes.
+func withoutVolumes(disks []vm.Disk) []vm.Disk {
+	return slices.DeleteFunc(slices.Clone(disks), func(d vm.Disk) bool { return d.Role == vm.RoleVolume })
+}

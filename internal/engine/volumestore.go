@@ -1,0 +1,152 @@
+package engine
+
+import (
+	"context"
+	"io"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+// Volumes is the volume store of the node as its users see it: the bytes of a volume are copied only while nobody writes to them.
+type Volumes struct {
+	volume.Store
+	node *node
+}
+
+// Volumes returns the volume store, or nil if the node keeps no volumes.
+func (e *Engine) Volumes() *Volumes {
+	if e.volumes == nil {
+		return nil
+	}
+	return &Volumes{Store: e.volumes, node: e.node}
+}
+
+// Snapshot implements volume.Snapshotter. FailedPrecondition while a VM that writes to the volume runs.
+func (v *Volumes) Snapshot(ctx context.Context, ref string, s volume.Spec) (out volume.Snapshot, err error) {
+	can, err := able[volume.Snapshotter](v)
+	if err != nil {
+		return out, err
+	}
+	err = v.still(ctx, ref, func(ctx context.Context) error {
+		out, err = can.Snapshot(ctx, ref, s)
+		return err
+	})
+	return out, err
+}
+
+// GetSnapshot implements volume.Snapshotter.
+func (v *Volumes) GetSnapshot(ctx context.Context, ref string) (volume.Snapshot, error) {
+	can, err := able[volume.Snapshotter](v)
+	if err != nil {
+		return volume.Snapshot{}, err
+	}
+	return can.GetSnapshot(ctx, ref)
+}
+
+// Snapshots implements volume.Snapshotter.
+func (v *Volumes) Snapshots(ctx context.Context) ([]volume.Snapshot, error) {
+	can, err := able[volume.Snapshotter](v)
+	if err != nil {
+		return nil, err
+	}
+	return can.Snapshots(ctx)
+}
+
+// FromSnapshot implements volume.Snapshotter.
+func (v *Volumes) FromSnapshot(ctx context.Context, ref string, s volume.Spec) (volume.Volume, error) {
+	can, err := able[volume.Snapshotter](v)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return can.FromSnapshot(ctx, ref, s)
+}
+
+// Restore implements volume.Snapshotter.
+func (v *Volumes) Restore(ctx context.Context, ref, snapshot string) (volume.Volume, error) {
+	can, err := able[volume.Snapshotter](v)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return can.Restore(ctx, ref, snapshot)
+}
+
+// DeleteSnapshot implements volume.Snapshotter.
+func (v *Volumes) DeleteSnapshot(ctx context.Context, ref string) error {
+	can, err := able[volume.Snapshotter](v)
+	if err != nil {
+		return err
+	}
+	return can.DeleteSnapshot(ctx, ref)
+}
+
+// Clone implements volume.Cloner. FailedPrecondition while a VM that writes to the volume runs.
+func (v *Volumes) Clone(ctx context.Context, ref string, s volume.Spec) (out volume.Volume, err error) {
+	can, err := able[volume.Cloner](v)
+	if err != nil {
+		return out, err
+	}
+	err = v.still(ctx, ref, func(ctx context.Context) error {
+		out, err = can.Clone(ctx, ref, s)
+		return err
+	})
+	return out, err
+}
+
+// Export implements volume.Carrier. FailedPrecondition while a VM has the volume attached to write.
+func (v *Volumes) Export(ctx context.Context, ref string, w io.Writer) error {
+	can, err := able[volume.Carrier](v)
+	if err != nil {
+		return err
+	}
+	return can.Export(ctx, ref, w)
+}
+
+// Import implements volume.Carrier.
+func (v *Volumes) Import(ctx context.Context, s volume.Spec, r io.Reader, progress func(bytes int64)) (volume.Volume, error) {
+	can, err := able[volume.Carrier](v)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return can.Import(ctx, s, r, progress)
+}
+
+// able returns the ability T of the store, or Unsupported.
+func able[T any](v *Volumes) (T, error) {
+	can, ok := volume.As[T](v.Store)
+	if !ok {
+		return can, errdefs.Unsupportedf("the volume store of this node cannot do that")
+	}
+	return can, nil
+}
+
+// still calls fn while no VM writes to the volume ref. It keeps the VM that has it attached from starting meanwhile.
+func (v *Volumes) still(caller context.Context, ref string, fn func(context.Context) error) error {
+	ctx, leave, err := v.node.life.enter(caller)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	got, err := v.Get(ctx, ref)
+	if err != nil {
+		return err
+	}
+	writer := got.Writer()
+	if writer == "" {
+		return fn(ctx)
+	}
+	release, err := v.node.vms.queue.Lock(ctx, writer)
+	if err != nil {
+		return v.node.life.ended(caller, err)
+	}
+	defer release()
+	m := v.node.vms.get(writer)
+	if m == nil {
+		return errdefs.Preconditionf("volume %s: VM %s, which has it attached, is not known here, and may write to it", got.Name, writer)
+	}
+	if r := m.record(); r.State == vm.StateRunning || r.State == vm.StateError {
+		return errdefs.Preconditionf("volume %s: VM %s (%s) may write to it; stop or hibernate that VM first", got.Name, r.Spec.Name, r.State)
+	}
+	return fn(ctx)
+}

@@ -1,0 +1,61 @@
+package nodejson
+
+import (
+	"time"
+
+	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+// Volume is a volume of the volume store.
+type Volume struct {
+	ID          vm.ID             `json:"id"`
+	Name        string            `json:"name"`
+	Owner       vm.Owner          `json:"owner,omitzero"` // absent: the operator of the node
+	Kind        string            `json:"kind"`
+	Size        int64             `json:"size"`      // bytes that a guest sees
+	Allocated   int64             `json:"allocated"` // bytes on the storage of the node
+	Serial      string            `json:"serial"`    // by which a guest finds the disk
+	From        string            `json:"from,omitempty"`
+	Attachments []Attachment      `json:"attachments"`
+	CreatedAt   time.Time         `json:"created_at"`
+	Labels      map[string]string `json:"labels,omitempty"`
+}
+
+// Attachment says that a VM uses a volume.
+type Attachment struct {
+	VM       vm.ID     `json:"vm_id"`
+	ReadOnly bool      `json:"ro"`
+	Since    time.Time `json:"since"`
+}
+
+// VolumeSnapshot is a snapshot of a volume.
+type VolumeSnapshot struct {
+	ID        vm.ID             `json:"id"`
+	Name      string            `json:"name"`
+	Owner     vm.Owner          `json:"owner,omitzero"` // absent: the operator of the node
+	Kind      string            `json:"kind"`
+	Volume    vm.ID             `json:"volume_id"`
+	Source    string            `json:"volume"` // name that the volume had
+	Size      int64             `json:"size"`   // bytes that a guest sees
+	CreatedAt time.Time         `json:"created_at"`
+	Labels    map[string]string `json:"labels,omitempty"`
+}
+
+// FromVolume returns v in its JSON form.
+func FromVolume(v nodewire.StoredVolume) Volume {
+	out := Volume{
+		ID: v.ID, Name: v.Name, Owner: v.Owner, Kind: v.Kind, Size: v.Size, Allocated: v.Allocated, Serial: volume.Serial(v.ID), From: v.From,
+		Attachments: make([]Attachment, len(v.Attachments)), CreatedAt: v.CreatedAt, Labels: v.Labels,
+	}
+	for i, a := range v.Attachments {
+		out.Attachments[i] = Attachment(a)
+	}
+	return out
+}
+
+// FromVolumeSnapshot returns s in its JSON form.
+func FromVolumeSnapshot(s volume.Snapshot) VolumeSnapshot {
+	return VolumeSnapshot(s)
+}
