@@ -198,16 +198,21 @@ func attachedScripts() map[string]script {
 		if err := createData(ctx, r); err != nil {
 			return err
 		}
-		_, err := r.Launch(ctx, attachedSpec("web"))
-		return errors.Join(err, until(ctx, r, ready))
+		if _, err := r.Launch(ctx, attachedSpec("web")); err != nil {
+			return err
+		}
+		return until(ctx, r, ready)
 	}
 	return map[string]script{
 		"launch attached": {
 			before: createData,
 			act: func(ctx context.Context, r *rig) error {
-				_, err := r.Launch(ctx, attachedSpec("web"))
-				return errors.Join(err, until(ctx, r, ready))
+				if _, err := r.Launch(ctx, attachedSpec("web")); err != nil {
+					return err
+				}
+				return until(ctx, r, ready)
 			},
+			only:  func(ctx context.Context, r *rig) error { _, err := r.Launch(ctx, attachedSpec("web")); return err },
 			after: []vm.State{"", vm.StateRunning},
 		},
 		"start attached": {

@@ -67,7 +67,7 @@ func faultAt(t *testing.T, op string, s script, at int64) bool {
 	if points.Load() < at {
 		return false
 	}
-	if (op == "create" || op == "launch") && err != nil {
+	if (op == "create" || op == "launch" || op == "launch attached") && err != nil {
 		wantClass(t, where, err, errdefs.ResourceExhausted)
 		if rec, err := r.Inspect(ctx, "web"); err == nil && rec.State != vm.StateError {
 			t.Errorf("%s: the VM is there, in state %s", where, rec.State)
