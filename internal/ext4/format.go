@@ -40,7 +40,7 @@ func Unfinished(head []byte) bool {
 	return len(head) >= len(unfinished) && string(head[:len(unfinished)]) == unfinished
 }
 
-// The features are those of the writable disks of VMs (package local): the kernel grows both in the same way.
+// These are the features of the writable disks of VMs (package local), so the kernel grows both in the same way.
 const (
 	formatCompat   = 0x4 | 0x8 | 0x20                      // has_journal, ext_attr, dir_index
 	formatIncompat = 0x2 | 0x40 | 0x80 | 0x200             // filetype, extent, 64bit, flex_bg

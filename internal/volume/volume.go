@@ -17,7 +17,7 @@ type Volume struct {
 	ID    vm.ID    `json:"id"`             // 26 characters, like the id of a VM
 	Name  string   `json:"name"`           // unique per owner, in the form of a VM's name
 	Owner vm.Owner `json:"owner,omitzero"` // set once; see Store
-	Kind  string   `json:"kind"`           // of the store that has it: "file", "lvm" or "block"
+	Kind  string   `json:"kind"`           // of the store that has it, such as "file"
 	Size  int64    `json:"size"`           // bytes that a guest sees, a multiple of Block
 
 	// From is the id of the volume or snapshot that this volume is a copy of; "" if it was created empty or imported.

@@ -9290,7 +9290,7 @@ type StoredVolume struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Owner         *Owner                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"` // absent: the operator of the node
-	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`   // of its store: file, lvm, block
+	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`   // of its store, such as file
 	Size          int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`  // bytes that a guest sees
 	From          string                 `protobuf:"bytes,6,opt,name=from,proto3" json:"from,omitempty"`   // the volume or snapshot that it is a copy of
 	Attachments   []*VolumeAttachment    `protobuf:"bytes,7,rep,name=attachments,proto3" json:"attachments,omitempty"`

@@ -141,7 +141,7 @@ func sizeIn(super []byte) (blocks, block uint64) {
 	return blocks, 1024 << u32(logBlockSize)
 }
 
-// State is what the superblock of a file system tells about the last use of it. The zero State is that of an orderly end.
+// State is the state of a file system in its superblock. The zero State is clean.
 type State struct {
 	Damaged bool // the kernel has found errors, or a file system without a journal was not unmounted
 	Replay  bool // its journal must be replayed, which the kernel does when it mounts it

@@ -34,7 +34,7 @@ type mark struct {
 	text string
 }
 
-// marks are in the order in which they are looked for: what fills the whole disk comes before what only describes its parts.
+// marks are sorted: Identify returns the first one that fits. Marks of a whole disk come before those of its parts.
 var marks = []mark{
 	{"LUKS encryption", 0, "LUKS\xba\xbe"},
 	{"LUKS encryption", 0x4000, "SKUL\xba\xbe"},

@@ -354,7 +354,7 @@ func (k *Keeper) Disks() (roots []*os.File) {
 // devices is the folder of the stage with the devices of volumes. No volume has such a name.
 const devices = ".devices"
 
-// makeDevice makes a device file of the disk dev. The stage allows no devices, so they have memory of their own.
+// makeDevice makes a device file for the disk dev. The stage is mounted without devices, so device files are on a tmpfs of their own.
 func (k *Keeper) makeDevice(v vm.Volume, dev string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dev, &st); err != nil {
