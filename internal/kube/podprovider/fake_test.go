@@ -209,19 +209,28 @@ func (e *engine) ReleaseContainer(ctx context.Context, ref, container string) er
 	return nil
 }
 
+// withContainers returns a copy of the record of a VM whose containers can be changed. Precondition: mu is held.
+func (e *engine) withContainers(ctx context.Context, ref string) (vm.Record, error) {
+	r := e.findFor(ctx, ref)
+	switch {
+	case r == nil:
+		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	case e.older, len(r.Containers) == 0:
+		return vm.Record{}, errdefs.Unsupportedf("not known")
+	}
+	return *r, nil
+}
+
 // AddContainer adds a container, which runs immediately.
 func (e *engine) AddContainer(ctx context.Context, ref string, c vm.Container) (vm.Record, error) {
 	leave, err := e.enter("add " + c.Name)
 	if err != nil {
 		return vm.Record{}, err
 	}
-	r := e.findFor(ctx, ref)
+	r, err := e.withContainers(ctx, ref)
 	leave()
-	switch {
-	case r == nil:
-		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
-	case e.older, len(r.Containers) == 0:
-		return vm.Record{}, errdefs.Unsupportedf("not known")
+	if err != nil {
+		return vm.Record{}, err
 	}
 	if err := c.ValidateEphemeral(); err != nil {
 		return vm.Record{}, err
@@ -242,13 +251,11 @@ func (e *engine) ResizeContainers(ctx context.Context, ref string, want map[stri
 	if err != nil {
 		return vm.Record{}, err
 	}
-	r, used := e.findFor(ctx, ref), e.used
+	r, err := e.withContainers(ctx, ref)
+	used := e.used
 	leave()
-	switch {
-	case r == nil:
-		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
-	case e.older, len(r.Containers) == 0:
-		return vm.Record{}, errdefs.Unsupportedf("not known")
+	if err != nil {
+		return vm.Record{}, err
 	}
 	next, err := r.Spec.Resized(want)
 	if err != nil {
