@@ -43,13 +43,21 @@ require (
 	k8s.io/apimachinery v0.37.1
 	k8s.io/apiserver v0.37.1
 	k8s.io/client-go v0.37.1
+	k8s.io/component-helpers v0.37.1
 	k8s.io/klog/v2 v2.140.0
 	k8s.io/kubelet v0.37.1
 	k8s.io/streaming v0.37.1
 	modernc.org/sqlite v1.60.1
 	sigs.k8s.io/controller-runtime v0.25.2
 	sigs.k8s.io/randfill v1.0.0
+	sigs.k8s.io/sig-storage-lib-external-provisioner/v13 v13.0.0
 	sigs.k8s.io/yaml v1.6.0
+)
+
+require (
+	github.com/kubernetes-csi/csi-lib-utils v0.22.0 // indirect
+	github.com/miekg/dns v1.1.68 // indirect
+	golang.org/x/mod v0.42.0 // indirect
 )
 
 require (

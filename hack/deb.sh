@@ -31,7 +31,7 @@ cocoon() {
   install -m 0640 deploy/systemd/epoch.env.example "$root"/etc/cocoon/epoch.env
   install -m 0640 deploy/vk-cocoon/vk-cocoon.env.example "$root"/etc/cocoon/vk-cocoon.env
   install -D -m 0644 -t "$root"/usr/share/cocoon/examples/vk-cocoon deploy/vk-cocoon/*.yaml
-  for part in approve policies wide; do
+  for part in approve policies volumes wide; do
     install -D -m 0644 -t "$root"/usr/share/cocoon/examples/vk-cocoon/$part deploy/vk-cocoon/$part/*.yaml
   done
   install -D -m 0644 -t "$root"/usr/share/cocoon/examples/crds deploy/crds/*.yaml

@@ -14,6 +14,21 @@ var Rights []byte
 //go:embed policies/rbac.yaml
 var NetworkPolicies []byte
 
+// Volumes lets nodes serve PersistentVolumeClaims.
+//
+//go:embed volumes/rbac.yaml
+var Volumes []byte
+
+// VolumePolicies limit each node to its own volumes.
+//
+//go:embed volumes/policy.yaml
+var VolumePolicies []byte
+
+// StorageClass is the storage class of the nodes' volumes, with their CSIDriver.
+//
+//go:embed volumes/class.yaml
+var StorageClass []byte
+
 // Policies prevent one node from acting on another.
 //
 //go:embed policy.yaml

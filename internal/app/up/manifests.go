@@ -30,12 +30,21 @@ var collections = map[string]string{
 	"ValidatingWebhookConfiguration":   "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
 	"ValidatingAdmissionPolicy":        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
 	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+	"CSIDriver":                        "/apis/storage.k8s.io/v1/csidrivers",
+	"StorageClass":                     "/apis/storage.k8s.io/v1/storageclasses",
 	"APIService":                       "/apis/apiregistration.k8s.io/v1/apiservices",
 }
 
-// baseManifests hold the objects that every instance has: our custom resources, and the rights of its nodes.
+// baseManifests hold the objects that every instance has: our custom resources, the rights of its nodes, and their storage class.
 var baseManifests = [][]byte{
-	crds.ImageMappings, crds.Sets, crds.Hibernations, crds.Placements, vkcocoon.Rights, vkcocoon.NetworkPolicies, vkcocoon.Policies, vkcocoon.Bootstrap,
+	crds.ImageMappings, crds.Sets, crds.Hibernations, crds.Placements,
+	vkcocoon.Rights, vkcocoon.NetworkPolicies, vkcocoon.Volumes, vkcocoon.VolumePolicies, vkcocoon.Policies, vkcocoon.Bootstrap,
+	defaultClass(vkcocoon.StorageClass),
+}
+
+// defaultClass makes the storage class in text the one of claims that name none: an instance has no other.
+func defaultClass(text []byte) []byte {
+	return bytes.Replace(text, []byte("\n  name: cocoon-local\n"), []byte("\n  name: cocoon-local\n  annotations: {storageclass.kubernetes.io/is-default-class: 'true'}\n"), 1)
 }
 
 // manifest is one object that must exist in the cluster.

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	vkcocoon "cocoonstack.io/cocoon/deploy/vk-cocoon"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
@@ -37,14 +39,35 @@ func TestManifestsHaveTheirPlaces(t *testing.T) {
 		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-placements",
 		"/apis/rbac.authorization.k8s.io/v1/clusterroles/cocoon-network-policies",
 		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-network-policies",
+		"/apis/rbac.authorization.k8s.io/v1/clusterroles/cocoon-volumes",
+		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-volumes",
+		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles/cocoon-volumes",
+		"/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings/cocoon-volumes",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-volumes",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-volumes",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-volume-room",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-volume-room",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-placements",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-placements",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-pod-annotations",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-pod-annotations",
 		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-node-bootstrap",
 		"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/cocoon-node-renewal",
+		"/apis/storage.k8s.io/v1/csidrivers/volume.cocoonstack.io",
+		"/apis/storage.k8s.io/v1/storageclasses/cocoon-local",
 	}; !slices.Equal(paths, want) {
 		t.Errorf("paths %q", paths)
+	}
+}
+
+// Claims of an instance that name no class have volumes of its nodes.
+func TestClassIsTheDefault(t *testing.T) {
+	list, err := manifests(defaultClass(vkcocoon.StorageClass))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := string(list[len(list)-1].body); !strings.Contains(last, `"storageclass.kubernetes.io/is-default-class":"true"`) {
+		t.Error(last)
 	}
 }
 
@@ -114,7 +137,7 @@ func TestManifestsAreAppliedUntilTheyAreThere(t *testing.T) {
 			t.Errorf("%s was sent %d times", path, n)
 		}
 	}
-	if len(tries) != 16 {
+	if len(tries) != 26 {
 		t.Errorf("sent: %v", tries)
 	}
 }

@@ -38,6 +38,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/kube/stats"
+	"cocoonstack.io/cocoon/internal/kube/storage"
 	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
@@ -137,6 +138,16 @@ func (n *Node) Run(ctx context.Context) error {
 	run("image mappings", parts.mappings.run)
 	run("services", parts.services.run)
 	run("network policies", parts.policies.Run)
+	if parts.storage != nil {
+		run("volumes of claims", func(ctx context.Context) error {
+			select {
+			case <-parts.node.Claimed(): // before that, the volumes may be of another machine
+				return parts.storage.Run(ctx)
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}
 	if n.service {
 		run("watchdog", func(ctx context.Context) error {
 			return service.Watchdog(ctx, func(context.Context) error {
@@ -193,6 +204,7 @@ type parts struct {
 	mappings mappings
 	services *services
 	policies *netpolicy.Enforcer
+	storage  *storage.Storage // nil: the runtime keeps no volumes
 	pods     informers.SharedInformerFactory
 	followCA func(context.Context) error
 }
@@ -254,6 +266,9 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		return nil, err
 	}
 	if p.mappings, err = n.mappings(c); err != nil {
+		return nil, err
+	}
+	if p.storage, err = n.storage(c, recorder, p.node); err != nil {
 		return nil, err
 	}
 	p.provider.OnHealth(func() {

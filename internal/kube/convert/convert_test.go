@@ -90,7 +90,6 @@ func TestCheckRefuses(t *testing.T) {
 		}, "at most 64 characters"},
 		"volume": {func(p *corev1.Pod) { p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "data"}) }, `volume "data"`},
 		"mount":  {on(func(c *corev1.Container) { c.VolumeMounts[0].MountPath = "/proc" }), "belongs to the guest's kernel"},
-		"device": {on(func(c *corev1.Container) { c.VolumeDevices = []corev1.VolumeDevice{{}} }), "volumeDevices"},
 		"host port over IPv6": {on(func(c *corev1.Container) {
 			c.Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 80, HostIP: "fd00::1"}}
 		}), "hostIP"},

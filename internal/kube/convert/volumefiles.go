@@ -31,6 +31,17 @@ type Source interface {
 	TrustBundle(ctx context.Context, name string) (*certv1.ClusterTrustBundle, error)
 	// TrustBundles returns the ClusterTrustBundles of a signer whose labels match.
 	TrustBundles(ctx context.Context, signer string, match labelset.Selector) ([]certv1.ClusterTrustBundle, error)
+	// Claim returns the disk of a PersistentVolumeClaim of pod's namespace. If ephemeral, the claim must have been made for pod.
+	// Errors: FailedPrecondition while pod cannot use it, or if there is no such claim.
+	Claim(ctx context.Context, pod *corev1.Pod, claim string, ephemeral bool) (Disk, error)
+}
+
+// Disk is the disk of a PersistentVolumeClaim.
+type Disk struct {
+	ID       string // in the volume store of the node
+	Device   bool   // containers use it as a device; else they mount its file system
+	FSType   string // "": the default
+	ReadOnly bool   // nobody may write to it
 }
 
 // Object names what a volume uses: a ConfigMap or Secret of the pod's namespace, a ClusterTrustBundle, or all
@@ -84,18 +95,55 @@ func Live(pod *corev1.Pod) (names []string, objects []Object) {
 	}))
 }
 
-// Fill reads the content of all volumes of pod concurrently. If an object that is not optional is missing, the error is
+// Fill reads the content of all volumes of pod concurrently, and finds the disks of its claims. If an object that is not optional is missing, the error is
 // FailedPrecondition and names the volume, and the pod waits for the object. Other errors are the Source's.
 func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes []vm.Volume) error {
 	errs := make([]error, len(volumes))
 	var wg sync.WaitGroup
 	for i := range volumes {
-		if volumes[i].Kind == vm.VolumeFiles {
+		switch volumes[i].Kind {
+		case vm.VolumeFiles:
 			wg.Go(func() { volumes[i].Files, errs[i] = Files(ctx, pod, node, from, volumes[i].Name) })
+		case vm.VolumeDisk:
+			wg.Go(func() { errs[i] = findDisk(ctx, pod, from, &volumes[i]) })
+		case vm.VolumeEmpty, vm.VolumeImage: // the guest makes the first, and the engine finds the second
 		}
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// findDisk replaces the name of v's claim by the disk that the claim has.
+func findDisk(ctx context.Context, pod *corev1.Pod, from Source, v *vm.Volume) error {
+	at := slices.IndexFunc(pod.Spec.Volumes, func(p corev1.Volume) bool { return p.Name == v.Name })
+	claim := v.Disk.Ref
+	d, err := from.Claim(ctx, pod, claim, pod.Spec.Volumes[at].Ephemeral != nil)
+	if err == nil {
+		err = d.fits(pod, v.Name, claim)
+	}
+	if err != nil {
+		return fmt.Errorf("MountVolume.SetUp failed for volume %q: %w", v.Name, err)
+	}
+	v.Disk.Ref, v.Disk.FSType, v.Disk.ReadOnly = d.ID, d.FSType, v.Disk.ReadOnly || d.ReadOnly
+	if d.Device {
+		v.Group = nil
+	}
+	return nil
+}
+
+// fits returns a FailedPrecondition error unless the containers of pod use volume in the mode that its claim has.
+func (d Disk) fits(pod *corev1.Pod, volume, claim string) error {
+	for _, c := range containers(pod) {
+		device := slices.ContainsFunc(c.VolumeDevices, func(d corev1.VolumeDevice) bool { return d.Name == volume })
+		mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
+		switch {
+		case d.Device && mounted:
+			return errdefs.Preconditionf("persistentvolumeclaim %q has volumeMode Block; container %s needs it in volumeDevices instead of volumeMounts", claim, c.Name)
+		case !d.Device && device:
+			return errdefs.Preconditionf("persistentvolumeclaim %q has volumeMode Filesystem; container %s needs it in volumeMounts instead of volumeDevices", claim, c.Name)
+		}
+	}
+	return nil
 }
 
 // Files returns the content of pod's volume called name. Errors: those of Fill.

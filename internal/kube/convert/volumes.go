@@ -34,9 +34,6 @@ func checkVolumes(pod *corev1.Pod) field.ErrorList {
 				errs = append(errs, field.Forbidden(at.Child("volumeMounts").Index(j).Child("mountPropagation"), noPropagation(m)))
 			}
 		}
-		if len(c.VolumeDevices) > 0 {
-			errs = append(errs, field.Forbidden(at.Child("volumeDevices"), "a VM cannot have volumes on disks yet"))
-		}
 	}
 	return errs
 }
@@ -67,6 +64,8 @@ func unservable(v *corev1.Volume) string {
 			}
 		}
 		return ""
+	case v.PersistentVolumeClaim != nil, v.Ephemeral != nil:
+		return ""
 	case v.HostPath != nil:
 		return "a VM cannot reach hostPath, which is a folder of the node"
 	case v.Image != nil:
@@ -76,7 +75,7 @@ func unservable(v *corev1.Volume) string {
 		return ""
 	}
 	if kind := kindOf(v.VolumeSource); kind != "" {
-		return kind + ": a VM cannot have volumes on disks yet"
+		return kind + ": a VM cannot have such a volume; use a PersistentVolumeClaim"
 	}
 	return "the volume has no source"
 }
@@ -116,9 +115,26 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 		if v.Image != nil {
 			def.Kind, def.Image = vm.VolumeImage, v.Image.Reference
 		}
+		if claim := ClaimName(pod, v); claim != "" { // Fill replaces the name by the id of the claim's volume
+			def.Kind, def.Disk = vm.VolumeDisk, &vm.VolumeUse{Ref: claim, ReadOnly: v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly}
+			sc := pod.Spec.SecurityContext
+			def.Disk.GroupOnMismatch = sc != nil && sc.FSGroupChangePolicy != nil && *sc.FSGroupChangePolicy == corev1.FSGroupChangeOnRootMismatch
+		}
 		out = append(out, def)
 	}
 	return out
+}
+
+// ClaimName returns the name of the PersistentVolumeClaim that volume v of pod uses, in pod's namespace, or "" if v uses none. The
+// claim of an ephemeral volume has the names of the pod and the volume.
+func ClaimName(pod *corev1.Pod, v *corev1.Volume) string {
+	switch {
+	case v.PersistentVolumeClaim != nil:
+		return v.PersistentVolumeClaim.ClaimName
+	case v.Ephemeral != nil:
+		return pod.Name + "-" + v.Name
+	}
+	return ""
 }
 
 // ImageVolumes returns the volumes of pod with the files of images, which the pod's VM has because containers mount them.
@@ -132,13 +148,13 @@ func ImageVolumes(pod *corev1.Pod) (out []*corev1.Volume) {
 	return out
 }
 
-// uses reports whether c mounts a volume, or has variables from files in it.
+// uses reports whether c mounts a volume, has it as a device, or has variables from files in it.
 func uses(c *corev1.Container, volume string) bool {
-	return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume }) ||
+	return slices.ContainsFunc(c.VolumeDevices, func(d corev1.VolumeDevice) bool { return d.Name == volume }) || slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume }) ||
 		slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return inFile(e) && e.ValueFrom.FileKeyRef.VolumeName == volume })
 }
 
-// mounts returns the mounts of a container. A mount comes before the mounts inside it.
+// mounts returns the mounts and devices of a container. A mount comes before the mounts inside it.
 func mounts(c *corev1.Container, values map[string]string) []vm.Mount {
 	var out []vm.Mount
 	for _, m := range c.VolumeMounts {
@@ -152,6 +168,9 @@ func mounts(c *corev1.Container, values map[string]string) []vm.Mount {
 			}
 		}
 		out = append(out, mount)
+	}
+	for _, d := range c.VolumeDevices {
+		out = append(out, vm.Mount{Volume: d.Name, Path: path.Clean("/" + d.DevicePath), Device: true})
 	}
 	slices.SortStableFunc(out, func(a, b vm.Mount) int { return strings.Count(a.Path, "/") - strings.Count(b.Path, "/") })
 	return out

@@ -70,6 +70,20 @@ func (c depot) TrustBundle(_ context.Context, name string) (*certv1.ClusterTrust
 	return nil, errdefs.NotFoundf("no such object")
 }
 
+func (c depot) Claim(_ context.Context, pod *corev1.Pod, claim string, ephemeral bool) (Disk, error) {
+	switch {
+	case claim == "data" && !ephemeral:
+		return Disk{ID: "01data", FSType: "xfs"}, nil
+	case claim == "raw" && !ephemeral:
+		return Disk{ID: "01raw", Device: true}, nil
+	case claim == "old" && !ephemeral:
+		return Disk{ID: "01old", ReadOnly: true}, nil
+	case claim == pod.Name+"-tmp" && ephemeral:
+		return Disk{ID: "01tmp"}, nil
+	}
+	return Disk{}, errdefs.Preconditionf("persistentvolumeclaim %q not found", claim)
+}
+
 func (c depot) TrustBundles(_ context.Context, signer string, match labelset.Selector) ([]certv1.ClusterTrustBundle, error) {
 	return slices.DeleteFunc(slices.Clone(trustedBundles), func(b certv1.ClusterTrustBundle) bool {
 		return b.Spec.SignerName != signer || !match.Matches(labelset.Set(b.Labels))
@@ -87,16 +101,14 @@ func ref(name string) corev1.LocalObjectReference { return corev1.LocalObjectRef
 
 func TestVolumesThatAreRefused(t *testing.T) {
 	for want, src := range map[string]corev1.VolumeSource{
-		"a VM cannot reach hostPath":                               {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
-		"persistentVolumeClaim: a VM cannot have volumes on disks": {PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}},
-		"nfs: a VM cannot have volumes on disks yet":               {NFS: &corev1.NFSVolumeSource{}},
-		"csi: a VM cannot have volumes on disks yet":               {CSI: &corev1.CSIVolumeSource{}},
-		"ephemeral: a VM cannot have volumes on disks yet":         {Ephemeral: &corev1.EphemeralVolumeSource{}},
-		"gitRepo: a VM cannot have volumes on disks yet":           {GitRepo: &corev1.GitRepoVolumeSource{}},
-		"the volume names no image":                                {Image: &corev1.ImageVolumeSource{}},
-		"the volume has no source":                                 {},
-		`emptyDir medium "HugePages"`:                              {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
-		"this node does not support the projected source":          {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{}}}},
+		"a VM cannot reach hostPath":                      {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
+		"nfs: a VM cannot have such a volume":             {NFS: &corev1.NFSVolumeSource{}},
+		"csi: a VM cannot have such a volume":             {CSI: &corev1.CSIVolumeSource{}},
+		"gitRepo: a VM cannot have such a volume":         {GitRepo: &corev1.GitRepoVolumeSource{}},
+		"the volume names no image":                       {Image: &corev1.ImageVolumeSource{}},
+		"the volume has no source":                        {},
+		`emptyDir medium "HugePages"`:                     {EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumHugePages}},
+		"this node does not support the projected source": {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{}}}},
 	} {
 		err := Check(plain(vol("data", src))).ToAggregate()
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `volume "data"`) {
@@ -108,6 +120,8 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		{Secret: &corev1.SecretVolumeSource{}},
 		{DownwardAPI: &corev1.DownwardAPIVolumeSource{}},
 		{EmptyDir: &corev1.EmptyDirVolumeSource{}},
+		{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}},
+		{Ephemeral: &corev1.EphemeralVolumeSource{}},
 		{Image: &corev1.ImageVolumeSource{Reference: "demo"}},
 		{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}},
 		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{}}}}},

@@ -128,6 +128,9 @@ func (c *creation) boot(ctx context.Context, pod *corev1.Pod) turn {
 		}
 		return rec, err
 	})
+	if errdefs.IsFailedPrecondition(err) && len(spec.DiskVolumes()) > 0 { // as with the kubelet, a pod whose volume another one uses is shown as being created
+		return c.retry(ctx, podstatus.ReasonCreating, err, time.Second, 30*time.Second)
+	}
 	return c.created(ctx, rec, err, modeRun, c.cfg.BackoffBase, c.cfg.BackoffMax)
 }
 

@@ -14,7 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func mounting(name string, src corev1.VolumeSource) func(*corev1.Pod) {
@@ -138,6 +141,55 @@ func TestTokensAreRenewed(t *testing.T) {
 		}
 		if n := asked.Load(); n != 2 {
 			t.Errorf("%d token requests", n)
+		}
+	})
+}
+
+// While another VM has the volume, the pod is shown as being created, as with the kubelet, and starts soon after it is free.
+func TestPodWaitsForAVolumeInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine()
+		var free atomic.Bool
+		var asked vm.Volume
+		e.launchAt = func(s vm.Spec) error {
+			if !free.Load() {
+				return errdefs.Preconditionf("volume data: it is attached to VM x, to read and write; remove that VM first")
+			}
+			asked = s.DiskVolumes()[0]
+			return nil
+		}
+		w := start(t, e)
+		defer func() { w.stop() }()
+		w.create(pod(mounting("data", corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}})))
+		waits := func(want string) {
+			t.Helper()
+			got := w.after(5 * time.Second)
+			waiting := got.Status.ContainerStatuses[0].State.Waiting
+			if waiting == nil || waiting.Reason != podstatus.ReasonCreating || !strings.Contains(waiting.Message, want) {
+				t.Fatalf("the pod is %+v, want %q", got.Status, want)
+			}
+		}
+		waits(`persistentvolumeclaim "data" not found`)
+		core := w.client.CoreV1()
+		if _, err := core.PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+			ClaimRef: &corev1.ObjectReference{UID: "claim"}, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: contract.VolumeDriver, VolumeHandle: "01disk"}},
+		}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := core.PersistentVolumeClaims("default").Create(t.Context(), &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Name: "data", UID: "claim"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+		}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(30 * time.Second)
+		waits("it is attached to VM x")
+		if told := w.told(); strings.Count(told, "FailedMount") != 2 {
+			t.Errorf("told: %s", told)
+		}
+		free.Store(true)
+		if got := w.after(31 * time.Second); got.Status.Phase != corev1.PodRunning || asked.Disk.Ref != "01disk" {
+			t.Errorf("the pod is %s, its VM asked for %+v", sketch(got), asked.Disk)
 		}
 	})
 }

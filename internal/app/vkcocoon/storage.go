@@ -1,0 +1,74 @@
+package vkcocoon
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
+
+	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/kube/node"
+	"cocoonstack.io/cocoon/internal/kube/storage"
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+// storage makes the part that serves claims. nil: the VMs are reached by the cocoon binary, which gives no access to volumes.
+func (n *Node) storage(c clients, events record.EventRecorder, self *node.Node) (*storage.Storage, error) {
+	volumes := volumesOf(n.runtime)
+	if volumes == nil {
+		return nil, nil
+	}
+	s, err := storage.New(storage.Config{
+		Node: n.cfg.NodeName, Client: c.main, Volumes: volumes, Events: events, Log: n.log,
+		Free: func() int64 {
+			room := self.Object().Status.Allocatable[corev1.ResourceEphemeralStorage]
+			return room.Value()
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up volumes: %w", err)
+	}
+	return s, nil
+}
+
+// volumesOf returns the volumes of a runtime: those of the engine in this process, or those behind a node API. nil: it has none.
+func volumesOf(r Runtime) storage.Volumes {
+	switch r := r.(type) {
+	case interface{ Volumes() *engine.Volumes }:
+		if v := r.Volumes(); v != nil {
+			return v
+		}
+	case *nodeclient.Client:
+		return remoteVolumes{r}
+	}
+	return nil
+}
+
+// remoteVolumes are the volumes behind a node API.
+type remoteVolumes struct{ c *nodeclient.Client }
+
+func (r remoteVolumes) Create(ctx context.Context, s volume.Spec) (volume.Volume, error) {
+	v, err := r.c.CreateVolume(ctx, s)
+	return v.Volume, err
+}
+
+func (r remoteVolumes) Clone(ctx context.Context, ref string, s volume.Spec) (volume.Volume, error) {
+	v, err := r.c.CloneVolume(ctx, ref, s)
+	return v.Volume, err
+}
+
+func (r remoteVolumes) Get(ctx context.Context, ref string) (volume.Volume, error) {
+	v, err := r.c.GetVolume(ctx, ref)
+	return v.Volume, err
+}
+
+func (r remoteVolumes) Resize(ctx context.Context, ref string, size int64) (volume.Volume, error) {
+	v, err := r.c.ResizeVolume(ctx, ref, size)
+	return v.Volume, err
+}
+
+func (r remoteVolumes) Delete(ctx context.Context, ref string) error {
+	return r.c.RemoveVolume(ctx, ref)
+}

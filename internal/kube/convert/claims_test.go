@@ -1,0 +1,78 @@
+package convert
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
+	corev1 "k8s.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func ofClaim(name string, readOnly bool) corev1.VolumeSource {
+	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name, ReadOnly: readOnly}}
+}
+
+// device gives a container a claim as a device instead of a mount.
+func device(name string, src corev1.VolumeSource) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: src})
+		p.Spec.Containers[0].VolumeDevices = append(p.Spec.Containers[0].VolumeDevices, corev1.VolumeDevice{Name: name, DevicePath: "/dev/" + name})
+	}
+}
+
+func TestDisksOfClaims(t *testing.T) {
+	pod := plain(
+		vol("data", ofClaim("data", false)), vol("reader", ofClaim("data", true)), vol("old", ofClaim("old", false)),
+		vol("tmp", corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}), device("raw", ofClaim("raw", false)),
+		func(p *corev1.Pod) {
+			p.Spec.SecurityContext.FSGroup = ptr(int64(2000))
+			p.Spec.SecurityContext.FSGroupChangePolicy = ptr(corev1.FSGroupChangeOnRootMismatch)
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "unused", VolumeSource: ofClaim("nobody", false)})
+		})
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	s := Spec(pod, Node{}, nil)
+	if err := Fill(t.Context(), pod, Node{}, depot{}, s.Volumes); err != nil {
+		t.Fatal(err)
+	}
+	use := func(id, fs string, readOnly bool) *vm.VolumeUse {
+		return &vm.VolumeUse{Ref: id, ReadOnly: readOnly, FSType: fs, GroupOnMismatch: true}
+	}
+	group := ptr(int64(2000))
+	want := []vm.Volume{
+		{Name: "data", Kind: vm.VolumeDisk, Group: group, Disk: use("01data", "xfs", false)},
+		{Name: "reader", Kind: vm.VolumeDisk, Group: group, Disk: use("01data", "xfs", true)},
+		{Name: "old", Kind: vm.VolumeDisk, Group: group, Disk: use("01old", "", true)},
+		{Name: "tmp", Kind: vm.VolumeDisk, Group: group, Disk: use("01tmp", "", false)},
+		{Name: "raw", Kind: vm.VolumeDisk, Disk: use("01raw", "", false)},
+	}
+	got := slices.DeleteFunc(s.Volumes, func(v vm.Volume) bool { return v.Kind != vm.VolumeDisk })
+	if d := diff.Of(want, got); d != "" {
+		t.Errorf("volumes (-want +got):\n%s", d)
+	}
+	if mounts := s.Containers[0].Mounts; !slices.Contains(mounts, vm.Mount{Volume: "raw", Path: "/dev/raw", Device: true}) {
+		t.Errorf("mounts %+v", mounts)
+	}
+}
+
+func TestDisksThatDoNotFit(t *testing.T) {
+	for want, change := range map[string]func(*corev1.Pod){
+		`"raw" has volumeMode Block; container c needs it in volumeDevices`:      vol("x", ofClaim("raw", false)),
+		`"data" has volumeMode Filesystem; container c needs it in volumeMounts`: device("x", ofClaim("data", false)),
+	} {
+		pod := plain(change)
+		err := Fill(t.Context(), pod, Node{}, depot{}, Spec(pod, Node{}, nil).Volumes)
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `volume "x"`) {
+			t.Errorf("%v, want %q in it", err, want)
+		}
+	}
+	pod := plain(vol("x", ofClaim("nobody", false)))
+	if err := Fill(t.Context(), pod, Node{}, depot{}, Spec(pod, Node{}, nil).Volumes); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), `volume "x"`) {
+		t.Errorf("a missing claim: %v", err)
+	}
+}

@@ -1,0 +1,95 @@
+package podvolumes
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
+)
+
+func TestClaim(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "pod"}}
+	for name, c := range map[string]struct {
+		claim     func(*corev1.PersistentVolumeClaim)
+		volume    func(*corev1.PersistentVolume)
+		ephemeral bool
+		want      convert.Disk
+		refused   string
+	}{
+		"bound": {want: convert.Disk{ID: "01disk", FSType: "ext4"}},
+		"block": {volume: func(v *corev1.PersistentVolume) { v.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) }, want: convert.Disk{ID: "01disk", FSType: "ext4", Device: true}},
+		"only for readers": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany}
+			},
+			want: convert.Disk{ID: "01disk", FSType: "ext4", ReadOnly: true},
+		},
+		"ephemeral": {
+			claim: func(c *corev1.PersistentVolumeClaim) {
+				c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "web", UID: "pod", Controller: new(true)}}
+			},
+			ephemeral: true, want: convert.Disk{ID: "01disk", FSType: "ext4"},
+		},
+		"ephemeral, of an earlier pod": {
+			claim: func(c *corev1.PersistentVolumeClaim) {
+				c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "web", UID: "older", Controller: new(true)}}
+			},
+			ephemeral: true, refused: "was not made for the pod",
+		},
+		"ephemeral, of nobody": {ephemeral: true, refused: "was not made for the pod"},
+		"pending":              {claim: func(c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimPending }, refused: "is not bound"},
+		"being deleted":        {claim: func(c *corev1.PersistentVolumeClaim) { c.DeletionTimestamp = new(metav1.Now()) }, refused: "is being deleted"},
+		"of another claim": {
+			volume:  func(v *corev1.PersistentVolume) { v.Spec.ClaimRef.UID = "other" },
+			refused: `persistentvolume "pv", which persistentvolumeclaim "data" names, belongs to another claim`,
+		},
+		"of nobody's": {volume: func(v *corev1.PersistentVolume) { v.Spec.ClaimRef = nil }, refused: "belongs to another claim"},
+		"of another driver": {
+			volume:  func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "example.com/disks" },
+			refused: "is not of driver " + contract.VolumeDriver,
+		},
+		"of another kind": {
+			volume:  func(v *corev1.PersistentVolume) { v.Spec.CSI, v.Spec.NFS = nil, &corev1.NFSVolumeSource{} },
+			refused: "is not of driver " + contract.VolumeDriver,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			claim := &corev1.PersistentVolumeClaim{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data", UID: "claim"},
+				Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+			}
+			volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}, ClaimRef: &corev1.ObjectReference{UID: "claim"},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: contract.VolumeDriver, VolumeHandle: "01disk", FSType: "ext4"}},
+			}}
+			if c.claim != nil {
+				c.claim(claim)
+			}
+			if c.volume != nil {
+				c.volume(volume)
+			}
+			o := NewObjects(fake.NewClientset(claim, volume), slog.New(slog.DiscardHandler))
+			got, err := o.Claim(t.Context(), pod, "data", c.ephemeral)
+			if c.refused != "" {
+				if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), c.refused) {
+					t.Errorf("%v, want %q in it", err, c.refused)
+				}
+				return
+			}
+			if err != nil || got != c.want {
+				t.Errorf("%+v, %v; want %+v", got, err, c.want)
+			}
+		})
+	}
+	o := NewObjects(fake.NewClientset(), slog.New(slog.DiscardHandler))
+	if _, err := o.Claim(t.Context(), pod, "data", false); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "not found") {
+		t.Errorf("a missing claim: %v", err)
+	}
+}

@@ -1,0 +1,148 @@
+package storage
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+// The reasons of Events about a volume that grows are those of the cluster's own resizer.
+const (
+	eventGrown  = "VolumeResizeSuccessful"
+	eventFailed = "VolumeResizeFailed"
+)
+
+// claimed queues a claim that asks for more than it has.
+func (s *Storage) claimed(obj any) {
+	claim, ok := obj.(*corev1.PersistentVolumeClaim)
+	if ok && claim.Status.Phase == corev1.ClaimBound && grows(claim) {
+		s.grown.Add(cache.MetaObjectToName(claim))
+	}
+}
+
+// grows reports whether claim asks for more space than it has.
+func grows(claim *corev1.PersistentVolumeClaim) bool {
+	has, want := claim.Status.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	return want.Cmp(has) > 0
+}
+
+// grow serves the queue of claims that ask for more until ctx ends.
+func (s *Storage) grow(ctx context.Context) {
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for {
+				key, end := s.grown.Get()
+				if end {
+					return
+				}
+				s.tryGrow(ctx, key)
+			}
+		})
+	}
+	<-ctx.Done()
+	s.grown.ShutDown()
+	wg.Wait()
+}
+
+// tryGrow grows one claim, and queues it again if that fails.
+func (s *Storage) tryGrow(ctx context.Context, key cache.ObjectName) {
+	defer s.grown.Done(key)
+	err := s.growClaim(ctx, key)
+	if err == nil || ctx.Err() != nil {
+		s.grown.Forget(key)
+		return
+	}
+	s.grown.AddRateLimited(key)
+	if apierrors.IsForbidden(err) { // the API server lets a node write the status of claims that its pods use: this waits for a pod
+		s.Log.Debug("claim not told that its volume has grown", "claim", key.String(), "err", err)
+		return
+	}
+	s.Log.Warn("volume not grown", "claim", key.String(), "err", err)
+}
+
+// growClaim gives a claim the space that it asks for: first the volume grows, then its PersistentVolume says so, then the claim. Each
+// step may be repeated.
+func (s *Storage) growClaim(ctx context.Context, key cache.ObjectName) error {
+	claim, err := s.claims.PersistentVolumeClaims(key.Namespace).Get(key.Name)
+	if apierrors.IsNotFound(err) || err == nil && (claim.DeletionTimestamp != nil || !grows(claim)) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	pv, err := s.volumes.Get(claim.Spec.VolumeName)
+	if apierrors.IsNotFound(err) || err == nil && (s.mine(pv) == nil || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	size, err := s.resize(ctx, claim, pv)
+	if err != nil {
+		s.Events.Eventf(claim, corev1.EventTypeWarning, eventFailed, "Volume %s cannot grow: %s", pv.Name, err)
+		return err
+	}
+	s.poke()
+	if err := s.sayCapacity(ctx, pv, size); err != nil {
+		return err
+	}
+	if err := s.sayClaimed(ctx, claim, size); err != nil {
+		return err
+	}
+	s.Events.Eventf(claim, corev1.EventTypeNormal, eventGrown, "Volume %s has %s now", pv.Name, size.String())
+	return nil
+}
+
+// resize grows the volume of claim.
+func (s *Storage) resize(ctx context.Context, claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) (*resource.Quantity, error) {
+	want := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	size, err := volume.RoundSize(want.Value())
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.Volumes.Resize(behalf(ctx, claim.Namespace), pv.Spec.CSI.VolumeHandle, size)
+	if err != nil {
+		return nil, err
+	}
+	return resource.NewQuantity(v.Size, resource.BinarySI), nil
+}
+
+// sayCapacity writes the size of a volume to its PersistentVolume.
+func (s *Storage) sayCapacity(ctx context.Context, pv *corev1.PersistentVolume, size *resource.Quantity) error {
+	if has := pv.Spec.Capacity[corev1.ResourceStorage]; has.Cmp(*size) == 0 {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"capacity": corev1.ResourceList{corev1.ResourceStorage: *size}}})
+	if err == nil {
+		_, err = s.Client.CoreV1().PersistentVolumes().Patch(ctx, pv.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("write the capacity of persistentvolume %s: %w", pv.Name, err)
+	}
+	return nil
+}
+
+// sayClaimed writes the size of a volume to its claim, and removes what the status said about its growth.
+func (s *Storage) sayClaimed(ctx context.Context, claim *corev1.PersistentVolumeClaim, size *resource.Quantity) error {
+	claim = claim.DeepCopy()
+	claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: *size}
+	claim.Status.Conditions = slices.DeleteFunc(claim.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
+		return c.Type == corev1.PersistentVolumeClaimResizing || c.Type == corev1.PersistentVolumeClaimFileSystemResizePending
+	})
+	if _, err := s.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("write the capacity of claim %s: %w", claim.Name, err)
+	}
+	return nil
+}
