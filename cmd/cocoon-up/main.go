@@ -1,5 +1,5 @@
 // Command cocoon-up is a Kubernetes control plane for one machine, kubectl,
-// metrics-server, kube-proxy, CoreDNS and cocoon-scheduler in one binary. The "cocoon up" verb writes its configuration and starts it.
+// metrics-server, kube-proxy, CoreDNS, snapshot-controller and cocoon-scheduler in one binary. The "cocoon up" verb writes its configuration and starts it.
 package main
 
 import (
@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/kubeproxy"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/metricsserver"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/scheduler"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/snapshotcontroller"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/version"
 )
 
@@ -22,6 +23,7 @@ const usage = `usage: cocoon-up control-plane --config FILE
        cocoon-up cocoon-scheduler FLAGS...
        cocoon-up kube-proxy FLAGS...
        cocoon-up coredns --conf FILE
+       cocoon-up snapshot-controller --kubeconfig FILE
        cocoon-up version
 `
 
@@ -38,6 +40,8 @@ func main() {
 		os.Exit(kubeproxy.Main(args))
 	case applet.CoreDNS:
 		os.Exit(coredns.Main(args, os.Stderr))
+	case applet.Snapshots:
+		os.Exit(snapshotcontroller.Main(args, os.Stderr))
 	case applet.Scheduler:
 		os.Exit(scheduler.Main(args))
 	case applet.Version:

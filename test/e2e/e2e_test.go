@@ -69,7 +69,7 @@ func sharedCluster() (string, error) {
 		if shared.dir, shared.err = os.MkdirTemp("", "cocoon-e2e-"); shared.err != nil {
 			return
 		}
-		out, err := exec.Command(filepath.Join(bin(), "cocoon"), "up", "--dir", shared.dir, "--detach", "--with", "metrics-server", "--allow-images", "127.0.0.1").CombinedOutput()
+		out, err := exec.Command(filepath.Join(bin(), "cocoon"), "up", "--dir", shared.dir, "--detach", "--with", "metrics-server,snapshot-controller", "--allow-images", "127.0.0.1").CombinedOutput()
 		if err != nil {
 			shared.err = fmt.Errorf("cocoon up: %w\n%s", err, out)
 		}

@@ -32,6 +32,7 @@ var collections = map[string]string{
 	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 	"CSIDriver":                        "/apis/storage.k8s.io/v1/csidrivers",
 	"StorageClass":                     "/apis/storage.k8s.io/v1/storageclasses",
+	"VolumeSnapshotClass":              snapshotsAPI + "/volumesnapshotclasses",
 	"APIService":                       "/apis/apiregistration.k8s.io/v1/apiservices",
 }
 

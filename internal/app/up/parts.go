@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/deploy/manager"
+	"cocoonstack.io/cocoon/deploy/snapshots"
 	"cocoonstack.io/cocoon/internal/atomicfile"
 )
 
@@ -21,9 +22,11 @@ const (
 	partManager       = "manager"        // the controllers
 	partScheduler     = "scheduler"      // cocoon-scheduler, replaces the control plane's own
 	partMetricsServer = "metrics-server" // kubectl top, autoscaling
+
+	partSnapshots = "snapshot-controller" // snapshots of volumes
 )
 
-var parts = []string{partEpoch, partManager, partScheduler, partMetricsServer}
+var parts = []string{partEpoch, partManager, partScheduler, partMetricsServer, partSnapshots}
 
 // part is one such program.
 type part struct {
@@ -47,6 +50,8 @@ func (in *instance) part(name string) part {
 		return in.manager()
 	case partScheduler:
 		return in.scheduler()
+	case partSnapshots:
+		return in.snapshotController()
 	}
 	panic("unknown part " + name)
 }
@@ -82,6 +87,22 @@ func (in *instance) manager() part {
 		ready:   func(ctx context.Context) bool { return answers(ctx, "http://"+probe+"/readyz") },
 	}
 }
+
+// snapshotController is the controller of the API of volume snapshots. The nodes take the snapshots.
+func (in *instance) snapshotController() part {
+	kubeconfig := in.config("snapshot-controller.kubeconfig")
+	return part{
+		child: child{
+			name: partSnapshots, path: in.opts.Assets.ControlPlane, log: in.layout.log(partSnapshots), stop: stopPart,
+			args: []string{partSnapshots, "--kubeconfig=" + kubeconfig},
+		},
+		prepare: func() error { return writeKubeconfig(kubeconfig, in.pki, in.settings, partSnapshots) },
+		install: [][]byte{snapshots.Snapshots, snapshots.Contents, snapshots.Classes, snapshots.Rights, snapshots.Class},
+		ready:   func(ctx context.Context) bool { return in.api.get(ctx, snapshotsAPI, nil) },
+	}
+}
+
+const snapshotsAPI = "/apis/snapshot.storage.k8s.io/v1"
 
 func (in *instance) webhookAddr() string {
 	return fmt.Sprintf("%s:%d", nodeIP, in.settings.WebhookPort)

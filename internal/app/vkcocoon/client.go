@@ -26,6 +26,7 @@ type clients struct {
 	main   kubernetes.Interface
 	events kubernetes.Interface
 	custom dynamic.Interface // of custom resources
+	json   *rest.Config      // for other clients of custom resources, which have no protobuf
 }
 
 // connect reads the credentials and makes the clients. It sends nothing yet.
@@ -35,6 +36,8 @@ func connect(cfg Config) (clients, error) {
 		return clients{}, err
 	}
 	rc.UserAgent = "vk-cocoon/" + cfg.Version
+	plain := rest.CopyConfig(rc)
+	plain.QPS, plain.Burst = mainQPS, mainBurst
 	rc.ContentType = "application/vnd.kubernetes.protobuf"
 	rc.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	paced := func(qps float32, burst int) *rest.Config {
@@ -42,7 +45,7 @@ func connect(cfg Config) (clients, error) {
 		own.QPS, own.Burst = qps, burst
 		return own
 	}
-	c := clients{rest: rc}
+	c := clients{rest: rc, json: plain}
 	if c.main, err = kubernetes.NewForConfig(paced(mainQPS, mainBurst)); err != nil {
 		return c, errdefs.Invalidf("kubeconfig: %w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
 
@@ -20,8 +21,12 @@ func (n *Node) storage(c clients, events record.EventRecorder, self *node.Node) 
 	if volumes == nil {
 		return nil, nil
 	}
+	snapshots, err := snapshotclient.NewForConfig(c.json)
+	if err != nil {
+		return nil, fmt.Errorf("set up volumes: %w", err)
+	}
 	s, err := storage.New(storage.Config{
-		Node: n.cfg.NodeName, Client: c.main, Volumes: volumes, Events: events, Log: n.log,
+		Node: n.cfg.NodeName, Client: c.main, Volumes: volumes, Snapshots: volumes, Snapshotted: snapshots, Events: events, Log: n.log,
 		Free: func() int64 {
 			room := self.Object().Status.Allocatable[corev1.ResourceEphemeralStorage]
 			return room.Value()
@@ -33,8 +38,14 @@ func (n *Node) storage(c clients, events record.EventRecorder, self *node.Node) 
 	return s, nil
 }
 
+// volumesAndSnapshots is what a node keeps for claims.
+type volumesAndSnapshots interface {
+	storage.Volumes
+	storage.Snapshots
+}
+
 // volumesOf returns the volumes of a runtime: those of the engine in this process, or those behind a node API. nil: it has none.
-func volumesOf(r Runtime) storage.Volumes {
+func volumesOf(r Runtime) volumesAndSnapshots {
 	switch r := r.(type) {
 	case interface{ Volumes() *engine.Volumes }:
 		if v := r.Volumes(); v != nil {
@@ -66,6 +77,23 @@ func (r remoteVolumes) Get(ctx context.Context, ref string) (volume.Volume, erro
 
 func (r remoteVolumes) Resize(ctx context.Context, ref string, size int64) (volume.Volume, error) {
 	v, err := r.c.ResizeVolume(ctx, ref, size)
+	return v.Volume, err
+}
+
+func (r remoteVolumes) Snapshot(ctx context.Context, ref string, s volume.Spec) (volume.Snapshot, error) {
+	return r.c.SaveVolume(ctx, ref, s)
+}
+
+func (r remoteVolumes) GetSnapshot(ctx context.Context, ref string) (volume.Snapshot, error) {
+	return r.c.GetVolumeSnapshot(ctx, ref)
+}
+
+func (r remoteVolumes) DeleteSnapshot(ctx context.Context, ref string) error {
+	return r.c.RemoveVolumeSnapshot(ctx, ref)
+}
+
+func (r remoteVolumes) FromSnapshot(ctx context.Context, ref string, s volume.Spec) (volume.Volume, error) {
+	v, err := r.c.VolumeFromSnapshot(ctx, ref, s)
 	return v.Volume, err
 }
 

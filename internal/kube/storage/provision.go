@@ -112,8 +112,10 @@ func (p *provisioner) from(ctx context.Context, claim *corev1.PersistentVolumeCl
 			return store.Volume{}, err
 		}
 		return p.Volumes.Clone(ctx, handle, spec)
+	case isSnapshot(source) && p.Snapshots != nil:
+		return p.restore(ctx, claim.Namespace, source.Name, spec)
 	}
-	return store.Volume{}, errdefs.Unsupportedf("claim %s asks for the content of a %s, which this node cannot copy; use a PersistentVolumeClaim", claim.Name, source.Kind)
+	return store.Volume{}, errdefs.Unsupportedf("claim %s asks for the content of a %s, which this node cannot copy; use a PersistentVolumeClaim or VolumeSnapshot", claim.Name, source.Kind)
 }
 
 // handleOf returns the volume of another claim of namespace. Errors: FailedPrecondition if it has none on this node.

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -41,14 +42,16 @@ type Volumes interface {
 	Delete(ctx context.Context, ref string) error
 }
 
-// Config holds what a Storage uses. All is required.
+// Config holds what a Storage uses. All is required except Snapshots and Snapshotted, which belong together.
 type Config struct {
-	Node    string
-	Client  kubernetes.Interface
-	Volumes Volumes
-	Free    func() int64 // bytes that volumes may still take
-	Events  record.EventRecorder
-	Log     *slog.Logger
+	Node        string
+	Client      kubernetes.Interface
+	Volumes     Volumes
+	Snapshots   Snapshots                // nil: the node takes none
+	Snapshotted snapshotclient.Interface // client of VolumeSnapshots
+	Free        func() int64             // bytes that volumes may still take
+	Events      record.EventRecorder
+	Log         *slog.Logger
 }
 
 // Storage is the part of a virtual node that serves claims.
@@ -135,6 +138,9 @@ func (s *Storage) Run(ctx context.Context) error {
 	wg.Go(func() { provisioner.Run(ctx) })
 	wg.Go(func() { s.grow(ctx) })
 	wg.Go(func() { s.announce(ctx) })
+	if s.Snapshots != nil {
+		wg.Go(func() { s.snapshots(ctx) })
+	}
 	wg.Wait()
 	return ctx.Err()
 }

@@ -12,6 +12,7 @@ const (
 	Kubectl       = "kubectl"
 	MetricsServer = "metrics-server"
 	Scheduler     = "cocoon-scheduler"
+	Snapshots     = "snapshot-controller"
 	Version       = "version"
 )
 
