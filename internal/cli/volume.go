@@ -137,8 +137,9 @@ func (a *app) volumeResizeCommand() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use: "resize VOLUME SIZE", Short: "Make a volume larger", Args: cobra.ExactArgs(2),
-		Long: `Make a volume larger. A volume cannot shrink. A VM that runs sees the new size when it boots again, and grows the file
-system then.` + volumeHelp,
+		Long: `Make a volume larger. A volume cannot shrink. A VM that runs and may write to it sees the new size at once, and a container
+image's guest grows the ext4 file system. Others do so when they start. Who does not use the new size yet is said on standard error, and
+is in "waiting" of the JSON.` + volumeHelp,
 		Example: "  cocoon volume resize data 20G", ValidArgsFunction: inTurn(a.completeVolumes),
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
 			size, err := ParseSize(args[1])
@@ -146,11 +147,24 @@ system then.` + volumeHelp,
 				return err
 			}
 			v, err := c.ResizeVolume(ctx, args[0], size)
-			return a.printVolume(v, out, err)
+			return a.printResized(v, out, err)
 		}),
 	}
 	outputFlag(cmd, &out)
 	return cmd
+}
+
+func (a *app) printResized(v nodewire.ResizedVolume, out format, err error) error {
+	if err != nil {
+		return err
+	}
+	for _, w := range v.Waiting {
+		a.warn("VM %s does not use the new size of volume %s yet: %s", w.VM, v.Name, w.Reason)
+	}
+	if out == formatJSON {
+		return printJSON(a.Stdout, nodejson.FromResized(v))
+	}
+	return a.printVolume(v.StoredVolume, out, nil)
 }
 
 func (a *app) volumeCloneCommand() *cobra.Command {

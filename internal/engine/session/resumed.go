@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"time"
 
@@ -84,7 +85,7 @@ func (l *Link) setUpResumed(ctx context.Context, agent guest.Agent) error {
 		}
 	}
 	if r.ImageType == vm.ImageOCI && !resume.Clone && !resume.Fresh {
-		if err := l.resizeResumed(ctx, agent); err != nil {
+		if err := errors.Join(l.resizeResumed(ctx, agent), l.growResumed(ctx, agent)); err != nil {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
 	}

@@ -326,6 +326,16 @@ type mountedDisk struct {
 	readOnly bool
 }
 
+// remove closes the root of a volume, if it is mounted.
+func (d *mountedDisks) remove(volume string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if root := d.byVolume[volume].root; root != nil {
+		_ = root.Close()
+	}
+	delete(d.byVolume, volume)
+}
+
 // root returns the root of a volume; nil if it is not mounted.
 func (d *mountedDisks) root(volume string) *os.File {
 	d.mu.Lock()
