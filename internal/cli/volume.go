@@ -283,24 +283,73 @@ func (a *app) volumeRmCommand() *cobra.Command {
 	}
 }
 
+func (a *app) vmAttachVolumeCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "attach-volume REF VOLUME[:/PATH][:ro]", Short: "Give a VM a volume, also while it runs", Args: cobra.ExactArgs(2),
+		Long: `Give a VM a volume, also while it runs. The guest of a container image mounts it at PATH at once, in every container, and makes a
+file system on an empty disk. Without PATH, and in an image that boots itself, the guest gets only the disk. The VM has the volume
+until it is detached, or the VM is removed.` + refHelp,
+		Example: `  cocoon vm attach-volume web data:/data
+  cocoon vm attach-volume ubuntu data:ro`,
+		ValidArgsFunction: inTurn(a.completeVMs, a.completeVolumes),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			use, at, err := parseVolume(args[1])
+			if err != nil {
+				return err
+			}
+			r, err := c.AttachVolume(ctx, args[0], use, at)
+			return a.printVM(r, out, err)
+		}),
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
+
+func (a *app) vmDetachVolumeCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "detach-volume REF VOLUME", Short: "Take a volume from a VM, also while it runs", Args: cobra.ExactArgs(2),
+		Long: `Take a volume from a VM, also while it runs. The guest of a container image unmounts it first, and refuses if a program uses it.
+In an image that boots itself, unmount the disk before: it is taken away without asking. A volume that the VM was created with can
+only be taken while the VM is stopped. What is on the volume stays.` + refHelp,
+		Example:           "  cocoon vm detach-volume web data",
+		ValidArgsFunction: inTurn(a.completeVMs, a.completeVolumes),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			r, err := c.DetachVolume(ctx, args[0], args[1])
+			return a.printVM(r, out, err)
+		}),
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
+
 // parseVolumes parses the values of --volume into volumes and their mounts.
 func parseVolumes(list []string) (volumes []vm.Volume, mounts []vm.Mount, err error) {
 	for _, s := range list {
-		ref, at, _ := strings.Cut(s, ":")
-		readOnly := false
-		if at == "ro" {
-			at, readOnly = "", true
-		} else if before, ok := strings.CutSuffix(at, ":ro"); ok {
-			at, readOnly = before, true
+		use, at, err := parseVolume(s)
+		if err != nil {
+			return nil, nil, err
 		}
-		if ref == "" || at != "" && !filepath.IsAbs(at) {
-			return nil, nil, errdefs.Invalidf("--volume %q: use VOLUME:/PATH or VOLUME:/PATH:ro; for an image that boots itself, VOLUME or VOLUME:ro", s)
-		}
-		name := strings.NewReplacer("/", "-").Replace(ref)
-		volumes = append(volumes, vm.Volume{Name: name, Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: ref, ReadOnly: readOnly}})
+		name := strings.NewReplacer("/", "-").Replace(use.Ref)
+		volumes = append(volumes, vm.Volume{Name: name, Kind: vm.VolumeDisk, Disk: &use})
 		if at != "" {
-			mounts = append(mounts, vm.Mount{Volume: name, Path: at, ReadOnly: readOnly})
+			mounts = append(mounts, vm.Mount{Volume: name, Path: at, ReadOnly: use.ReadOnly})
 		}
 	}
 	return volumes, mounts, nil
+}
+
+// parseVolume parses VOLUME[:/PATH][:ro].
+func parseVolume(s string) (use vm.VolumeUse, at string, err error) {
+	use.Ref, at, _ = strings.Cut(s, ":")
+	if at == "ro" {
+		at, use.ReadOnly = "", true
+	} else if before, ok := strings.CutSuffix(at, ":ro"); ok {
+		at, use.ReadOnly = before, true
+	}
+	if use.Ref == "" || at != "" && !filepath.IsAbs(at) {
+		return use, "", errdefs.Invalidf("volume %q: use VOLUME:/PATH or VOLUME:/PATH:ro; for an image that boots itself, VOLUME or VOLUME:ro", s)
+	}
+	return use, at, nil
 }

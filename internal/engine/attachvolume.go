@@ -192,6 +192,14 @@ func (a *attaching) remove(ctx context.Context) error {
 	return nil // its process has ended
 }
 
+// readopt finds the VM as the earlier process of the engine has left it. It reports whether it runs.
+func (a *attaching) readopt(ctx context.Context) (runs bool, err error) {
+	if err := a.adopt(ctx); err != nil || a.run.Load() != nil {
+		return err == nil, err
+	}
+	return false, a.nics.detach(ctx, a.record().NICs, false)
+}
+
 // attached changes r to the record of a VM that has the volume on the disk d.
 func (a *attaching) attached(r *vm.Record, d vm.Disk, size int64) {
 	x := a.Attached
@@ -286,10 +294,11 @@ func (a *attachment) takeBack(ctx context.Context) error {
 
 // recover goes on where the earlier process of the engine ended. A VM that does not run is as before.
 func (a *attachment) recover(ctx context.Context) (next string, err error) {
-	if err := a.adopt(ctx); err != nil {
+	runs, err := a.readopt(ctx)
+	if err != nil {
 		return "", err
 	}
-	if a.run.Load() != nil {
+	if runs {
 		return stepAttach, nil
 	}
 	if err := a.releaseVolume(ctx, a.Attached.ID, a.id); err != nil {

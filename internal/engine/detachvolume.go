@@ -137,5 +137,6 @@ func (x *detachment) undo(ctx context.Context, cause error) error {
 
 // recover goes on where the earlier process of the engine ended.
 func (x *detachment) recover(ctx context.Context) (next string, err error) {
-	return stepLeave, x.adopt(ctx)
+	_, err = x.readopt(ctx)
+	return stepLeave, err
 }
