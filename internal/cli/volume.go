@@ -311,8 +311,8 @@ func (a *app) vmDetachVolumeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "detach-volume REF VOLUME", Short: "Take a volume from a VM, also while it runs", Args: cobra.ExactArgs(2),
 		Long: `Take a volume from a VM, also while it runs. The guest of a container image unmounts it first, and refuses if a program uses it.
-In an image that boots itself, unmount the disk before: it is taken away without asking. A volume that the VM was created with can
-only be taken while the VM is stopped. What is on the volume stays.` + refHelp,
+In an image that boots itself, unmount the disk before: only qemu-guest-agent, if it runs there, is asked whether it is mounted. A
+volume that the VM was created with can only be taken while the VM is stopped. What is on the volume stays.` + refHelp,
 		Example:           "  cocoon vm detach-volume web data",
 		ValidArgsFunction: inTurn(a.completeVMs, a.completeVolumes),
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -165,17 +166,40 @@ func (a *attaching) mount(ctx context.Context) (told bool, err error) {
 	return !errdefs.Is(err, errdefs.Unsupported), err
 }
 
-// unmount has the agent of the running guest unmount the volume. A guest without our agent is not asked.
+// unmount has the agent of the running guest unmount the volume. Another agent only says whether the guest has mounted it.
 func (a *attaching) unmount(ctx context.Context, patience time.Duration) error {
 	run := a.run.Load()
-	if run == nil || !run.link.OurAgent() {
+	if run == nil {
 		return nil
+	}
+	if !run.link.OurAgent() {
+		return a.unused(ctx, run)
 	}
 	agent, err := run.link.Attacher(ctx, patience)
 	if err != nil {
 		return err
 	}
 	return agent.DetachVolume(ctx, a.Volume.Name, a.Attached.Serial)
+}
+
+// unused refuses to take a disk that is mounted in a guest which boots its own system. A guest that cannot be asked may have it
+// mounted.
+func (a *attaching) unused(ctx context.Context, run *run) error {
+	agent, _, _ := run.link.Peek()
+	reporter, ok := agent.(guest.MountReporter)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, attachPatience)
+	defer cancel()
+	at, err := reporter.Mounts(ctx, a.Attached.Serial)
+	if err != nil {
+		a.log.Info("guest does not say whether a volume is mounted", "vm", a.id, "volume", a.Volume.Name, "err", err)
+	}
+	if len(at) > 0 {
+		return errdefs.Preconditionf("its guest has mounted volume %s at %.200q; unmount it there first", a.Volume.Name, at[0])
+	}
+	return nil
 }
 
 // remove unplugs the disk from the running guest. It waits a limited time for the guest to release it.

@@ -190,7 +190,13 @@ func TestAttachVolumeRefuses(t *testing.T) {
 		}
 	}
 	r.must(r.AttachVolume(dev, "boots", vm.VolumeUse{Ref: "theirs"}, ""))
-	r.hasVolumes(r.must(r.Inspect(ctx, "boots")), "a disk for an image that boots itself")
+	rec := r.must(r.Inspect(ctx, "boots"))
+	r.hasVolumes(rec, "a disk for an image that boots itself")
+	r.await("boots", "ready", ready)
+	r.world.Guest(rec.ID).Busy(true)
+	_, err = r.DetachVolume(dev, "boots", "theirs")
+	r.refused("detach what such a guest has mounted", errdefs.FailedPrecondition, err)
+	r.world.Guest(rec.ID).Busy(false)
 	r.must(r.DetachVolume(dev, "boots", "theirs"))
 	r.must(r.Stop(dev, "given", 0))
 	r.must(r.DetachVolume(dev, "given", "data"))

@@ -20,7 +20,7 @@ func (v volumeVerbs) AttachVolume(caller context.Context, ref string, use vm.Vol
 }
 
 // DetachVolume takes a volume from a VM. ref is its name or id in the store, or the name that the VM has for it. A guest of a container
-// image that runs unmounts it first. Other guests are not asked: the disk must not be in use there.
+// image that runs unmounts it first. In other guests the disk must not be in use; only qemu-guest-agent is asked whether it is mounted.
 // Errors: NotFound (VM; volume, also if it was detached already), FailedPrecondition while a program in the guest uses the volume, if
 // the VM is hibernated, or if it runs and was created with the volume; Unsupported, Unavailable when the guest does not answer or
 // does not release the disk. After an error the VM has the volume, unless the error says otherwise.

@@ -71,6 +71,13 @@ type VolumeAttacher interface {
 	GrowVolume(ctx context.Context, volume, serial string, size int64) error
 }
 
+// MountReporter is the ability of an Agent that is not ours to report what its guest has mounted.
+type MountReporter interface {
+	// Mounts returns where file systems on the disk with that serial are mounted. The guest may lie.
+	// Errors: Unsupported if the configuration of the guest forbids it.
+	Mounts(ctx context.Context, serial string) ([]string, error)
+}
+
 // Freezer is the ability of an Agent to freeze the guest's file systems, so that a copy of its disks is consistent.
 type Freezer interface {
 	// Freeze flushes and freezes the file systems and returns their number. If it fails, no file system stays frozen,

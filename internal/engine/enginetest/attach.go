@@ -13,6 +13,7 @@ import (
 
 var (
 	_ guest.VolumeAttacher  = (*session)(nil)
+	_ guest.MountReporter   = (*session)(nil)
 	_ hypervisor.DiskGrower = (*Guest)(nil)
 )
 
@@ -123,6 +124,16 @@ func (s *session) withVolumes(call string, change func(map[string]GuestVolume) e
 		return err
 	}
 	return s.alive(call + " done")
+}
+
+// Mounts implements guest.MountReporter: a guest that is busy has mounted every disk.
+func (s *session) Mounts(context.Context, string) (at []string, err error) {
+	s.g.change(func() {
+		if s.g.busy {
+			at = []string{"/mnt"}
+		}
+	})
+	return at, s.alive("agent.Mounts")
 }
 
 // GrowDisk implements hypervisor.DiskGrower.
