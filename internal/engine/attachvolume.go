@@ -45,11 +45,24 @@ func (m *machine) attachVolume(ctx context.Context, use vm.VolumeUse, path strin
 		return r, err
 	}
 	if r.State == vm.StateRunning {
-		if _, err := m.plugger(); err != nil {
+		if err := m.attachable(ctx); err != nil {
 			return r, err
 		}
 	}
 	return attachOperation.run(ctx, m, &attachment{attaching: attaching{m, x}}, x.json())
+}
+
+// attachable refuses to attach volumes to a running guest that cannot take part, for example because it is still booting.
+func (m *machine) attachable(ctx context.Context) error {
+	if _, err := m.plugger(); err != nil {
+		return err
+	}
+	run := m.run.Load()
+	if run == nil || !run.link.OurAgent() {
+		return nil
+	}
+	_, err := run.link.Attacher(ctx, attachPatience)
+	return err
 }
 
 // changeable refuses to change which volumes r has.
@@ -59,8 +72,9 @@ func changeable(r vm.Record) error {
 		return nil
 	case vm.StateHibernated:
 		return errdefs.Preconditionf("it is hibernated, and its guest has to take part; wake the VM first")
+	default:
+		return broken(r)
 	}
-	return broken(r)
 }
 
 // sameUse returns an error unless r has its attached volume i as it is asked for.

@@ -31,7 +31,7 @@ func (m *machine) detachVolume(ctx context.Context, ref string) (vm.Record, erro
 		if slices.ContainsFunc(r.Disks, fixed) {
 			return r, errdefs.Preconditionf("the VM was created with volume %s, so its guest cannot release it while it runs; stop the VM first", x.Attached.Volume)
 		}
-		if _, err := m.plugger(); err != nil {
+		if err := m.attachable(ctx); err != nil {
 			return r, err
 		}
 	}

@@ -140,3 +140,61 @@ func TestVMAttachVolume(t *testing.T) {
 		})
 	}
 }
+
+// TestVMDetachVolumeOfTheSetup detaches what was mounted before any program began.
+func TestVMDetachVolumeOfTheSetup(t *testing.T) {
+	base, data := busyboxDisks(t), rawDisk(t, 64*mebibyte, "")
+	at := vm.Mount{Volume: "data", Path: "/data"}
+	main := func(s *guest.Setup) { s.Mounts = []vm.Mount{at} }
+	for name, root := range map[string]func(s *guest.Setup){
+		"own root":       main,
+		"read-only root": func(s *guest.Setup) { main(s); s.Process.ReadOnlyRoot = true },
+		"containers": func(s *guest.Setup) {
+			s.Process, s.Restart = nil, vm.RestartNever
+			one, two := containerOf("one", vm.ContainerApp, "exec sleep 1000", at), containerOf("two", vm.ContainerApp, "exec sleep 1000", at)
+			two.Process.ReadOnlyRoot = true
+			s.Containers = []guest.Container{one, two}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := bootGuest(t, withDisks(base, map[string]string{"data": data}))
+			a := q.connect(t)
+			s, in := diskSetup(diskVolume("data", 0)), []string{""}
+			root(&s)
+			if err := a.Setup(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+			if len(s.Containers) > 0 {
+				in = []string{"one", "two", "eph"}
+				eph := containerOf("eph", vm.ContainerEphemeral, "exec sleep 1000", vm.Mount{Volume: "data", Path: "/data", SubPath: "sub"})
+				if err := a.(guest.ContainerAdder).AddContainer(t.Context(), eph); err != nil {
+					t.Fatal(err)
+				}
+			}
+			asRoot(t, a, in[len(in)-1], "echo hi > /data/f")
+			v := a.(guest.VolumeAttacher)
+			asRoot(t, a, in[0], "(cd /data && exec sleep 1000) >/dev/null 2>&1 </dev/null & echo $! > /dev/shm/pid")
+			if err := v.DetachVolume(t.Context(), "data", "vol-data"); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("a program works there: %v", err)
+			}
+			for _, c := range in {
+				if got := asRoot(t, a, c, "mount | grep -c ' /data type ext4 (rw'"); got != "1\n" {
+					t.Errorf("refused, in %q: %q", c, got)
+				}
+			}
+			if got := asRoot(t, a, in[len(in)-1], "cat /data/f"); got != "hi\n" {
+				t.Errorf("refused: %q", got)
+			}
+			asRoot(t, a, in[0], "kill $(cat /dev/shm/pid); while kill -0 $(cat /dev/shm/pid) 2>/dev/null; do :; done")
+			if err := v.DetachVolume(t.Context(), "data", "vol-data"); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range in {
+				if got := asRoot(t, a, c, "ls -A /data; mount | grep -c /data || true"); got != "0\n" {
+					t.Errorf("detached, in %q: %q", c, got)
+				}
+			}
+			off(t, q, a, data)
+		})
+	}
+}

@@ -47,6 +47,7 @@ func (s *Server) DetachVolume(ctx context.Context, r *guestv1.DetachVolumeReques
 	}
 	places, err := s.places(true)
 	if err == nil {
+		places = append(places, ownRoot()) // a room that shows it has copies of its mounts
 		err = s.cfg.Volumes.Detach(ctx, r.GetName(), r.GetSerial(), places)
 	}
 	if err != nil {
@@ -103,6 +104,11 @@ func (s *Server) rootOf(c command) volumes.Place {
 	if c.within != nil {
 		return s.room(mainRoom)
 	}
+	return ownRoot()
+}
+
+// ownRoot is the guest's own root folder.
+func ownRoot() volumes.Place {
 	here := func(f func() error) error { return f() }
 	return volumes.Place{Name: "/", Enter: here, Change: here}
 }

@@ -3,7 +3,6 @@ package session
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"time"
 
@@ -84,8 +83,13 @@ func (l *Link) setUpResumed(ctx context.Context, agent guest.Agent) error {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
 	}
+	if r.ImageType == vm.ImageOCI && !resume.Fresh {
+		if err := l.growResumed(ctx, agent); err != nil {
+			return errdefs.As(errdefs.Unavailable, err)
+		}
+	}
 	if r.ImageType == vm.ImageOCI && !resume.Clone && !resume.Fresh {
-		if err := errors.Join(l.resizeResumed(ctx, agent), l.growResumed(ctx, agent)); err != nil {
+		if err := l.resizeResumed(ctx, agent); err != nil {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
 	}

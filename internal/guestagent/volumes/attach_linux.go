@@ -156,10 +156,6 @@ func (k *Keeper) lift(volume string, places []Place) (all []lifted, err error) {
 	if root == nil {
 		return nil, nil
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
-		return nil, err
-	}
 	proc, err := os.OpenFile("/proc", unix.O_PATH|unix.O_DIRECTORY, 0) // programs of a container may have mounted something over theirs
 	if err != nil {
 		return nil, err
@@ -167,7 +163,7 @@ func (k *Keeper) lift(volume string, places []Place) (all []lifted, err error) {
 	defer proc.Close()
 	for _, p := range places {
 		err := p.Enter(func() error {
-			lines, err := mountsOf(proc, st.Dev)
+			lines, err := mountsOf(proc, root)
 			if err != nil {
 				return err
 			}
@@ -232,8 +228,12 @@ type mountLine struct {
 	readOnly bool
 }
 
-// mountsOf returns the mounts of the file system dev that the calling thread sees, the first one first. proc is the folder /proc.
-func mountsOf(proc *os.File, dev uint64) (lines []mountLine, err error) {
+// mountsOf returns the mounts of the file system of root that the calling thread sees, the first one first. proc is the folder /proc.
+func mountsOf(proc, root *os.File) (lines []mountLine, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
+		return nil, err
+	}
 	fd, err := unix.Openat(int(proc.Fd()), "thread-self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("list the mounts: %w", err)
@@ -244,7 +244,7 @@ func mountsOf(proc *os.File, dev uint64) (lines []mountLine, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the mounts: %w", err)
 	}
-	return parseMounts(string(text), fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))), nil
+	return parseMounts(string(text), fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))), nil
 }
 
 // parseMounts returns the mounts of a file system from the text of /proc/PID/mountinfo.

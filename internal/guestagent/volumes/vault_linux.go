@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -156,10 +158,42 @@ func (k *Keeper) keepStage() error {
 		if err := unix.Mount(k.stage, vaultPath, "", unix.MS_MOVE, ""); err != nil {
 			return fmt.Errorf("keep the memory of volumes: %w", err)
 		}
+		if err := k.leaveStage(); err != nil {
+			return fmt.Errorf("keep the memory of volumes: %w", err)
+		}
 		ns, err := os.Open("/proc/thread-self/ns/mnt")
 		k.vault = ns
 		return err
 	})
+}
+
+// leaveStage unmounts the disks of volumes in the calling thread's mount namespace, which has a copy of all mounts, except in the stage:
+// a copy would keep a disk in use after it was unmounted everywhere else. Preconditions: mu is held.
+func (k *Keeper) leaveStage() error {
+	roots := k.disks.roots(func(mountedDisk) bool { return true })
+	if len(roots) == 0 {
+		return nil
+	}
+	proc, err := os.OpenFile("/proc", unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	for _, root := range roots {
+		lines, err := mountsOf(proc, root)
+		if err != nil {
+			return err
+		}
+		for _, l := range slices.Backward(lines) {
+			if strings.HasPrefix(l.at, vaultPath+"/") {
+				continue
+			}
+			if err := unix.Unmount(l.at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+				return err // the others were below a mount that has gone
+			}
+		}
+	}
+	return nil
 }
 
 // staged runs f where the stage is mounted. Preconditions: mu is held.
