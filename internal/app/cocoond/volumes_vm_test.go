@@ -15,27 +15,27 @@ import (
 // TestVMAttachVolume: a volume is plugged into a guest that runs, filled, grown while the guest runs and while it sleeps, and taken
 // away, also after cocoond was killed. The next guest reads it.
 func TestVMAttachVolume(t *testing.T) {
-	n, ctx := newNode(t), t.Context()
-	if _, err := n.CreateVolume(ctx, volume.Spec{Name: "data", Size: 32 << 20}); err != nil {
+	n := newNode(t)
+	if _, err := n.CreateVolume(t.Context(), volume.Spec{Name: "data", Size: 32 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	n.counting("web")
 	n.counting("other")
 	attach := func(name string) {
 		t.Helper()
-		if _, err := n.AttachVolume(ctx, name, vm.VolumeUse{Ref: "data"}, "/data"); err != nil {
+		if _, err := n.AttachVolume(t.Context(), name, vm.VolumeUse{Ref: "data"}, "/data"); err != nil {
 			t.Fatal(err)
 		}
 	}
 	detach := func(name string) {
 		t.Helper()
-		if _, err := n.DetachVolume(ctx, name, "data"); err != nil {
+		if _, err := n.DetachVolume(t.Context(), name, "data"); err != nil {
 			t.Fatal(err)
 		}
 		if got := n.sh(name, "mount | grep -c /data || true; ls -A /data; cat /sys/block/sd*/size 2>/dev/null || true"); got != "0" {
 			t.Errorf("detached, %s shows %q", name, got)
 		}
-		v, err := n.GetVolume(ctx, "data")
+		v, err := n.GetVolume(t.Context(), "data")
 		if err != nil || len(v.Attachments) > 0 {
 			t.Errorf("detached: %+v, %v", v.Attachments, err)
 		}
@@ -50,13 +50,13 @@ func TestVMAttachVolume(t *testing.T) {
 	}
 	grow := func(size int64, waiting int) {
 		t.Helper()
-		if v, err := n.ResizeVolume(ctx, "data", size<<20); err != nil || len(v.Waiting) != waiting {
+		if v, err := n.ResizeVolume(t.Context(), "data", size<<20); err != nil || len(v.Waiting) != waiting {
 			t.Fatalf("resize: %+v, %v", v, err)
 		}
 	}
 	attach("web")
 	n.sh("web", "echo kept >/data/file")
-	if _, err := n.AttachVolume(ctx, "other", vm.VolumeUse{Ref: "data"}, "/data"); !errdefs.IsFailedPrecondition(err) {
+	if _, err := n.AttachVolume(t.Context(), "other", vm.VolumeUse{Ref: "data"}, "/data"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("attach what another VM has: %v", err)
 	}
 	grow(64, 0)
@@ -64,17 +64,17 @@ func TestVMAttachVolume(t *testing.T) {
 		t.Errorf("grown while it runs, it has %d MiB", got)
 	}
 	n.sh("web", "(cd /data && exec sleep 1000) >/dev/null 2>&1 </dev/null & echo $! >/pid")
-	if _, err := n.DetachVolume(ctx, "web", "data"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "in use") {
+	if _, err := n.DetachVolume(t.Context(), "web", "data"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("detach what a program uses: %v", err)
 	}
 	n.sh("web", "cat /data/file; kill $(cat /pid)")
 	n.crash()
 	n.ready("web")
-	if _, err := n.Hibernate(ctx, "web", ""); err != nil {
+	if _, err := n.Hibernate(t.Context(), "web", ""); err != nil {
 		t.Fatal(err)
 	}
 	grow(96, 1)
-	if _, err := n.Wake(ctx, "web"); err != nil {
+	if _, err := n.Wake(t.Context(), "web"); err != nil {
 		t.Fatal(err)
 	}
 	n.ready("web")
@@ -89,7 +89,7 @@ func TestVMAttachVolume(t *testing.T) {
 	if got := n.sh("other", "cat /data/file; echo more >/data/more; sync"); got != "kept" {
 		t.Errorf("the next guest reads %q", got)
 	}
-	if _, err := n.Restart(ctx, "other", 0); err != nil {
+	if _, err := n.Restart(t.Context(), "other", 0); err != nil {
 		t.Fatal(err)
 	}
 	n.ready("other")
@@ -97,11 +97,11 @@ func TestVMAttachVolume(t *testing.T) {
 		t.Errorf("restarted, it reads %q", got)
 	}
 	detach("other")
-	if _, err := n.Stop(ctx, "web", 0); err != nil {
+	if _, err := n.Stop(t.Context(), "web", 0); err != nil {
 		t.Fatal(err)
 	}
 	attach("web")
-	if _, err := n.Start(ctx, "web"); err != nil {
+	if _, err := n.Start(t.Context(), "web"); err != nil {
 		t.Fatal(err)
 	}
 	n.ready("web")
@@ -116,14 +116,14 @@ func TestVMAttachVolume(t *testing.T) {
 		go func() {
 			var err error
 			if i%2 == 0 {
-				_, err = client.AttachVolume(ctx, "web", vm.VolumeUse{Ref: "data"}, "/data")
+				_, err = client.AttachVolume(t.Context(), "web", vm.VolumeUse{Ref: "data"}, "/data")
 			} else {
-				_, err = client.DetachVolume(ctx, "web", "data")
+				_, err = client.DetachVolume(t.Context(), "web", "data")
 			}
 			done <- err
 		}()
 		n.until("the operation has begun", func() bool {
-			v, err := n.GetVolume(ctx, "data")
+			v, err := n.GetVolume(t.Context(), "data")
 			return err == nil && (i%2 == 1 || len(v.Attachments) > 0)
 		})
 		n.crash()
@@ -131,11 +131,11 @@ func TestVMAttachVolume(t *testing.T) {
 		n.ready("web")
 		var has bool
 		n.until("the VM, its guest and the store agree", func() bool {
-			r, err := n.Inspect(ctx, "web")
+			r, err := n.Inspect(t.Context(), "web")
 			if err != nil {
 				t.Fatal(err)
 			}
-			v, err := n.GetVolume(ctx, "data")
+			v, err := n.GetVolume(t.Context(), "data")
 			if err != nil {
 				t.Fatal(err)
 			}
