@@ -130,6 +130,19 @@ func (n *node) ResizeContainers(_ context.Context, ref string, want map[string]v
 	return vm.Record{}, nil
 }
 
+func (n *node) AttachVolume(_ context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
+	n.killed = append(n.killed, fmt.Sprint(ref, " gets ", use, " at ", path))
+	return n.record, nil
+}
+
+func (n *node) DetachVolume(_ context.Context, ref, volume string) (vm.Record, error) {
+	n.killed = append(n.killed, ref+" loses "+volume)
+	if volume == "used" {
+		return vm.Record{}, errdefs.Preconditionf("the volume is in use")
+	}
+	return n.record, nil
+}
+
 func (n *node) Console(context.Context, string) (io.ReadWriteCloser, error) { return n.console, nil }
 
 type store struct {

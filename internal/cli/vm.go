@@ -26,7 +26,8 @@ func (a *app) vmCommand() *cobra.Command {
   cocoon vm stop web && cocoon vm rm web`,
 		a.vmRunCommand(), a.vmCreateCommand(), a.vmCloneCommand(), a.vmHibernateCommand(), a.vmWakeCommand(), a.vmRestoreCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmRmCommand(),
 		a.vmInspectCommand(), a.vmListCommand(), a.vmStatusCommand(), a.vmExecCommand(), a.vmAttachCommand(), a.vmForwardCommand(), a.vmLogsCommand(), a.vmConsoleCommand(),
-		a.vmStatsCommand(), a.vmDebugCommand(), a.vmVolumeCommand(), a.vmReleaseCommand(), a.vmAddContainerCommand(), a.vmResizeContainersCommand())
+		a.vmStatsCommand(), a.vmDebugCommand(), a.vmVolumeCommand(), a.vmReleaseCommand(), a.vmAddContainerCommand(), a.vmResizeContainersCommand(),
+		a.vmAttachVolumeCommand(), a.vmDetachVolumeCommand())
 }
 
 // A REF is a VM's name, its id, or a prefix of the id.

@@ -137,8 +137,9 @@ func (a *app) volumeResizeCommand() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use: "resize VOLUME SIZE", Short: "Make a volume larger", Args: cobra.ExactArgs(2),
-		Long: `Make a volume larger. A volume cannot shrink. A VM that runs sees the new size when it boots again, and grows the file
-system then.` + volumeHelp,
+		Long: `Make a volume larger. A volume cannot shrink. A VM that runs and may write to it sees the new size at once, and a container
+image's guest grows the ext4 file system. Others do so when they start. Who does not use the new size yet is said on standard error, and
+is in "waiting" of the JSON.` + volumeHelp,
 		Example: "  cocoon volume resize data 20G", ValidArgsFunction: inTurn(a.completeVolumes),
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
 			size, err := ParseSize(args[1])
@@ -146,11 +147,24 @@ system then.` + volumeHelp,
 				return err
 			}
 			v, err := c.ResizeVolume(ctx, args[0], size)
-			return a.printVolume(v, out, err)
+			return a.printResized(v, out, err)
 		}),
 	}
 	outputFlag(cmd, &out)
 	return cmd
+}
+
+func (a *app) printResized(v nodewire.ResizedVolume, out format, err error) error {
+	if err != nil {
+		return err
+	}
+	for _, w := range v.Waiting {
+		a.warn("VM %s does not use the new size of volume %s yet: %s", w.VM, v.Name, w.Reason)
+	}
+	if out == formatJSON {
+		return printJSON(a.Stdout, nodejson.FromResized(v))
+	}
+	return a.printVolume(v.StoredVolume, out, nil)
 }
 
 func (a *app) volumeCloneCommand() *cobra.Command {
@@ -269,24 +283,73 @@ func (a *app) volumeRmCommand() *cobra.Command {
 	}
 }
 
+func (a *app) vmAttachVolumeCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "attach-volume REF VOLUME[:/PATH][:ro]", Short: "Give a VM a volume, also while it runs", Args: cobra.ExactArgs(2),
+		Long: `Give a VM a volume, also while it runs. The guest of a container image mounts it at PATH at once, in every container, and makes a
+file system on an empty disk. Without PATH, and in an image that boots itself, the guest gets only the disk. The VM has the volume
+until it is detached, or the VM is removed.` + refHelp,
+		Example: `  cocoon vm attach-volume web data:/data
+  cocoon vm attach-volume ubuntu data:ro`,
+		ValidArgsFunction: inTurn(a.completeVMs, a.completeVolumes),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			use, at, err := parseVolume(args[1])
+			if err != nil {
+				return err
+			}
+			r, err := c.AttachVolume(ctx, args[0], use, at)
+			return a.printVM(r, out, err)
+		}),
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
+
+func (a *app) vmDetachVolumeCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "detach-volume REF VOLUME", Short: "Take a volume from a VM, also while it runs", Args: cobra.ExactArgs(2),
+		Long: `Take a volume from a VM, also while it runs. The guest of a container image unmounts it first, and refuses if a program uses it.
+In an image that boots itself, unmount the disk before: only qemu-guest-agent, if it runs there, is asked whether it is mounted. A
+volume that the VM was created with can only be taken while the VM is stopped. What is on the volume stays.` + refHelp,
+		Example:           "  cocoon vm detach-volume web data",
+		ValidArgsFunction: inTurn(a.completeVMs, a.completeVolumes),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			r, err := c.DetachVolume(ctx, args[0], args[1])
+			return a.printVM(r, out, err)
+		}),
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
+
 // parseVolumes parses the values of --volume into volumes and their mounts.
 func parseVolumes(list []string) (volumes []vm.Volume, mounts []vm.Mount, err error) {
 	for _, s := range list {
-		ref, at, _ := strings.Cut(s, ":")
-		readOnly := false
-		if at == "ro" {
-			at, readOnly = "", true
-		} else if before, ok := strings.CutSuffix(at, ":ro"); ok {
-			at, readOnly = before, true
+		use, at, err := parseVolume(s)
+		if err != nil {
+			return nil, nil, err
 		}
-		if ref == "" || at != "" && !filepath.IsAbs(at) {
-			return nil, nil, errdefs.Invalidf("--volume %q: use VOLUME:/PATH or VOLUME:/PATH:ro; for an image that boots itself, VOLUME or VOLUME:ro", s)
-		}
-		name := strings.NewReplacer("/", "-").Replace(ref)
-		volumes = append(volumes, vm.Volume{Name: name, Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: ref, ReadOnly: readOnly}})
+		name := strings.NewReplacer("/", "-").Replace(use.Ref)
+		volumes = append(volumes, vm.Volume{Name: name, Kind: vm.VolumeDisk, Disk: &use})
 		if at != "" {
-			mounts = append(mounts, vm.Mount{Volume: name, Path: at, ReadOnly: readOnly})
+			mounts = append(mounts, vm.Mount{Volume: name, Path: at, ReadOnly: use.ReadOnly})
 		}
 	}
 	return volumes, mounts, nil
+}
+
+// parseVolume parses VOLUME[:/PATH][:ro].
+func parseVolume(s string) (use vm.VolumeUse, at string, err error) {
+	use.Ref, at, _ = strings.Cut(s, ":")
+	if at == "ro" {
+		at, use.ReadOnly = "", true
+	} else if before, ok := strings.CutSuffix(at, ":ro"); ok {
+		at, use.ReadOnly = before, true
+	}
+	if use.Ref == "" || at != "" && !filepath.IsAbs(at) {
+		return use, "", errdefs.Invalidf("volume %q: use VOLUME:/PATH or VOLUME:/PATH:ro; for an image that boots itself, VOLUME or VOLUME:ro", s)
+	}
+	return use, at, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 	"cocoonstack.io/cocoon/internal/volume/file"
 )
 
@@ -23,7 +24,56 @@ func withVolumes(t *testing.T) (n *node, s *file.Store) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	return &node{volumes: s}, s
+	return &node{volumes: grower{s}}, s
+}
+
+// grower is a store whose volumes VM web has, and it only reads them.
+type grower struct{ *file.Store }
+
+func (g grower) Grow(ctx context.Context, ref string, size int64) (volume.Resized, error) {
+	v, err := g.Resize(ctx, ref, size)
+	return volume.Resized{Volume: v, Waiting: []volume.Waiting{{VM: "web", Reason: "it only reads the volume"}}}, err
+}
+
+// A VM gets a volume and gives it back.
+func TestAttachVolumeVerbs(t *testing.T) {
+	n := &node{record: vm.Record{ID: "abcdefghijklmnop", Spec: vm.Spec{Name: "web"}}}
+	run := serve(t, n)
+	for _, tt := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"attach-volume", "web", "data:/data"}, 0, "web gets {data false  false} at /data"},
+		{[]string{"attach-volume", "web", "data:/data:ro"}, 0, "web gets {data true  false} at /data"},
+		{[]string{"attach-volume", "web", "prod/data:ro"}, 0, "web gets {prod/data true  false} at "},
+		{[]string{"detach-volume", "web", "data"}, 0, "web loses data"},
+		{[]string{"attach-volume", "web", "data:data"}, 2, ""},
+		{[]string{"attach-volume", "web"}, 2, ""},
+		{[]string{"detach-volume", "web", "used"}, 5, "web loses used"},
+	} {
+		n.killed = nil
+		code, out, errs := run("", append([]string{"vm"}, tt.args...)...)
+		if code != tt.code || strings.Join(n.killed, "") != tt.want || code == 0 && !strings.Contains(out, "web") {
+			t.Errorf("%v: %d %q %q, %v", tt.args, code, out, errs, n.killed)
+		}
+	}
+}
+
+// A resize says who does not use the new size yet.
+func TestVolumeResizeTellsWhoWaits(t *testing.T) {
+	n, _ := withVolumes(t)
+	run := serve(t, n)
+	run("", "volume", "create", "data", "--size", "1M")
+	code, out, errs := run("", "volume", "resize", "data", "2M")
+	if code != 0 || !strings.Contains(out, "2M") || !strings.Contains(errs, "Warning: VM web does not use the new size of volume data yet: it only reads the volume") {
+		t.Errorf("%d %q %q", code, out, errs)
+	}
+	_, out, _ = run("", "volume", "resize", "data", "2M", "-o", "json")
+	var v nodejson.ResizedVolume
+	if err := json.Unmarshal([]byte(out), &v); err != nil || v.Size != 2<<20 || len(v.Waiting) != 1 || v.Waiting[0].VM != "web" {
+		t.Errorf("%q, %v", out, err)
+	}
 }
 
 func TestVolumeVerbs(t *testing.T) {

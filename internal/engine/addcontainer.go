@@ -8,7 +8,6 @@ import (
 
 	"cocoonstack.io/cocoon/internal/engine/session"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/undo"
@@ -142,18 +141,6 @@ func (a *addition) own() (disks []vm.Disk) {
 		}
 	}
 	return disks
-}
-
-func (a *addition) plugger() (hypervisor.DiskPlugger, error) {
-	run := a.run.Load()
-	if run == nil {
-		return nil, errdefs.Preconditionf("its process has ended")
-	}
-	plugger, ok := hypervisor.As[hypervisor.DiskPlugger](run.Inst)
-	if !ok {
-		return nil, errdefs.Unsupportedf("driver %s cannot plug disks into a running VM", a.record().Driver)
-	}
-	return plugger, nil
 }
 
 // join tells the guest. A guest that cannot be reached now is told by the next session.

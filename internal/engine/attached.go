@@ -36,34 +36,64 @@ func (n *node) designAttached(ctx context.Context, r *vm.Record) error {
 	return nil
 }
 
-// withVolumes attaches the volumes of r and returns disks with those of the volumes as they are now. back, if not nil, undoes that.
-// It is idempotent.
-func (n *node) withVolumes(ctx context.Context, r vm.Record, disks []vm.Disk, back *undo.Stack) ([]vm.Disk, error) {
+// volumesOf are the volumes that are attached to a VM.
+type volumesOf struct {
+	disks    []vm.Disk           // all disks of the VM, with those of the volumes
+	attached []vm.AttachedVolume // with the present sizes
+	grown    []string            // those that can be written to and are larger than on record, by name
+}
+
+// withVolumes attaches the volumes of r, and returns them with disks, which may have those of the volumes already. back, if not nil,
+// undoes that. It is idempotent.
+func (n *node) withVolumes(ctx context.Context, r vm.Record, disks []vm.Disk, back *undo.Stack) (volumesOf, error) {
 	if len(r.Attached) == 0 {
-		return disks, nil
+		return volumesOf{disks: disks, attached: r.Attached}, nil
 	}
 	ctx = vm.OnBehalf(ctx, r.Owner)
-	disks = withoutVolumes(disks)
+	out := volumesOf{disks: withoutVolumes(disks)}
 	for _, a := range r.Attached {
 		i := slices.IndexFunc(r.Spec.Volumes, func(v vm.Volume) bool { return v.Name == a.Volume && v.Disk != nil })
 		if i < 0 {
-			return nil, errdefs.DataLossf("the record of the VM is damaged: it has volume %s attached and does not ask for it; remove the VM, which leaves the volume as it is", a.Volume)
+			return out, errdefs.DataLossf("the record of the VM is damaged: it has volume %s attached and does not ask for it; remove the VM, which leaves the volume as it is", a.Volume)
 		}
 		if back != nil {
-			back.Push(func(ctx context.Context) error { return n.detachVolume(ctx, a.ID, r.ID) })
+			back.Push(func(ctx context.Context) error { return n.releaseVolume(ctx, a.ID, r.ID) })
 		}
-		_, d, err := n.volumes.Attach(ctx, string(a.ID), r.ID, r.Spec.Volumes[i].Disk.ReadOnly)
+		got, d, err := n.volumes.Attach(ctx, string(a.ID), r.ID, r.Spec.Volumes[i].Disk.ReadOnly)
 		if err != nil {
-			return nil, fmt.Errorf("attach volume %s: %w", a.Volume, err)
+			return out, fmt.Errorf("attach volume %s: %w", a.Volume, err)
 		}
-		d.Serial, d.Role = a.Serial, vm.RoleVolume
-		disks = append(disks, d)
+		d.Serial, d.Role, d.Port = a.Serial, vm.RoleVolume, portOf(disks, a.Serial)
+		if a.Size != got.Size && !d.ReadOnly {
+			out.grown = append(out.grown, a.Volume)
+		}
+		a.Size = got.Size
+		out.disks, out.attached = append(out.disks, d), append(out.attached, a)
 	}
-	return disks, nil
+	return out, nil
 }
 
-// detachVolume ends the attachment of a volume to the VM id. It is no error if it has none.
-func (n *node) detachVolume(ctx context.Context, volume, id vm.ID) error {
+// unsized returns attached as those of a guest of which it is not known which sizes it knows.
+func unsized(attached []vm.AttachedVolume) []vm.AttachedVolume {
+	attached = slices.Clone(attached)
+	for i := range attached {
+		attached[i].Size = 0
+	}
+	return attached
+}
+
+// portOf returns the place of the disk of a volume, which it keeps for as long as the VM has it; 0: it has none.
+func portOf(disks []vm.Disk, serial string) int {
+	for _, d := range disks {
+		if d.Role == vm.RoleVolume && d.Serial == serial {
+			return d.Port
+		}
+	}
+	return 0
+}
+
+// releaseVolume ends the attachment of a volume to the VM id. It is no error if it has none.
+func (n *node) releaseVolume(ctx context.Context, volume, id vm.ID) error {
 	err := n.volumes.Detach(vm.OnBehalf(ctx, vm.Owner{}), string(volume), id)
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -93,7 +123,7 @@ func (m *machine) detachVolumes(ctx context.Context, thorough bool) error {
 	}
 	var errs []error
 	for _, id := range ids {
-		errs = append(errs, m.detachVolume(ctx, id, m.id))
+		errs = append(errs, m.releaseVolume(ctx, id, m.id))
 	}
 	return errors.Join(errs...)
 }
@@ -104,6 +134,16 @@ func savable(r vm.Record) error {
 		return nil
 	}
 	return errdefs.Preconditionf("it uses volume %s, which is in no snapshot of a VM; take a snapshot of the volume instead, or hibernate the VM", r.Attached[0].Volume)
+}
+
+// attachedAs returns the index of an attached volume by its id; -1: the VM does not have it.
+func attachedAs(r vm.Record, id vm.ID) int {
+	return slices.IndexFunc(r.Attached, func(a vm.AttachedVolume) bool { return a.ID == id })
+}
+
+// withoutDisk returns disks without the one with that serial.
+func withoutDisk(disks []vm.Disk, serial string) []vm.Disk {
+	return slices.DeleteFunc(slices.Clone(disks), func(d vm.Disk) bool { return d.Serial == serial })
 }
 
 // withoutVolumes returns disks without those of volumes.

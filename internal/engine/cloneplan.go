@@ -179,6 +179,11 @@ func grown(r vm.Record) []string {
 			serials = append(serials, d.Serial)
 		}
 	}
+	for _, v := range r.Attached {
+		if r.Resume != nil && slices.Contains(r.Resume.Volumes, v.Volume) {
+			serials = append(serials, v.Serial)
+		}
+	}
 	return serials
 }
 

@@ -291,6 +291,7 @@ func (r *rig) has(rec vm.Record, where string) []string {
 	for range rec.Attached {
 		want = append(want, "attachments/"+string(rec.ID))
 	}
+	r.hasVolumes(rec, where)
 	used := map[string]bool{}
 	for _, d := range rec.Disks {
 		for at := &d; at != nil; at = at.Backing {

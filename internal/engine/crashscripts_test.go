@@ -294,5 +294,6 @@ func scripts() map[string]script {
 	maps.Copy(all, addScripts())
 	maps.Copy(all, resizeScripts())
 	maps.Copy(all, attachedScripts())
+	maps.Copy(all, attachScripts())
 	return all
 }

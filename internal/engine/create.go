@@ -165,7 +165,8 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	if root.Disks, err = c.layImages(ctx, planned, c.images[1:], root.Disks); err != nil {
 		return outcome{}, err
 	}
-	if root.Disks, err = c.withVolumes(ctx, r, root.Disks, &c.back); err != nil {
+	has, err := c.withVolumes(ctx, r, root.Disks, &c.back)
+	if err != nil {
 		return outcome{}, err
 	}
 	// This needs no step of its own: attaching again gives the same result, and undo assumes that every NIC may
@@ -174,7 +175,7 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	r.Disks = root.Disks
+	r.Disks = has.disks
 	seeded, err := c.seed(ctx, r, nics)
 	if err != nil {
 		return outcome{}, err
@@ -183,7 +184,7 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 		return outcome{}, err
 	}
 	return outcome{change: func(r *vm.Record) {
-		r.Disks, r.NICs, r.Containers, r.ImageVolumes = seeded, nics, planned.Containers, planned.ImageVolumes
+		r.Disks, r.NICs, r.Containers, r.ImageVolumes, r.Attached = seeded, nics, planned.Containers, planned.ImageVolumes, has.attached
 	}}, nil
 }
 

@@ -21,11 +21,15 @@ import (
 type Engine struct {
 	*node
 	containerVerbs
+	volumeVerbs
 	strays *strays
 }
 
 // containerVerbs are the methods of Engine for single containers of running VMs.
 type containerVerbs struct{ *node }
+
+// volumeVerbs are the methods of Engine for the volumes of VMs.
+type volumeVerbs struct{ *node }
 
 // strays are the remains that recovery found of VMs that the journal does not know.
 type strays struct {

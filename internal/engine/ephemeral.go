@@ -17,29 +17,27 @@ const maxEphemeral = 64
 // plugged returns the places for the layers of one more image in a guest with these disks: the serials of its layers, and
 // the disks to plug. A layer that the guest has already gets no disk.
 func plugged(disks, layers []vm.Disk) (serials []string, add []vm.Disk, err error) {
-	byPath, ports, used := map[string]string{}, map[int]bool{}, map[string]bool{}
+	byPath, free, used := map[string]string{}, portsOf(disks), map[string]bool{}
 	for _, d := range disks {
-		ports[d.Port], used[d.Serial] = true, true
+		used[d.Serial] = true
 		if d.Role == vm.RoleLayer {
 			byPath[d.Path] = d.Serial
 		}
 	}
-	port, number := 1, 0
+	number := 0
 	for _, d := range layers {
 		serial, have := byPath[d.Path]
 		if !have {
-			for ports[port] {
-				port++
-			}
 			for used[image.SerialContainerLayer(number)] {
 				number++
 			}
 			serial = image.SerialContainerLayer(number)
-			if port > vm.MaxPort {
-				return nil, nil, errdefs.Exhaustedf("the guest has %d plugged disks and no place for another one; restart the VM to free those of ended containers", vm.MaxPort)
+			port, err := free.take()
+			if err != nil {
+				return nil, nil, err
 			}
 			d.Serial, d.Port = serial, port
-			ports[port], used[serial], byPath[d.Path] = true, true, serial
+			used[serial], byPath[d.Path] = true, serial
 			add = append(add, d)
 		}
 		serials = append(serials, serial)
@@ -47,12 +45,13 @@ func plugged(disks, layers []vm.Disk) (serials []string, add []vm.Disk, err erro
 	return serials, add, nil
 }
 
-// withoutPlugged returns the disks that a guest has when it boots.
+// withoutPlugged returns the disks that a guest has when it boots: all but those of added containers.
 func withoutPlugged(disks []vm.Disk) []vm.Disk {
-	if !slices.ContainsFunc(disks, func(d vm.Disk) bool { return d.Port != 0 }) {
+	added := func(d vm.Disk) bool { return d.Port != 0 && d.Role != vm.RoleVolume }
+	if !slices.ContainsFunc(disks, added) {
 		return disks
 	}
-	return slices.DeleteFunc(slices.Clone(disks), func(d vm.Disk) bool { return d.Port != 0 })
+	return slices.DeleteFunc(slices.Clone(disks), added)
 }
 
 // endedWith returns the added containers of a guest that has ended at that time.

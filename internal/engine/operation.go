@@ -28,6 +28,9 @@ const (
 
 	opResizeContainers = "resize containers"
 
+	opAttachVolume = "attach volume"
+	opDetachVolume = "detach volume"
+
 	stepAdopt    = "adopt"
 	stepDisks    = "disks"
 	stepNetwork  = "network"
@@ -40,6 +43,11 @@ const (
 	stepClean    = "clean"
 	stepJoin     = "join"
 	stepResize   = "resize"
+	stepAttach   = "attach"
+	stepPlug     = "plug"
+	stepLeave    = "leave"
+	stepUnplug   = "unplug"
+	stepDetach   = "detach"
 )
 
 // operation is one kind of change of a VM that the journal follows from its first step to its end. T is such a change

@@ -18,6 +18,8 @@ var operations = []recoverable{
 	adoptOperation,
 	additionOperation,
 	resizeOperation,
+	attachOperation,
+	detachOperation,
 }
 
 // operationOf returns the operation of an intent; nil: this Cocoon does not know it.

@@ -66,11 +66,12 @@ func (s *start) attach(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	if disks, err = s.withVolumes(ctx, r, disks, nil); err != nil {
+	has, err := s.withVolumes(ctx, r, disks, nil)
+	if err != nil {
 		return outcome{}, err
 	}
 	return outcome{change: func(r *vm.Record) {
-		r.Boot, r.NICs, r.Disks = boot, nics, disks
+		r.Boot, r.NICs, r.Disks, r.Attached = boot, nics, has.disks, has.attached
 		r.Resume, r.Cloned = nil, false // a guest that boots has no identity of another VM
 	}}, nil
 }

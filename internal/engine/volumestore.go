@@ -23,6 +23,65 @@ func (e *Engine) Volumes() *Volumes {
 	return &Volumes{Store: e.volumes, node: e.node}
 }
 
+// Resize implements volume.Store. It is Grow without what Grow says about guests.
+func (v *Volumes) Resize(ctx context.Context, ref string, size int64) (volume.Volume, error) {
+	got, err := v.Grow(ctx, ref, size)
+	return got.Volume, err
+}
+
+// Grow grows a volume to size bytes, and makes the guests that run and write to it use them. It says which do not yet. Idempotent: a
+// second call tells them again.
+// Errors: as for volume.Store.Resize.
+func (v *Volumes) Grow(caller context.Context, ref string, size int64) (out volume.Resized, err error) {
+	ctx, leave, err := v.node.life.enter(caller)
+	if err != nil {
+		return out, err
+	}
+	defer leave()
+	m, release, err := v.writer(ctx, ref)
+	if err != nil {
+		return out, v.node.life.ended(caller, err)
+	}
+	defer release()
+	if out.Volume, err = v.Store.Resize(ctx, ref, size); err != nil {
+		return out, err
+	}
+	for _, a := range out.Attachments {
+		reason := "it only reads the volume; it sees the new size when it starts again"
+		if !a.ReadOnly {
+			reason = m.grown(ctx, out.Volume)
+		}
+		if reason != "" {
+			out.Waiting = append(out.Waiting, volume.Waiting{VM: a.VM, Reason: reason})
+		}
+	}
+	return out, nil
+}
+
+// writer holds the VM that may write to the volume ref; nil: there is none, or the engine does not know it.
+func (v *Volumes) writer(ctx context.Context, ref string) (m *machine, release func(), err error) {
+	for {
+		got, err := v.Get(ctx, ref)
+		if err != nil {
+			return nil, nil, err
+		}
+		writer := got.Writer()
+		if writer == "" {
+			return nil, func() {}, nil
+		}
+		if release, err = v.node.vms.queue.Lock(ctx, writer); err != nil {
+			return nil, nil, err
+		}
+		if got, err = v.Get(ctx, ref); err == nil && got.Writer() == writer {
+			return v.node.vms.get(writer), release, nil
+		}
+		release() // it was detached meanwhile
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
 // Snapshot implements volume.Snapshotter. FailedPrecondition while a VM that writes to the volume runs.
 func (v *Volumes) Snapshot(ctx context.Context, ref string, s volume.Spec) (out volume.Snapshot, err error) {
 	can, err := able[volume.Snapshotter](v)
@@ -128,21 +187,19 @@ func (v *Volumes) still(caller context.Context, ref string, fn func(context.Cont
 		return err
 	}
 	defer leave()
-	got, err := v.Get(ctx, ref)
-	if err != nil {
-		return err
-	}
-	writer := got.Writer()
-	if writer == "" {
-		return fn(ctx)
-	}
-	release, err := v.node.vms.queue.Lock(ctx, writer)
+	m, release, err := v.writer(ctx, ref)
 	if err != nil {
 		return v.node.life.ended(caller, err)
 	}
 	defer release()
-	m := v.node.vms.get(writer)
-	if m == nil {
+	got, err := v.Get(ctx, ref)
+	if err != nil {
+		return err
+	}
+	switch writer := got.Writer(); {
+	case writer == "":
+		return fn(ctx)
+	case m == nil:
 		return errdefs.Preconditionf("volume %s: VM %s, which has it attached, is not known here, and may write to it", got.Name, writer)
 	}
 	if r := m.record(); r.State == vm.StateRunning || r.State == vm.StateError {

@@ -77,7 +77,7 @@ var wakeOperation = operation[*wake]{
 func recallWake(m *machine, in journal.Intent) (*wake, error) {
 	args, err := argsOfSnapshot(in)
 	w := &wake{machine: m, was: m.record()}
-	w.was.State, w.was.Snapshot, w.was.Disks = vm.StateHibernated, args.Snapshot, below(w.was.Disks)
+	w.was.State, w.was.Snapshot, w.was.Disks, w.was.Attached = vm.StateHibernated, args.Snapshot, below(w.was.Disks), unsized(w.was.Attached)
 	return w, err
 }
 
@@ -101,24 +101,31 @@ func (w *wake) resume(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	if disks, err = w.withVolumes(ctx, r, disks, nil); err != nil {
+	has, err := w.withVolumes(ctx, r, disks, nil)
+	if err != nil {
 		return outcome{}, err
 	}
-	known := macsOf(r.NICs)
-	r.NICs, r.Disks, r.Spec.Accel = nics, disks, w.accel
+	known, grownBefore := macsOf(r.NICs), []string(nil)
+	if r.Resume != nil { // it was saved before its agent was told
+		grownBefore = r.Resume.Volumes
+	}
+	r.NICs, r.Disks, r.Attached, r.Spec.Accel = nics, has.disks, has.attached, w.accel
 	if r.Resume == nil || !r.Resume.Clone { // a clone that has not received its identity remains a clone
 		r.Resume = &vm.Resume{Fresh: w.held.Snapshot().Fresh}
 		if r.ImageType == vm.ImageOCI && !slices.Equal(macsOf(nics), known) { // the network chose other MACs after a host restart
 			r.Resume.Clone, r.Resume.MACs, r.Cloned = true, known, true
 		}
 	}
+	resume := *r.Resume
+	resume.Volumes = slices.Concat(grownBefore, has.grown)
+	r.Resume = &resume
 	incoming := incomingOf(w.held)
 	incoming.Alone, incoming.LinksDown, incoming.Grown = true, !r.Itself(), grown(r)
 	startedAt, restarts := r.StartedAt, r.Restarts
 	return w.launchProcess(ctx, r, launchOptions{
-		ready: w.dirs.syncing(w.id, disks), incoming: incoming, log: w.logs.Main.Resume,
+		ready: w.dirs.syncing(w.id, r.Disks), incoming: incoming, log: w.logs.Main.Resume,
 		change: func(to *vm.Record) {
-			to.NICs, to.Disks, to.Resume, to.Cloned, to.Snapshot = r.NICs, r.Disks, r.Resume, r.Cloned, ""
+			to.NICs, to.Disks, to.Attached, to.Resume, to.Cloned, to.Snapshot = r.NICs, r.Disks, r.Attached, r.Resume, r.Cloned, ""
 			to.StartedAt, to.Restarts = startedAt, restarts // for the guest there was no interruption
 		},
 	}, &w.back)
@@ -149,7 +156,7 @@ func (w *wake) undo(ctx context.Context, cause error) error {
 	}
 	was := w.was
 	_ = w.settleAssumed(ctx, opWake, func(r *vm.Record) {
-		r.State, r.Snapshot, r.Disks, r.Resume, r.Cloned = was.State, was.Snapshot, was.Disks, was.Resume, was.Cloned
+		r.State, r.Snapshot, r.Disks, r.Attached, r.Resume, r.Cloned = was.State, was.Snapshot, was.Disks, was.Attached, was.Resume, was.Cloned
 		r.Containers, r.Ephemeral, r.ExitCode = was.Containers, was.Ephemeral, was.ExitCode
 		r.Handle, r.PID, r.AgentReady, r.Reason, r.Message = nil, 0, false, vm.ReasonWakeFailed, cause.Error()
 		if errdefs.Is(cause, errdefs.DataLoss) {
@@ -234,7 +241,7 @@ func (w *wake) recoverHibernated(ctx context.Context) error {
 	}
 	err := w.settle(ctx, func(to *vm.Record) {
 		if len(r.Handle) > 0 {
-			to.Disks = w.was.Disks
+			to.Disks, to.Attached = w.was.Disks, w.was.Attached
 		}
 		to.State, to.Snapshot, to.Handle, to.PID, to.AgentReady = vm.StateHibernated, w.was.Snapshot, nil, 0, false
 		to.Reason, to.Message = vm.ReasonWakeFailed, "its wake was interrupted when cocoond ended; wake it again"

@@ -52,6 +52,32 @@ type ContainerResizer interface {
 	ResizeContainers(ctx context.Context, want map[string]vm.Resources) error
 }
 
+// VolumeAttacher is the ability of an Agent to use volumes whose disks are plugged while its guest runs.
+type VolumeAttacher interface {
+	// AttachVolume mounts a volume of kind VolumeDisk, whose disk has been plugged, at path: for the main process, or in every
+	// container of the Setup. With "" it is mounted nowhere. It makes a file system on an empty disk. v.Disk.Ref is the serial of
+	// the disk. After an error of the guest the volume is mounted nowhere. Idempotent.
+	// Errors: InvalidArgument (path), FailedPrecondition (what is on the disk, or the guest is not set up), DataLoss (errors of the
+	// file system), Unavailable if the disk does not appear, Unsupported by older agents.
+	AttachVolume(ctx context.Context, v vm.Volume, path string) error
+	// DetachVolume unmounts the volume everywhere in the guest, whose kernel then forgets the disk. It is no error if the guest has
+	// no such volume.
+	// Errors: FailedPrecondition while a program uses the volume (then nothing has changed), Unsupported by older agents.
+	DetachVolume(ctx context.Context, volume, serial string) error
+	// GrowVolume waits until the guest sees that the disk of the volume has size bytes, and grows its file system if that is
+	// mounted and can be written to. Idempotent.
+	// Errors: Unavailable if the guest does not see the size in time, Unsupported by older agents and for other file systems than
+	// ext4.
+	GrowVolume(ctx context.Context, volume, serial string, size int64) error
+}
+
+// MountReporter is the ability of an Agent that is not ours to report what its guest has mounted.
+type MountReporter interface {
+	// Mounts returns where file systems on the disk with that serial are mounted. The guest may lie.
+	// Errors: Unsupported if the configuration of the guest forbids it.
+	Mounts(ctx context.Context, serial string) ([]string, error)
+}
+
 // Freezer is the ability of an Agent to freeze the guest's file systems, so that a copy of its disks is consistent.
 type Freezer interface {
 	// Freeze flushes and freezes the file systems and returns their number. If it fails, no file system stays frozen,

@@ -19,6 +19,7 @@ import (
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/grpcerr"
+	"cocoonstack.io/cocoon/internal/guestagent/volumes"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -77,6 +78,15 @@ type Volumes interface {
 	// MountLater makes more mounts, of volumes that Mount has made, in the folder root. Errors: InvalidArgument if there is no such
 	// volume.
 	MountLater(ctx context.Context, root string, mounts []vm.Mount) error
+	// Attach makes v, a disk that was plugged, usable, and mounts it at a path in each of places; with "" it only waits for the
+	// disk. It is called after Mount. After an error it is mounted nowhere. Idempotent.
+	Attach(ctx context.Context, v vm.Volume, path string, places []volumes.Place) error
+	// Detach unmounts a volume in all of places, and makes the kernel forget its disk. It is no error if there is none. Errors:
+	// FailedPrecondition while a program uses the volume; then nothing has changed.
+	Detach(ctx context.Context, volume, serial string, places []volumes.Place) error
+	// Grow waits until the kernel sees size bytes on the disk of a volume, and grows its mounted file system. Idempotent. Errors:
+	// Unavailable if the kernel does not see them, Unsupported for other file systems than ext4.
+	Grow(ctx context.Context, volume, serial string, size int64) error
 	// Message shows a new empty file at a path in folder, and returns that file. It is called before Mount. Idempotent.
 	Message(folder, path string) (*os.File, error)
 	// ReadFile returns the content of a file in a volume that starts empty. Links do not lead out of the volume.

@@ -223,6 +223,15 @@ type DiskPlugger interface {
 	UnplugDisk(ctx context.Context, serial string) error
 }
 
+// DiskGrower is the ability of an Instance to tell its guest that a disk has grown.
+type DiskGrower interface {
+	// GrowDisk tells the guest that the raw disk with that serial has size bytes now. The caller has grown its file to that size, and
+	// nothing else changes it meanwhile. When it returns, the guest has been told, but it may need a moment to see the size. It is no
+	// error if the guest knows it already.
+	// Errors: InvalidArgument if there is no such disk, it is read-only, or it is larger; Unavailable.
+	GrowDisk(ctx context.Context, serial string, size int64) error
+}
+
 // DiskFlattener is the ability of an Instance to shorten a disk's chain of backing files while the guest runs: each save adds a
 // layer, and the number of layers that a VM can start from is limited.
 type DiskFlattener interface {

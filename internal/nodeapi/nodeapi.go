@@ -44,6 +44,7 @@ type Engine interface {
 	reader
 	guests
 	guest.Containers
+	attacher
 	states
 	saver
 	resetter
@@ -68,6 +69,11 @@ type guests interface {
 	guest.Access
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
+}
+
+type attacher interface {
+	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
+	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
 }
 
 type states interface {
@@ -257,7 +263,7 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 		grpc.StatsHandler(endings{}),
 	)
 	e, sn := s.deps.Engine, s.deps.Snapshots
-	nodev1.RegisterVMsServer(g, &vms{life: e, records: e, guests: e, containers: e, states: e, snapshots: sn, removals: &s.removals})
+	nodev1.RegisterVMsServer(g, &vms{life: e, records: e, guests: e, containers: e, attacher: e, states: e, snapshots: sn, removals: &s.removals})
 	nodev1.RegisterImagesServer(g, &images{store: s.deps.Images, puller: s.deps.Puller})
 	if sn != nil {
 		nodev1.RegisterSnapshotsServer(g, &snapshots{vms: e, snapshotReader: sn, carrier: sn, registry: sn})

@@ -19,6 +19,7 @@ type vms struct {
 	records    reader
 	guests     guests
 	containers guest.Containers
+	attacher   attacher
 	states     states
 	snapshots  imageCloner // nil: no snapshots
 	removals   *removals
@@ -103,6 +104,14 @@ func (v *vms) AddContainer(ctx context.Context, r *nodev1.AddContainerRequest) (
 
 func (v *vms) ResizeContainers(ctx context.Context, r *nodev1.ResizeContainersRequest) (*nodev1.Record, error) {
 	return answer(nodewire.EncodeRecord)(v.containers.ResizeContainers(ctx, r.GetRef(), nodewire.DecodeResized(r.GetContainers())))
+}
+
+func (v *vms) AttachVolume(ctx context.Context, r *nodev1.AttachVolumeRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.attacher.AttachVolume(ctx, r.GetRef(), nodewire.DecodeVolumeUse(r.GetVolume()), r.GetPath()))
+}
+
+func (v *vms) DetachVolume(ctx context.Context, r *nodev1.DetachVolumeRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.attacher.DetachVolume(ctx, r.GetRef(), r.GetVolume()))
 }
 
 func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record, error) {

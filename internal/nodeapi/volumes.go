@@ -17,6 +17,8 @@ type Volumes interface {
 	volume.Snapshotter
 	volume.Cloner
 	volume.Carrier
+	// Grow is Resize. It says which VMs do not use the new size yet.
+	Grow(ctx context.Context, ref string, size int64) (volume.Resized, error)
 }
 
 type volumes struct {
@@ -29,8 +31,13 @@ func (s *volumes) one(ctx context.Context, v volume.Volume, err error) (*nodev1.
 	if err != nil {
 		return nil, err
 	}
+	out, err := s.figures(ctx, v)
+	return nodewire.EncodeStoredVolume(out), err
+}
+
+func (s *volumes) figures(ctx context.Context, v volume.Volume) (nodewire.StoredVolume, error) {
 	usage, err := s.store.Usage(ctx)
-	return nodewire.EncodeStoredVolume(nodewire.StoredVolume{Volume: v, Allocated: usage[v.ID].Allocated}), err
+	return nodewire.StoredVolume{Volume: v, Allocated: usage[v.ID].Allocated}, err
 }
 
 func (s *volumes) Create(ctx context.Context, r *nodev1.CreateVolumeRequest) (*nodev1.StoredVolume, error) {
@@ -54,9 +61,13 @@ func (s *volumes) Inspect(ctx context.Context, r *nodev1.InspectVolumeRequest) (
 	return s.one(ctx, v, err)
 }
 
-func (s *volumes) Resize(ctx context.Context, r *nodev1.ResizeVolumeRequest) (*nodev1.StoredVolume, error) {
-	v, err := s.store.Resize(ctx, r.GetRef(), r.GetSize())
-	return s.one(ctx, v, err)
+func (s *volumes) Resize(ctx context.Context, r *nodev1.ResizeVolumeRequest) (*nodev1.ResizeVolumeResponse, error) {
+	v, err := s.store.Grow(ctx, r.GetRef(), r.GetSize())
+	if err != nil {
+		return nil, err
+	}
+	out, err := s.figures(ctx, v.Volume)
+	return nodewire.EncodeResizedVolume(nodewire.ResizedVolume{StoredVolume: out, Waiting: v.Waiting}), err
 }
 
 func (s *volumes) Remove(ctx context.Context, r *nodev1.RemoveVolumeRequest) (*nodev1.RemoveVolumeResponse, error) {

@@ -97,6 +97,16 @@ func (c *Client) AddContainer(ctx context.Context, ref string, add vm.Container)
 	return ask(ctx, c, c.vms.AddContainer, &nodev1.AddContainerRequest{Ref: ref, Container: nodewire.EncodeContainer(add)}, nodewire.DecodeRecord)
 }
 
+// AttachVolume gives a VM, running or stopped, a volume of the volume store; a guest of a container image mounts it at path.
+func (c *Client) AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
+	return ask(ctx, c, c.vms.AttachVolume, &nodev1.AttachVolumeRequest{Ref: ref, Volume: nodewire.EncodeVolumeUse(use), Path: path}, nodewire.DecodeRecord)
+}
+
+// DetachVolume takes a volume from a VM.
+func (c *Client) DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error) {
+	return ask(ctx, c, c.vms.DetachVolume, &nodev1.DetachVolumeRequest{Ref: ref, Volume: volume}, nodewire.DecodeRecord)
+}
+
 // ResizeContainers changes what containers of a running VM may use; see guest.Containers.
 func (c *Client) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
 	return ask(ctx, c, c.vms.ResizeContainers, &nodev1.ResizeContainersRequest{Ref: ref, Containers: nodewire.EncodeResized(want)}, nodewire.DecodeRecord)

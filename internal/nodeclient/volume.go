@@ -25,9 +25,9 @@ func (c *Client) ListVolumes(ctx context.Context) ([]nodewire.StoredVolume, erro
 	return list(ctx, c, c.volumes.List, &nodev1.ListVolumesRequest{}, nodewire.DecodeStoredVolume)
 }
 
-// ResizeVolume grows a volume to size bytes.
-func (c *Client) ResizeVolume(ctx context.Context, ref string, size int64) (nodewire.StoredVolume, error) {
-	return ask(ctx, c, c.volumes.Resize, &nodev1.ResizeVolumeRequest{Ref: ref, Size: size}, nodewire.DecodeStoredVolume)
+// ResizeVolume grows a volume to size bytes, and says which VMs do not use them yet.
+func (c *Client) ResizeVolume(ctx context.Context, ref string, size int64) (nodewire.ResizedVolume, error) {
+	return ask(ctx, c, c.volumes.Resize, &nodev1.ResizeVolumeRequest{Ref: ref, Size: size}, nodewire.DecodeResizedVolume)
 }
 
 // RemoveVolume deletes a volume that no VM has attached.

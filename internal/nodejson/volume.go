@@ -30,6 +30,18 @@ type Attachment struct {
 	Since    time.Time `json:"since"`
 }
 
+// ResizedVolume is a volume that was grown.
+type ResizedVolume struct {
+	Volume
+	Waiting []WaitingVM `json:"waiting"` // those that do not use the new size yet
+}
+
+// WaitingVM is a VM whose guest does not use the new size of a volume yet.
+type WaitingVM struct {
+	VM     vm.ID  `json:"vm_id"`
+	Reason string `json:"reason"`
+}
+
 // VolumeSnapshot is a snapshot of a volume.
 type VolumeSnapshot struct {
 	ID        vm.ID             `json:"id"`
@@ -51,6 +63,15 @@ func FromVolume(v nodewire.StoredVolume) Volume {
 	}
 	for i, a := range v.Attachments {
 		out.Attachments[i] = Attachment(a)
+	}
+	return out
+}
+
+// FromResized returns v in its JSON form.
+func FromResized(v nodewire.ResizedVolume) ResizedVolume {
+	out := ResizedVolume{Volume: FromVolume(v.StoredVolume), Waiting: make([]WaitingVM, len(v.Waiting))}
+	for i, w := range v.Waiting {
+		out.Waiting[i] = WaitingVM(w)
 	}
 	return out
 }

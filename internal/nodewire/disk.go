@@ -33,8 +33,8 @@ func encodeVolume(v vm.Volume) *nodev1.Volume {
 	m := &nodev1.Volume{
 		Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: clonePointer(v.Group), Files: EncodeVolumeFiles(v.Files), Image: v.Image,
 	}
-	if d := v.Disk; d != nil {
-		m.Disk = &nodev1.VolumeUse{Ref: d.Ref, ReadOnly: d.ReadOnly, FsType: d.FSType, GroupOnMismatch: d.GroupOnMismatch}
+	if v.Disk != nil {
+		m.Disk = EncodeVolumeUse(*v.Disk)
 	}
 	return m
 }
@@ -44,10 +44,20 @@ func decodeVolume(m *nodev1.Volume) vm.Volume {
 		Name: m.GetName(), Kind: vm.VolumeKind(m.GetKind()), Memory: m.GetMemory(), SizeLimit: m.GetSizeLimit(),
 		Group: clonePointer(m.Group), Files: DecodeVolumeFiles(m.GetFiles()), Image: m.GetImage(),
 	}
-	if d := m.GetDisk(); d != nil {
-		v.Disk = &vm.VolumeUse{Ref: d.GetRef(), ReadOnly: d.GetReadOnly(), FSType: d.GetFsType(), GroupOnMismatch: d.GetGroupOnMismatch()}
+	if m.GetDisk() != nil {
+		v.Disk = new(DecodeVolumeUse(m.GetDisk()))
 	}
 	return v
+}
+
+// EncodeVolumeUse returns u as a message.
+func EncodeVolumeUse(u vm.VolumeUse) *nodev1.VolumeUse {
+	return &nodev1.VolumeUse{Ref: u.Ref, ReadOnly: u.ReadOnly, FsType: u.FSType, GroupOnMismatch: u.GroupOnMismatch}
+}
+
+// DecodeVolumeUse returns the use of a volume in m.
+func DecodeVolumeUse(m *nodev1.VolumeUse) vm.VolumeUse {
+	return vm.VolumeUse{Ref: m.GetRef(), ReadOnly: m.GetReadOnly(), FSType: m.GetFsType(), GroupOnMismatch: m.GetGroupOnMismatch()}
 }
 
 // EncodeVolumeFiles returns the files as messages.
@@ -88,9 +98,9 @@ func decodeImageVolume(m *nodev1.ImageVolume) vm.ImageVolume {
 }
 
 func encodeAttached(v vm.AttachedVolume) *nodev1.AttachedVolume {
-	return &nodev1.AttachedVolume{Volume: v.Volume, Id: string(v.ID), Serial: v.Serial}
+	return &nodev1.AttachedVolume{Volume: v.Volume, Id: string(v.ID), Serial: v.Serial, Size: v.Size}
 }
 
 func decodeAttached(m *nodev1.AttachedVolume) vm.AttachedVolume {
-	return vm.AttachedVolume{Volume: m.GetVolume(), ID: vm.ID(m.GetId()), Serial: m.GetSerial()}
+	return vm.AttachedVolume{Volume: m.GetVolume(), ID: vm.ID(m.GetId()), Serial: m.GetSerial(), Size: m.GetSize()}
 }

@@ -389,12 +389,12 @@ func encodeResume(r *vm.Resume) *nodev1.Resume {
 	if r == nil {
 		return nil
 	}
-	return &nodev1.Resume{Clone: r.Clone, Macs: slices.Clone(r.MACs), MachineId: r.MachineID, SshHostKeys: r.SSHHostKeys, Storage: r.Storage, Fresh: r.Fresh}
+	return &nodev1.Resume{Clone: r.Clone, Macs: slices.Clone(r.MACs), MachineId: r.MachineID, SshHostKeys: r.SSHHostKeys, Storage: r.Storage, Fresh: r.Fresh, Volumes: slices.Clone(r.Volumes)}
 }
 
 func decodeResume(m *nodev1.Resume) *vm.Resume {
 	if m == nil {
 		return nil
 	}
-	return &vm.Resume{Clone: m.GetClone(), MACs: cloneSlice(m.GetMacs()), MachineID: m.GetMachineId(), SSHHostKeys: m.GetSshHostKeys(), Storage: m.GetStorage(), Fresh: m.GetFresh()}
+	return &vm.Resume{Clone: m.GetClone(), MACs: cloneSlice(m.GetMacs()), MachineID: m.GetMachineId(), SSHHostKeys: m.GetSshHostKeys(), Storage: m.GetStorage(), Fresh: m.GetFresh(), Volumes: cloneSlice(m.GetVolumes())}
 }

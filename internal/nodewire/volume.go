@@ -14,6 +14,26 @@ type StoredVolume struct {
 	Allocated int64 // bytes on the storage of the node
 }
 
+// ResizedVolume is a volume that was grown, with the VMs that do not see that yet.
+type ResizedVolume struct {
+	StoredVolume
+	Waiting []volume.Waiting
+}
+
+// EncodeResizedVolume returns v as a message.
+func EncodeResizedVolume(v ResizedVolume) *nodev1.ResizeVolumeResponse {
+	return &nodev1.ResizeVolumeResponse{Volume: EncodeStoredVolume(v.StoredVolume), Waiting: each(v.Waiting, func(w volume.Waiting) *nodev1.VolumeWaiting {
+		return &nodev1.VolumeWaiting{Vm: string(w.VM), Reason: w.Reason}
+	})}
+}
+
+// DecodeResizedVolume returns the volume in m.
+func DecodeResizedVolume(m *nodev1.ResizeVolumeResponse) ResizedVolume {
+	return ResizedVolume{DecodeStoredVolume(m.GetVolume()), each(m.GetWaiting(), func(w *nodev1.VolumeWaiting) volume.Waiting {
+		return volume.Waiting{VM: vm.ID(w.GetVm()), Reason: w.GetReason()}
+	})}
+}
+
 // EncodeStoredVolume returns v as a message.
 func EncodeStoredVolume(v StoredVolume) *nodev1.StoredVolume {
 	return &nodev1.StoredVolume{

@@ -97,7 +97,7 @@ func (r Record) Clone() Record {
 	r.SnapshotIDs = cloneSlice(r.SnapshotIDs)
 	if r.Resume != nil {
 		resume := *r.Resume
-		resume.MACs = cloneSlice(resume.MACs)
+		resume.MACs, resume.Volumes = cloneSlice(resume.MACs), cloneSlice(resume.Volumes)
 		r.Resume = &resume
 	}
 	if r.ExitCode != nil {

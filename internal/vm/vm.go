@@ -44,7 +44,7 @@ const (
 	FirmwareUEFI Firmware = "uefi"
 )
 
-// Spec is what the user asked for. It is immutable once the VM exists.
+// Spec is what the user asked for. Once the VM exists, only the resources of its containers and its volumes of kind VolumeDisk change.
 type Spec struct {
 	Name      string            `json:"name"`
 	Labels    map[string]string `json:"labels,omitempty"`  // opaque to the engine; doors keep their own keys here
@@ -151,8 +151,9 @@ func (v ImageVolume) Clone() ImageVolume {
 // AttachedVolume is what is known about one volume of kind VolumeDisk.
 type AttachedVolume struct {
 	Volume string `json:"volume"`
-	ID     ID     `json:"id"`     // in the volume store
-	Serial string `json:"serial"` // of its disk
+	ID     ID     `json:"id"`             // in the volume store
+	Serial string `json:"serial"`         // of its disk
+	Size   int64  `json:"size,omitempty"` // bytes that the guest knows of, or will know of when it boots; 0: not known
 }
 
 // DiskVolumes returns the volumes of s that are disks of the volume store.
@@ -354,6 +355,7 @@ type Resume struct {
 	SSHHostKeys bool     `json:"ssh_host_keys,omitempty"` // the clone generates new host keys
 	Fresh       bool     `json:"fresh,omitempty"`         // the state was saved before the guest was set up after its boot
 	Storage     int64    `json:"storage,omitempty"`       // bytes of the writable disk, if it has grown since the state was saved
+	Volumes     []string `json:"volumes,omitempty"`       // those of Record.Attached that have grown since the state was saved, by name
 }
 
 // OfDisk reports whether the reason of a running VM is a fault of its disks.

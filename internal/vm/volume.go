@@ -60,6 +60,55 @@ func (s Spec) ValidateVolumes() error {
 	return nil
 }
 
+// WithVolume returns s with one more volume, mounted at path for its main process, or in each of its containers; with "" it is not
+// mounted. It does not check the result.
+func (s Spec) WithVolume(v Volume, path string) Spec {
+	s = s.Clone()
+	s.Volumes = append(s.Volumes, v)
+	switch m := (Mount{Volume: v.Name, Path: path}); {
+	case path == "":
+	case len(s.Containers) == 0:
+		s.Mounts = append(s.Mounts, m)
+	default:
+		for i := range s.Containers {
+			s.Containers[i].Mounts = append(s.Containers[i].Mounts, m)
+		}
+	}
+	return s
+}
+
+// WithoutVolume returns s without the volume of that name and its mounts.
+func (s Spec) WithoutVolume(name string) Spec {
+	s = s.Clone()
+	of := func(m Mount) bool { return m.Volume == name }
+	s.Volumes = without(s.Volumes, func(v Volume) bool { return v.Name == name })
+	s.Mounts = without(s.Mounts, of)
+	for i := range s.Containers {
+		s.Containers[i].Mounts = without(s.Containers[i].Mounts, of)
+	}
+	return s
+}
+
+// without is slices.DeleteFunc, but returns nil instead of an empty slice, which encodes to the same JSON.
+func without[T any](s []T, del func(T) bool) []T {
+	if s = slices.DeleteFunc(s, del); len(s) == 0 {
+		return nil
+	}
+	return s
+}
+
+// MountPath returns where a volume is mounted first; "" if it is mounted nowhere.
+func (s Spec) MountPath(volume string) string {
+	all := s.Mounts
+	for _, c := range s.Containers {
+		all = append(slices.Clip(all), c.Mounts...)
+	}
+	if i := slices.IndexFunc(all, func(m Mount) bool { return m.Volume == volume }); i >= 0 {
+		return all[i].Path
+	}
+	return ""
+}
+
 func validateMounts(mounts []Mount, known map[string]VolumeKind) error {
 	taken := map[string]bool{}
 	for _, m := range mounts {

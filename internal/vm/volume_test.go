@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -88,4 +89,36 @@ func FuzzPaths(f *testing.F) {
 			t.Errorf("%q does not pass: %v", p, err)
 		}
 	})
+}
+
+// A volume that is added to a spec and taken from it leaves the spec as it was.
+func TestSpecWithVolume(t *testing.T) {
+	one := Spec{Name: "web"}
+	several := Spec{Name: "web", Containers: []Container{{Name: "a", Mounts: []Mount{{Volume: "x", Path: "/x"}}}, {Name: "b"}}}
+	v := Volume{Name: "data", Kind: VolumeDisk, Disk: &VolumeUse{Ref: "d"}}
+	for _, s := range []Spec{one, several} {
+		for _, path := range []string{"", "/data"} {
+			with := s.WithVolume(v, path)
+			mounts := with.Mounts
+			for _, c := range with.Containers {
+				mounts = append(mounts, c.Mounts...)
+			}
+			n := 0
+			for _, m := range mounts {
+				if m.Volume == "data" && m.Path == "/data" {
+					n++
+				}
+			}
+			want := max(1, len(s.Containers))
+			if path == "" {
+				want = 0
+			}
+			if n != want || len(with.Volumes) != 1 || with.MountPath("data") != path {
+				t.Errorf("with the volume at %q: %+v", path, with)
+			}
+			if got := with.WithoutVolume("data"); !reflect.DeepEqual(got, s) {
+				t.Errorf("without it: %+v, want %+v", got, s)
+			}
+		}
+	}
 }

@@ -20,7 +20,7 @@ func (v Volume) Admits(to vm.ID, readOnly bool) (has bool, err error) {
 		return true, nil
 	}
 	if written := v.Writer() != ""; len(v.Attachments) > 0 && (!readOnly || written) {
-		return false, errdefs.Preconditionf("it is attached to %s, %s; remove that VM first", v.Users(), how(!written))
+		return false, errdefs.Preconditionf("it is attached to %s, %s; detach it there first", v.Users(), how(!written))
 	}
 	return false, nil
 }

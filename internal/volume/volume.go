@@ -58,6 +58,18 @@ type Usage struct {
 	Allocated int64 // bytes on the storage of the node
 }
 
+// Resized is a volume that was grown.
+type Resized struct {
+	Volume
+	Waiting []Waiting // the VMs that have it attached and do not use its new size yet
+}
+
+// Waiting is a VM whose guest does not use the new size of a volume yet.
+type Waiting struct {
+	VM     vm.ID
+	Reason string // one sentence for a person
+}
+
 // Store keeps volumes. All methods are safe for concurrent use, and a process may be killed in each of them: a volume is then there
 // as a whole or not at all.
 //

@@ -42,6 +42,9 @@ const (
 	Guest_ReleaseContainer_FullMethodName = "/cocoon.guest.v1.Guest/ReleaseContainer"
 	Guest_AddContainer_FullMethodName     = "/cocoon.guest.v1.Guest/AddContainer"
 	Guest_ResizeContainers_FullMethodName = "/cocoon.guest.v1.Guest/ResizeContainers"
+	Guest_AttachVolume_FullMethodName     = "/cocoon.guest.v1.Guest/AttachVolume"
+	Guest_DetachVolume_FullMethodName     = "/cocoon.guest.v1.Guest/DetachVolume"
+	Guest_GrowVolume_FullMethodName       = "/cocoon.guest.v1.Guest/GrowVolume"
 )
 
 // GuestClient is the client API for Guest service.
@@ -97,6 +100,14 @@ type GuestClient interface {
 	// ResizeContainers changes what containers may use, now and in their next runs. It changes nothing if a memory limit is below
 	// what its container uses. Setup does the same for containers that have been started. Idempotent.
 	ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*ResizeContainersReply, error)
+	// AttachVolume mounts a volume whose disk was plugged: for the main process, or in every container of Setup. It waits for the
+	// disk. Setup must have been answered. After an error the volume is nowhere mounted. Idempotent.
+	AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*AttachVolumeReply, error)
+	// DetachVolume unmounts a volume everywhere and has the kernel forget its disk. It changes nothing if a program uses the
+	// volume. A volume that the guest does not know is no error.
+	DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*DetachVolumeReply, error)
+	// GrowVolume waits until the kernel sees that a disk has grown, and grows its mounted file system. Idempotent.
+	GrowVolume(ctx context.Context, in *GrowVolumeRequest, opts ...grpc.CallOption) (*GrowVolumeReply, error)
 }
 
 type guestClient struct {
@@ -344,6 +355,36 @@ func (c *guestClient) ResizeContainers(ctx context.Context, in *ResizeContainers
 	return out, nil
 }
 
+func (c *guestClient) AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*AttachVolumeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AttachVolumeReply)
+	err := c.cc.Invoke(ctx, Guest_AttachVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *guestClient) DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*DetachVolumeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DetachVolumeReply)
+	err := c.cc.Invoke(ctx, Guest_DetachVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *guestClient) GrowVolume(ctx context.Context, in *GrowVolumeRequest, opts ...grpc.CallOption) (*GrowVolumeReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GrowVolumeReply)
+	err := c.cc.Invoke(ctx, Guest_GrowVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // GuestServer is the server API for Guest service.
 // All implementations must embed UnimplementedGuestServer
 // for forward compatibility.
@@ -397,6 +438,14 @@ type GuestServer interface {
 	// ResizeContainers changes what containers may use, now and in their next runs. It changes nothing if a memory limit is below
 	// what its container uses. Setup does the same for containers that have been started. Idempotent.
 	ResizeContainers(context.Context, *ResizeContainersRequest) (*ResizeContainersReply, error)
+	// AttachVolume mounts a volume whose disk was plugged: for the main process, or in every container of Setup. It waits for the
+	// disk. Setup must have been answered. After an error the volume is nowhere mounted. Idempotent.
+	AttachVolume(context.Context, *AttachVolumeRequest) (*AttachVolumeReply, error)
+	// DetachVolume unmounts a volume everywhere and has the kernel forget its disk. It changes nothing if a program uses the
+	// volume. A volume that the guest does not know is no error.
+	DetachVolume(context.Context, *DetachVolumeRequest) (*DetachVolumeReply, error)
+	// GrowVolume waits until the kernel sees that a disk has grown, and grows its mounted file system. Idempotent.
+	GrowVolume(context.Context, *GrowVolumeRequest) (*GrowVolumeReply, error)
 	mustEmbedUnimplementedGuestServer()
 }
 
@@ -469,6 +518,15 @@ func (UnimplementedGuestServer) AddContainer(context.Context, *AddContainerReque
 }
 func (UnimplementedGuestServer) ResizeContainers(context.Context, *ResizeContainersRequest) (*ResizeContainersReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeContainers not implemented")
+}
+func (UnimplementedGuestServer) AttachVolume(context.Context, *AttachVolumeRequest) (*AttachVolumeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method AttachVolume not implemented")
+}
+func (UnimplementedGuestServer) DetachVolume(context.Context, *DetachVolumeRequest) (*DetachVolumeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method DetachVolume not implemented")
+}
+func (UnimplementedGuestServer) GrowVolume(context.Context, *GrowVolumeRequest) (*GrowVolumeReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method GrowVolume not implemented")
 }
 func (UnimplementedGuestServer) mustEmbedUnimplementedGuestServer() {}
 func (UnimplementedGuestServer) testEmbeddedByValue()               {}
@@ -822,6 +880,60 @@ func _Guest_ResizeContainers_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_AttachVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AttachVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).AttachVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_AttachVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).AttachVolume(ctx, req.(*AttachVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Guest_DetachVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetachVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).DetachVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_DetachVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).DetachVolume(ctx, req.(*DetachVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Guest_GrowVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GrowVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).GrowVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_GrowVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).GrowVolume(ctx, req.(*GrowVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Guest_ServiceDesc is the grpc.ServiceDesc for Guest service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -892,6 +1004,18 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResizeContainers",
 			Handler:    _Guest_ResizeContainers_Handler,
+		},
+		{
+			MethodName: "AttachVolume",
+			Handler:    _Guest_AttachVolume_Handler,
+		},
+		{
+			MethodName: "DetachVolume",
+			Handler:    _Guest_DetachVolume_Handler,
+		},
+		{
+			MethodName: "GrowVolume",
+			Handler:    _Guest_GrowVolume_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -49,6 +49,8 @@ const (
 	VMs_ReleaseContainer_FullMethodName = "/cocoon.node.v1.VMs/ReleaseContainer"
 	VMs_AddContainer_FullMethodName     = "/cocoon.node.v1.VMs/AddContainer"
 	VMs_ResizeContainers_FullMethodName = "/cocoon.node.v1.VMs/ResizeContainers"
+	VMs_AttachVolume_FullMethodName     = "/cocoon.node.v1.VMs/AttachVolume"
+	VMs_DetachVolume_FullMethodName     = "/cocoon.node.v1.VMs/DetachVolume"
 	VMs_Clone_FullMethodName            = "/cocoon.node.v1.VMs/Clone"
 	VMs_Restore_FullMethodName          = "/cocoon.node.v1.VMs/Restore"
 	VMs_Hibernate_FullMethodName        = "/cocoon.node.v1.VMs/Hibernate"
@@ -103,6 +105,10 @@ type VMsClient interface {
 	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
 	// none does: a memory limit below what its container uses is refused. Idempotent.
 	ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*Record, error)
+	// AttachVolume gives a VM, running or stopped, a volume of the volume store. A guest of a container image mounts it. Idempotent.
+	AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*Record, error)
+	// DetachVolume takes a volume from a VM. A guest that uses it refuses.
+	DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -360,6 +366,26 @@ func (c *vMsClient) ResizeContainers(ctx context.Context, in *ResizeContainersRe
 	return out, nil
 }
 
+func (c *vMsClient) AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_AttachVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_DetachVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -448,6 +474,10 @@ type VMsServer interface {
 	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
 	// none does: a memory limit below what its container uses is refused. Idempotent.
 	ResizeContainers(context.Context, *ResizeContainersRequest) (*Record, error)
+	// AttachVolume gives a VM, running or stopped, a volume of the volume store. A guest of a container image mounts it. Idempotent.
+	AttachVolume(context.Context, *AttachVolumeRequest) (*Record, error)
+	// DetachVolume takes a volume from a VM. A guest that uses it refuses.
+	DetachVolume(context.Context, *DetachVolumeRequest) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(context.Context, *CloneRequest) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -525,6 +555,12 @@ func (UnimplementedVMsServer) AddContainer(context.Context, *AddContainerRequest
 }
 func (UnimplementedVMsServer) ResizeContainers(context.Context, *ResizeContainersRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeContainers not implemented")
+}
+func (UnimplementedVMsServer) AttachVolume(context.Context, *AttachVolumeRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method AttachVolume not implemented")
+}
+func (UnimplementedVMsServer) DetachVolume(context.Context, *DetachVolumeRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method DetachVolume not implemented")
 }
 func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
@@ -854,6 +890,42 @@ func _VMs_ResizeContainers_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_AttachVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AttachVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).AttachVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_AttachVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).AttachVolume(ctx, req.(*AttachVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_DetachVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetachVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).DetachVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_DetachVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).DetachVolume(ctx, req.(*DetachVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CloneRequest)
 	if err := dec(in); err != nil {
@@ -984,6 +1056,14 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResizeContainers",
 			Handler:    _VMs_ResizeContainers_Handler,
+		},
+		{
+			MethodName: "AttachVolume",
+			Handler:    _VMs_AttachVolume_Handler,
+		},
+		{
+			MethodName: "DetachVolume",
+			Handler:    _VMs_DetachVolume_Handler,
 		},
 		{
 			MethodName: "Clone",
@@ -1544,8 +1624,8 @@ type VolumesClient interface {
 	Create(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error)
 	List(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StoredVolume], error)
 	Inspect(ctx context.Context, in *InspectVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error)
-	// Resize grows a volume. A guest that runs sees the new size when it boots again.
-	Resize(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error)
+	// Resize grows a volume, also for guests that run. The answer says who does not use the new size yet. Idempotent.
+	Resize(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*ResizeVolumeResponse, error)
 	// Remove deletes a volume that no VM has attached, with its bytes.
 	Remove(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error)
 	// Clone copies a volume to which no running VM writes.
@@ -1611,9 +1691,9 @@ func (c *volumesClient) Inspect(ctx context.Context, in *InspectVolumeRequest, o
 	return out, nil
 }
 
-func (c *volumesClient) Resize(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*StoredVolume, error) {
+func (c *volumesClient) Resize(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*ResizeVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(StoredVolume)
+	out := new(ResizeVolumeResponse)
 	err := c.cc.Invoke(ctx, Volumes_Resize_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -1741,8 +1821,8 @@ type VolumesServer interface {
 	Create(context.Context, *CreateVolumeRequest) (*StoredVolume, error)
 	List(*ListVolumesRequest, grpc.ServerStreamingServer[StoredVolume]) error
 	Inspect(context.Context, *InspectVolumeRequest) (*StoredVolume, error)
-	// Resize grows a volume. A guest that runs sees the new size when it boots again.
-	Resize(context.Context, *ResizeVolumeRequest) (*StoredVolume, error)
+	// Resize grows a volume, also for guests that run. The answer says who does not use the new size yet. Idempotent.
+	Resize(context.Context, *ResizeVolumeRequest) (*ResizeVolumeResponse, error)
 	// Remove deletes a volume that no VM has attached, with its bytes.
 	Remove(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error)
 	// Clone copies a volume to which no running VM writes.
@@ -1778,7 +1858,7 @@ func (UnimplementedVolumesServer) List(*ListVolumesRequest, grpc.ServerStreaming
 func (UnimplementedVolumesServer) Inspect(context.Context, *InspectVolumeRequest) (*StoredVolume, error) {
 	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
 }
-func (UnimplementedVolumesServer) Resize(context.Context, *ResizeVolumeRequest) (*StoredVolume, error) {
+func (UnimplementedVolumesServer) Resize(context.Context, *ResizeVolumeRequest) (*ResizeVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Resize not implemented")
 }
 func (UnimplementedVolumesServer) Remove(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error) {

@@ -29,6 +29,7 @@ type Guest struct {
 	content map[string][]vm.VolumeFile // of volumes
 	acked   bool
 	quiet   bool          // see Quiet
+	busy    bool          // see Busy
 	clock   runs          // see Clock
 	changed chan struct{} // closed at any change
 	drop    chan struct{} // closed to lose the sessions
@@ -325,6 +326,9 @@ func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 		return errdefs.NotFoundf("start the main process: missing: no such file")
 	}
 	s.g.change(func() {
+		if !s.g.p.SetUp {
+			s.g.p.Volumes = volumesOf(setup)
+		}
 		s.g.setup, s.g.p.SetUp, s.g.p.Hostname = setup, true, setup.Hostname
 		s.g.p.Sized = map[string]vm.Resources{}
 		for _, c := range setup.Containers {

@@ -109,6 +109,8 @@ type proc struct {
 	Stand   []vm.ContainerStatus        `json:"stand,omitempty"`   // their status
 	Entries map[string][]guest.LogEntry `json:"entries,omitempty"` // of their logs
 	Sized   map[string]vm.Resources     `json:"sized,omitempty"`   // what they may use
+	Volumes map[string]GuestVolume      `json:"volumes,omitempty"` // those on disks, by name
+	Told    map[string]int64            `json:"told,omitempty"`    // sizes of disks that it was told, in bytes, by serial
 }
 
 func (w *World) path(kind, name string) string { return filepath.Join(w.Dir, kind, name) }

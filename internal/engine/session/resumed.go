@@ -83,6 +83,11 @@ func (l *Link) setUpResumed(ctx context.Context, agent guest.Agent) error {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
 	}
+	if r.ImageType == vm.ImageOCI && !resume.Fresh {
+		if err := l.growResumed(ctx, agent); err != nil {
+			return errdefs.As(errdefs.Unavailable, err)
+		}
+	}
 	if r.ImageType == vm.ImageOCI && !resume.Clone && !resume.Fresh {
 		if err := l.resizeResumed(ctx, agent); err != nil {
 			return errdefs.As(errdefs.Unavailable, err)

@@ -67,10 +67,7 @@ type session struct {
 	once   sync.Once
 }
 
-var (
-	_ guest.Agent        = (*session)(nil)
-	_ guest.VolumeKeeper = (*session)(nil)
-)
+var _ guest.Agent = (*session)(nil)
 
 // silence is how long a session may be without gRPC. Only gRPC detects that the link is lost.
 const silence = 250 * time.Millisecond
@@ -287,24 +284,6 @@ func mounts(list []vm.Mount) (out []*guestv1.Mount) {
 		out = append(out, &guestv1.Mount{Volume: m.Volume, Path: m.Path, SubPath: m.SubPath, ReadOnly: m.ReadOnly, Device: m.Device})
 	}
 	return out
-}
-
-// PutVolume implements guest.VolumeKeeper.
-func (s *session) PutVolume(ctx context.Context, v vm.Volume) error {
-	r := &guestv1.PutVolumeRequest{Volume: volume(v)}
-	for _, f := range v.Files {
-		r.Files = append(r.Files, &guestv1.VolumeFile{Path: f.Path, Data: f.Data, Mode: f.Mode, Uid: f.UID})
-	}
-	_, err := s.client.PutVolume(ctx, r)
-	return s.failure(ctx, "send volume "+v.Name+" to the guest", err)
-}
-
-func volume(v vm.Volume) *guestv1.Volume {
-	m := &guestv1.Volume{Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: v.Group}
-	if d := v.Disk; d != nil {
-		m.ReadOnly, m.FsType, m.GroupOnMismatch = d.ReadOnly, d.FSType, d.GroupOnMismatch
-	}
-	return m
 }
 
 func environ(env []vm.EnvVar) []*guestv1.EnvVar {

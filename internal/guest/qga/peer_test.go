@@ -357,3 +357,20 @@ func TestClock(t *testing.T) {
 		})
 	}
 }
+
+// A disk is found by its serial, with or without what the guest's system puts before it.
+func TestMounts(t *testing.T) {
+	p := &peer{answer: say(strings.ReplaceAll(`{"return": [
+		{"mountpoint": "/", "disk": [{"serial": "root"}]}, {"mountpoint": "/run"},
+		{"mountpoint": "/mnt", "disk": [{"serial": "0QEMU_QEMU_HARDDISK_vol-abc"}]}, {"mountpoint": "/b", "disk": [{"serial": "vol-abc"}]},
+		{"mountpoint": "/other", "disk": [{"serial": "vol-abcd"}, {"serial": "xvol-abc"}]}]}`, "\n", " ") + "\n")}
+	a, err := Connector{}.Connect(t.Context(), p.dial)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	at, err := a.(guest.MountReporter).Mounts(t.Context(), "vol-abc")
+	if err != nil || strings.Join(at, " ") != "/mnt /b" {
+		t.Errorf("%v, %v", at, err)
+	}
+}

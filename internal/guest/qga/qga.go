@@ -88,6 +88,7 @@ var (
 	_ guest.Resumer         = (*session)(nil)
 	_ guest.ClockReader     = (*session)(nil)
 	_ guest.ClockSetter     = (*session)(nil)
+	_ guest.MountReporter   = (*session)(nil)
 )
 
 // Done implements guest.Agent.

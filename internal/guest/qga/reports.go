@@ -143,6 +143,27 @@ func (s *session) Stats(ctx context.Context) (guest.Stats, error) {
 	return st, nil // an agent that does not report file systems leaves the disk values zero
 }
 
+// Mounts implements guest.MountReporter. The agent puts the vendor and the kind of a SCSI disk before its serial.
+func (s *session) Mounts(ctx context.Context, serial string) (at []string, err error) {
+	var all []struct {
+		Mountpoint string `json:"mountpoint"`
+		Disk       []struct {
+			Serial string `json:"serial"`
+		} `json:"disk"`
+	}
+	if err := s.call(ctx, "guest-get-fsinfo", nil, &all, answerLimit); err != nil {
+		return nil, err
+	}
+	for _, fs := range all {
+		for _, d := range fs.Disk {
+			if d.Serial == serial || strings.HasSuffix(d.Serial, "_"+serial) {
+				at = append(at, fs.Mountpoint)
+			}
+		}
+	}
+	return at, nil
+}
+
 // hertz is the unit in which the kernel shows times, on every architecture that we support.
 const hertz = 100
 

@@ -91,6 +91,25 @@ func Await(ctx context.Context, plug func() error, serials ...string) (disks map
 	}
 }
 
+// Remeasure makes the kernel look at the size of the disk dev, of which some kinds of disks do not tell it.
+func Remeasure(dev string) error { return tellDisk(dev, "rescan") }
+
+// Forget makes the kernel forget the disk dev, so that it can be unplugged. Disks that were there at the boot stay.
+func Forget(dev string) error { return tellDisk(dev, "delete") }
+
+// tellDisk writes to a file of a SCSI disk in sysfs. Other disks have no such file.
+func tellDisk(dev, file string) error {
+	f, err := os.OpenFile(filepath.Join("/sys/block", filepath.Base(dev), "device", file), os.O_WRONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("1")
+	return errors.Join(err, f.Close())
+}
+
 // findLayers returns the devices with the layers of the image, lowest first; none when there is no image.
 func findLayers(disks map[string]string) ([]string, error) {
 	var layers []string

@@ -52,7 +52,7 @@ func Grow(dir *os.File) error {
 	return nil
 }
 
-// Await returns when the disk of dir has at least size bytes: the kernel learns of a new size some time after the host
+// Await returns when the disk of dir, a folder on it or its device, has at least size bytes: the kernel learns of a new size some time after the host
 // has grown the disk. Unavailable when ctx ends first.
 func Await(ctx context.Context, dir *os.File, size int64) error {
 	tick := time.NewTicker(lookAgain)
@@ -70,14 +70,18 @@ func Await(ctx context.Context, dir *os.File, size int64) error {
 	}
 }
 
-// diskSize is the size in bytes that the kernel reports for the disk of dir. It does not need the disk's device file,
+// diskSize is the size in bytes that the kernel reports for the disk of dir, a folder on it or its device. It does not need the disk's device file,
 // which users of the guest may remove.
 func diskSize(sys string, dir *os.File) (int64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return 0, fmt.Errorf("look at the disk: %w", err)
 	}
-	text, err := os.ReadFile(filepath.Join(sys, fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)), "size"))
+	dev := st.Dev
+	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		dev = st.Rdev
+	}
+	text, err := os.ReadFile(filepath.Join(sys, fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev)), "size"))
 	if err != nil {
 		return 0, fmt.Errorf("look at the size of the disk: %w", err)
 	}

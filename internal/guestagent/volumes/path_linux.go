@@ -63,10 +63,10 @@ func target(root int, name string, folder bool) (int, error) {
 // step opens the path at, whose last part is in the folder parent, and makes it if it is missing.
 func step(root, parent int, at, part string, folder bool) (int, error) {
 	fd, err := within(root, at)
-	if !errors.Is(err, unix.ENOENT) {
-		return fd, err
-	}
 	switch {
+	case errors.Is(err, unix.ENOTDIR): // see below
+	case !errors.Is(err, unix.ENOENT):
+		return fd, err
 	case folder:
 		err = unix.Mkdirat(parent, part, 0o755)
 	case strings.HasPrefix(at, "/dev/"): // all containers see it: no device, so that nobody writes to a file by mistake

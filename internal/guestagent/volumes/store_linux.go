@@ -326,6 +326,16 @@ type mountedDisk struct {
 	readOnly bool
 }
 
+// remove closes the root of a volume, if it is mounted.
+func (d *mountedDisks) remove(volume string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if root := d.byVolume[volume].root; root != nil {
+		_ = root.Close()
+	}
+	delete(d.byVolume, volume)
+}
+
 // root returns the root of a volume; nil if it is not mounted.
 func (d *mountedDisks) root(volume string) *os.File {
 	d.mu.Lock()
@@ -340,12 +350,16 @@ func (d *mountedDisks) add(v vm.Volume, root *os.File) {
 }
 
 // Disks returns the roots of the mounted file systems of volumes that can be written to. They stay open.
-func (k *Keeper) Disks() (roots []*os.File) {
-	k.disks.mu.Lock()
-	defer k.disks.mu.Unlock()
-	for _, d := range k.disks.byVolume {
-		if !d.readOnly {
-			roots = append(roots, d.root)
+func (k *Keeper) Disks() []*os.File {
+	return k.disks.roots(func(d mountedDisk) bool { return !d.readOnly })
+}
+
+func (d *mountedDisks) roots(of func(mountedDisk) bool) (roots []*os.File) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, one := range d.byVolume {
+		if of(one) {
+			roots = append(roots, one.root)
 		}
 	}
 	return roots

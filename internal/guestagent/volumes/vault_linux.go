@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -87,13 +89,23 @@ func (k *Keeper) MountLater(ctx context.Context, root string, mounts []vm.Mount)
 
 // mountLater takes the mount from where the stage is mounted. Preconditions: mu is held.
 func (k *Keeper) mountLater(ctx context.Context, root string, v vm.Volume, m vm.Mount) error {
+	tree, folder, err := k.tree(ctx, v, m)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tree)
+	return moveInto(root, tree, m.Path, folder)
+}
+
+// tree returns a mount of v, or of the part of it that m names, that is nowhere yet, and whether it is a folder. Preconditions: mu
+// is held.
+func (k *Keeper) tree(ctx context.Context, v vm.Volume, m vm.Mount) (tree int, folder bool, err error) {
 	if v.Kind == vm.VolumeDisk {
 		if err := k.prepare(ctx, v, m); err != nil {
-			return err
+			return -1, false, err
 		}
 	}
-	tree, folder := -1, false
-	err := k.staged(func() error {
+	err = k.staged(func() error {
 		src, err := k.source(v, m.SubPath)
 		if err != nil {
 			return err
@@ -107,21 +119,27 @@ func (k *Keeper) mountLater(ctx context.Context, root string, v vm.Volume, m vm.
 		tree, err = clone(src, attributes(v, m))
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	defer unix.Close(tree)
+	return tree, folder, err
+}
+
+// moveInto puts a mount from clone at a path in the folder root.
+func moveInto(root string, tree int, name string, folder bool) error {
+	return inFolder(root, name, folder, func(dst int) error { return move(tree, dst) })
+}
+
+// inFolder calls f with the folder or file at a path in the folder root, where a volume can be mounted.
+func inFolder(root, name string, folder bool, f func(dst int) error) error {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	dst, err := target(fd, m.Path, folder)
+	dst, err := target(fd, name, folder)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(dst)
-	return move(tree, dst)
+	return f(dst)
 }
 
 // vaultPath is where the stage is mounted in the vault. The folder of a mount must stay where it is in all namespaces: its removal in
@@ -140,10 +158,42 @@ func (k *Keeper) keepStage() error {
 		if err := unix.Mount(k.stage, vaultPath, "", unix.MS_MOVE, ""); err != nil {
 			return fmt.Errorf("keep the memory of volumes: %w", err)
 		}
+		if err := k.leaveStage(); err != nil {
+			return fmt.Errorf("keep the memory of volumes: %w", err)
+		}
 		ns, err := os.Open("/proc/thread-self/ns/mnt")
 		k.vault = ns
 		return err
 	})
+}
+
+// leaveStage unmounts the disks of volumes in the calling thread's mount namespace, which has a copy of all mounts, except in the stage:
+// a copy would keep a disk in use after it was unmounted everywhere else. Preconditions: mu is held.
+func (k *Keeper) leaveStage() error {
+	roots := k.disks.roots(func(mountedDisk) bool { return true })
+	if len(roots) == 0 {
+		return nil
+	}
+	proc, err := os.OpenFile("/proc", unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	for _, root := range roots {
+		lines, err := mountsOf(proc, root)
+		if err != nil {
+			return err
+		}
+		for _, l := range slices.Backward(lines) {
+			if strings.HasPrefix(l.at, vaultPath+"/") {
+				continue
+			}
+			if err := unix.Unmount(l.at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+				return err // the others were below a mount that has gone
+			}
+		}
+	}
+	return nil
 }
 
 // staged runs f where the stage is mounted. Preconditions: mu is held.

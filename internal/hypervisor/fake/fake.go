@@ -43,6 +43,7 @@ const (
 	OpLink     Op = "link"
 	OpPlug     Op = "plug"
 	OpUnplug   Op = "unplug"
+	OpGrow     Op = "grow"
 )
 
 // Behaviour is how one VM behaves.

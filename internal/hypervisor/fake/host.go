@@ -56,6 +56,8 @@ type record struct {
 	Memory    string          `json:"memory,omitempty"` // text that the guest remembers
 	Down      []bool          `json:"down,omitempty"`   // by NIC: true if it has no carrier
 
+	Grown map[string]int64 `json:"grown,omitempty"` // sizes in bytes that the guest was told while it runs, by serial
+
 	Fault *hypervisor.DiskFault `json:"fault,omitempty"`
 }
 

@@ -2,6 +2,7 @@ package fake
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -10,7 +11,10 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-var _ hypervisor.DiskPlugger = (*Instance)(nil)
+var (
+	_ hypervisor.DiskPlugger = (*Instance)(nil)
+	_ hypervisor.DiskGrower  = (*Instance)(nil)
+)
 
 // PlugDisk implements hypervisor.DiskPlugger.
 func (i *Instance) PlugDisk(ctx context.Context, d vm.Disk) error {
@@ -51,6 +55,32 @@ func (i *Instance) UnplugDisk(ctx context.Context, serial string) error {
 		return errdefs.Invalidf("the disk %s of VM %s was there when the guest booted", serial, i.v.Plan.ID)
 	}
 	i.v.Plan.Disks = slices.Delete(slices.Clone(i.v.Plan.Disks), at, at+1)
+	return h.save(i.v)
+}
+
+// GrowDisk implements hypervisor.DiskGrower.
+func (i *Instance) GrowDisk(ctx context.Context, serial string, size int64) error {
+	if err := i.usable(ctx, OpGrow); err != nil {
+		return err
+	}
+	h := i.d.host
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at := slices.IndexFunc(i.v.Plan.Disks, func(d vm.Disk) bool { return d.Serial == serial })
+	switch {
+	case at < 0 || serial == "":
+		return errdefs.Invalidf("VM %s has no disk %q", i.v.Plan.ID, serial)
+	case i.v.Plan.Disks[at].ReadOnly:
+		return errdefs.Invalidf("the disk %s of VM %s is read-only", serial, i.v.Plan.ID)
+	case size < i.v.Grown[serial]:
+		return errdefs.Invalidf("the disk %s of VM %s has %d bytes already", serial, i.v.Plan.ID, i.v.Grown[serial])
+	}
+	grown := maps.Clone(i.v.Grown)
+	if grown == nil {
+		grown = map[string]int64{}
+	}
+	grown[serial] = size
+	i.v.Grown = grown
 	return h.save(i.v)
 }
 

@@ -36,6 +36,8 @@ type Fixture struct {
 	Left func(t *testing.T, p hypervisor.Plan) []string
 	// Plugged waits until the guest finds exactly these plugged disks. nil: the guest cannot tell.
 	Plugged func(t *testing.T, i hypervisor.Instance, serials ...string)
+	// Sized waits until the guest sees that the disk with that serial has size bytes. nil: the guest cannot tell.
+	Sized func(t *testing.T, i hypervisor.Instance, serial string, size int64)
 	// Limit bounds each single wait. Zero means one minute.
 	Limit time.Duration
 }
@@ -71,6 +73,7 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"SaveDamaged", testSaveDamaged},
 		{"PlugDisks", testPlugDisks},
 		{"SavePlugged", testSavePlugged},
+		{"GrowDisks", testGrowDisks},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -54,43 +54,6 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 	}
 }
 
-// tellGrown tells the guest about disks that are larger than it knows. QEMU reads a disk's size from its file. It notifies the
-// guest when the size is set, even to the same value.
-func (l *launch) tellGrown(ctx context.Context, c *qmp.Client) error {
-	for n, d := range l.plan.Disks {
-		if !slices.Contains(l.plan.Incoming.Grown, d.Serial) || d.ReadOnly {
-			continue
-		}
-		size, err := sizeOf(ctx, c, diskNode(n))
-		if err != nil {
-			return err
-		}
-		if err := c.Execute(ctx, "block_resize", props{"node-name": diskNode(n), "size": size}, nil); err != nil {
-			return fmt.Errorf("tell the guest that disk %s has grown: %w", d.Serial, err)
-		}
-	}
-	return nil
-}
-
-// sizeOf returns the size of a node as the guest sees it, in bytes.
-func sizeOf(ctx context.Context, c *qmp.Client, node string) (int64, error) {
-	var nodes []struct {
-		Name  string `json:"node-name"`
-		Image struct {
-			Size int64 `json:"virtual-size"`
-		} `json:"image"`
-	}
-	if err := c.Execute(ctx, "query-named-block-nodes", props{"flat": true}, &nodes); err != nil {
-		return 0, err
-	}
-	for _, n := range nodes {
-		if n.Name == node {
-			return n.Image.Size, nil
-		}
-	}
-	return 0, errdefs.NotFoundf("QEMU has no disk %s", node)
-}
-
 // migrationStatus returns the status in a MIGRATION event, "" for any other event.
 func migrationStatus(ev qmp.Event) string {
 	var data struct {

@@ -61,6 +61,12 @@ while read word arg; do
 	chatter) (while :; do ping -c 1 -W 1 $arg; done >/dev/null 2>&1) & ;;
 	mac) cat /sys/class/net/eth0/address; echo "LINK $(cat /sys/class/net/eth0/carrier)" 2>/dev/null ;;
 	plugged) echo "PLUGGED$(for p in /sys/block/sd*/device/vpd_pg80; do [ -f $p ] && echo " $(dd bs=1 skip=4 <$p 2>/dev/null) $(cat ${p%%/device*}/ro)"; done | sort | tr -d '\n')." ;;
+	size) for b in /sys/block/*; do
+			serial=$(cat $b/serial || dd bs=1 skip=4 <$b/device/vpd_pg80)
+			[ "$serial" = "$arg" ] || continue
+			[ -e $b/device/rescan ] && echo 1 >$b/device/rescan
+			echo "SIZE $arg $(cat $b/size)."
+		done 2>/dev/null ;;
 	up) ip link set eth0 up; ip addr add $arg dev eth0; echo UP ;;
 	esac
 done
@@ -234,6 +240,15 @@ func TestContract(t *testing.T) {
 						return len(answers) > before+1 && strings.Contains(answers[len(answers)-1], ".")
 					})
 					return "PLUGGED"+last == want
+				})
+			},
+			Sized: func(t *testing.T, i hypervisor.Instance, serial string, size int64) {
+				want := fmt.Sprintf("SIZE %s %d.", serial, size/512)
+				await(t, "the guest says "+want, func() bool {
+					before := strings.Count(consoleOf(t, i), "HEARD size")
+					say(t, i, "size "+serial)
+					await(t, "the guest answers", func() bool { return strings.Count(consoleOf(t, i), "HEARD size") > before })
+					return strings.Contains(consoleOf(t, i), want)
 				})
 			},
 			Left: left,

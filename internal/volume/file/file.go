@@ -206,7 +206,7 @@ func (s *Store) resize(ctx context.Context, ref string, size int64) (volume.Volu
 func (s *Store) Delete(ctx context.Context, ref string) error {
 	err := s.volumes.remove(ctx, ref, func(v volume.Volume) error {
 		if len(v.Attachments) > 0 {
-			return errdefs.Preconditionf("it is attached to %s; remove that VM first", v.Users())
+			return errdefs.Preconditionf("it is attached to %s; detach it there first", v.Users())
 		}
 		return nil
 	})

@@ -216,7 +216,7 @@ func (s *Store) restore(ctx context.Context, ref, snapshot string) (volume.Volum
 	defer unlock()
 	v := e.rec.Clone()
 	if len(v.Attachments) > 0 {
-		return v, errdefs.Preconditionf("it is attached to %s; remove that VM first", v.Users())
+		return v, errdefs.Preconditionf("it is attached to %s; detach it there first", v.Users())
 	}
 	snap, src, err := s.openSnapshot(ctx, snapshot)
 	if err != nil {
