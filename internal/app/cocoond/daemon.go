@@ -31,6 +31,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 	snapshotstore "cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 	volumestore "cocoonstack.io/cocoon/internal/volume/file"
 )
 
@@ -70,6 +71,7 @@ type host struct {
 	records   *records.Keeper
 	drivers   map[string]hypervisor.Driver
 	snapshots snapshot.Store
+	volumes   volume.Store
 	close     func()
 }
 
@@ -139,7 +141,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, close: closeAll}, nil
+	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, volumes: volumes, close: closeAll}, nil
 }
 
 // ownerOf is the owner of objects made before owners existed, taken from the labels of a virtual node.
@@ -203,7 +205,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.metrics.watch(h.engine)
-	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots}, poolCollector{h.engine}, strayCollector{h.engine})
+	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots}, volumeCollector{h.volumes}, poolCollector{h.engine}, strayCollector{h.engine})
 
 	outer, octx := errgroup.WithContext(ctx)
 	inner, ictx := errgroup.WithContext(context.WithoutCancel(ctx))
