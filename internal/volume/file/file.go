@@ -22,7 +22,10 @@ import (
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
-var _ volume.Store = (*Store)(nil)
+var (
+	_ volume.Store = (*Store)(nil)
+	_ volume.Maker = (*Store)(nil)
+)
 
 // Kind is the kind of all volumes of this store.
 const Kind = "file"
@@ -33,7 +36,7 @@ type Config struct {
 	Log *slog.Logger // nil discards
 }
 
-// Store implements volume.Store, volume.Snapshotter, volume.Cloner and volume.Carrier. Its folder:
+// Store implements volume.Store, volume.Maker, volume.Snapshotter, volume.Cloner and volume.Carrier. Its folder:
 //
 //	lock                          held by the process that has the store open
 //	volumes/<id>/                 one volume: volume.json and data; mode 0700, files 0600
@@ -96,7 +99,7 @@ func (s *Store) open(ctx context.Context) error {
 // Close unlocks the store's folder for other processes. The store must not be used afterwards.
 func (s *Store) Close() error { return s.lock.Close() }
 
-// Create implements volume.Store.
+// Create implements volume.Maker.
 func (s *Store) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	size, err := volume.RoundSize(spec.Size)
 	if err != nil {
@@ -202,7 +205,7 @@ func (s *Store) resize(ctx context.Context, ref string, size int64) (volume.Volu
 	return v.Clone(), nil
 }
 
-// Delete implements volume.Store.
+// Delete implements volume.Maker.
 func (s *Store) Delete(ctx context.Context, ref string) error {
 	err := s.volumes.remove(ctx, ref, func(v volume.Volume) error {
 		if len(v.Attachments) > 0 {
