@@ -272,6 +272,7 @@ const (
 // Disk is one block device of a VM, in the order the guest sees them.
 type Disk struct {
 	Path     string     `json:"path"`
+	Device   bool       `json:"device,omitempty"` // Path is that of a block device, not of a file
 	Format   DiskFormat `json:"format"`
 	ReadOnly bool       `json:"ro"`
 	Serial   string     `json:"serial"` // ≤ 20 bytes; the guest finds the disk by it

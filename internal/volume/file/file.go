@@ -20,6 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/record"
 )
 
 var (
@@ -64,10 +65,10 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.Dir = filepath.Clean(cfg.Dir)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	s := &Store{cfg: cfg}
-	s.volumes = newIndex(vm.Volumes, filepath.Join(cfg.Dir, "volumes"), "volume.json", cfg.Log, parseVolume, s.followData)
-	s.snapshots = newIndex(vm.VolumeSnapshots, filepath.Join(cfg.Dir, "snapshots"), "snapshot.json", cfg.Log, parseSnapshot, matchData)
+	s.volumes = newIndex(vm.Volumes, filepath.Join(cfg.Dir, "volumes"), "volume.json", cfg.Log, record.Volume, s.followData)
+	s.snapshots = newIndex(vm.VolumeSnapshots, filepath.Join(cfg.Dir, "snapshots"), "snapshot.json", cfg.Log, record.Snapshot, matchData)
 	if err := s.open(ctx); err != nil {
-		return nil, fmt.Errorf("open the volume store %s: %w", cfg.Dir, full(err))
+		return nil, fmt.Errorf("open the volume store %s: %w", cfg.Dir, record.Full(err))
 	}
 	return s, nil
 }
@@ -242,7 +243,7 @@ func (s *Store) Usage(ctx context.Context) (map[vm.ID]volume.Usage, error) {
 // naming says in the message of err what failed on which object. name is "" if the store was to choose it.
 func naming(verb string, k vm.Kind, name string, err error) error {
 	if name == "" {
-		return fmt.Errorf("%s a %s: %w", verb, k.Noun, full(err))
+		return fmt.Errorf("%s a %s: %w", verb, k.Noun, record.Full(err))
 	}
-	return fmt.Errorf("%s %s %s: %w", verb, k.Noun, name, full(err))
+	return fmt.Errorf("%s %s %s: %w", verb, k.Noun, name, record.Full(err))
 }

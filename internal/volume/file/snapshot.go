@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/record"
 )
 
 var (
@@ -23,7 +24,7 @@ var (
 func (s *Store) Snapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Snapshot, error) {
 	snap, err := s.snapshot(ctx, ref, spec)
 	if err != nil {
-		return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s%s: %w", ref, called(spec.Name), full(err))
+		return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s%s: %w", ref, called(spec.Name), record.Full(err))
 	}
 	return snap, nil
 }
@@ -109,7 +110,7 @@ func (x *index[R]) readers(e *entry[R]) int {
 
 // openData opens the bytes of an object, which must have at least size bytes. Errors: DataLoss.
 func (x *index[R]) openData(rec R, size int64, flag int) (*os.File, error) {
-	f, err := openPlain(x.data(rec.Named().ID), flag)
+	f, err := record.OpenPlain(x.data(rec.Named().ID), flag)
 	if errdefs.Is(err, errdefs.DataLoss) {
 		return nil, errdefs.DataLossf("%w; put the file of %s %s back", err, x.kind.Noun, rec.Named().Name)
 	}
@@ -152,7 +153,7 @@ func (s *Store) openSnapshot(ctx context.Context, ref string) (volume.Snapshot, 
 func (s *Store) FromSnapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
 	v, err := s.fromSnapshot(ctx, ref, spec)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("make a volume from snapshot %s%s: %w", ref, called(spec.Name), full(err))
+		return volume.Volume{}, fmt.Errorf("make a volume from snapshot %s%s: %w", ref, called(spec.Name), record.Full(err))
 	}
 	return v, nil
 }
@@ -170,7 +171,7 @@ func (s *Store) fromSnapshot(ctx context.Context, ref string, spec volume.Spec) 
 func (s *Store) Clone(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
 	v, err := s.clone(ctx, ref, spec)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("clone volume %s%s: %w", ref, called(spec.Name), full(err))
+		return volume.Volume{}, fmt.Errorf("clone volume %s%s: %w", ref, called(spec.Name), record.Full(err))
 	}
 	return v, nil
 }
@@ -203,7 +204,7 @@ func (s *Store) copy(ctx context.Context, spec volume.Spec, from vm.ID, size int
 func (s *Store) Restore(ctx context.Context, ref, snapshot string) (volume.Volume, error) {
 	v, err := s.restore(ctx, ref, snapshot)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("restore volume %s from snapshot %s: %w", ref, snapshot, full(err))
+		return volume.Volume{}, fmt.Errorf("restore volume %s from snapshot %s: %w", ref, snapshot, record.Full(err))
 	}
 	return v, nil
 }
