@@ -32,7 +32,9 @@ import (
 	snapshotstore "cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
-	volumestore "cocoonstack.io/cocoon/internal/volume/file"
+	"cocoonstack.io/cocoon/internal/volume/block"
+	"cocoonstack.io/cocoon/internal/volume/file"
+	"cocoonstack.io/cocoon/internal/volume/kinds"
 )
 
 // daemon is everything that can be made without touching the host.
@@ -119,11 +121,11 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	closers = append(closers, func() { logFailure(d.log, "snapshot store not closed cleanly", snapshots.Close()) })
-	volumes, err := volumestore.New(ctx, volumestore.Config{Dir: filepath.Join(d.cfg.StateDir, "volumes"), Log: d.log.With("component", "volume")})
+	volumes, closeVolumes, err := d.openVolumes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	closers = append(closers, func() { logFailure(d.log, "volume store not closed cleanly", volumes.Close()) })
+	closers = append(closers, func() { logFailure(d.log, "volume stores not closed cleanly", closeVolumes()) })
 	drivers, err := d.drivers()
 	if err != nil {
 		return nil, err
@@ -142,6 +144,25 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, volumes: volumes, close: closeAll}, nil
+}
+
+// openVolumes opens the stores of volumes. close closes them.
+func (d *daemon) openVolumes(ctx context.Context) (_ volume.Store, closeAll func() error, err error) {
+	devices, err := d.cfg.devices()
+	if err != nil {
+		return nil, nil, err
+	}
+	log := d.log.With("component", "volume")
+	files, err := file.New(ctx, file.Config{Dir: filepath.Join(d.cfg.StateDir, "volumes"), Log: log})
+	if err != nil {
+		return nil, nil, err
+	}
+	taken := func(owner vm.Owner, name string) (bool, error) { return kinds.Has(ctx, files, owner, name) }
+	blocks, err := block.New(ctx, block.Config{Dir: filepath.Join(d.cfg.StateDir, "volumes", block.Kind), Devices: devices, Taken: taken, Log: log})
+	if err != nil {
+		return nil, nil, errors.Join(err, files.Close())
+	}
+	return kinds.New(files, blocks), func() error { return errors.Join(blocks.Close(), files.Close()) }, nil
 }
 
 // ownerOf is the owner of objects made before owners existed, taken from the labels of a virtual node.

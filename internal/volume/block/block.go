@@ -41,6 +41,8 @@ type Config struct {
 	Devices map[string]string // absolute paths by NAME or NAMESPACE/NAME; a path of /dev/disk/by-id leads to the same device after a boot
 	Log     *slog.Logger      // nil discards
 
+	Taken func(owner vm.Owner, name string) (bool, error) // whether a volume of another store has the name; nil: none has
+
 	Files bool // regular files stand for devices, in tests
 }
 
@@ -267,6 +269,11 @@ func (s *Store) read(id vm.ID) *entry {
 // add makes a volume of a device.
 func (s *Store) add(owner vm.Owner, spec volume.Spec, path string) (volume.Volume, error) {
 	e := &entry{id: vm.NewID(), named: true}
+	if s.cfg.Taken != nil {
+		if taken, err := s.cfg.Taken(owner, spec.Name); err != nil || taken {
+			return volume.Volume{}, cmp.Or(err, vm.Volumes.Taken(owner.Qualify(spec.Name)))
+		}
+	}
 	dev, err := s.openDevice(path)
 	if err != nil {
 		return volume.Volume{}, err

@@ -65,7 +65,9 @@ func TestStore(t *testing.T) {
 	start := func(t *testing.T, dir string, devices map[string]string) volume.Store {
 		return &configured{open(t, dir, devices), dir, devices}
 	}
-	volumetest.Run(t, func(t *testing.T) volume.Store { return start(t, filepath.Join(t.TempDir(), "store"), map[string]string{}) }, func(t *testing.T, s volume.Store) volume.Store {
+	volumetest.Run(t, func(t *testing.T) volume.Store {
+		return start(t, filepath.Join(t.TempDir(), "store"), map[string]string{})
+	}, func(t *testing.T, s volume.Store) volume.Store {
 		c, ok := s.(*configured)
 		if !ok || c.Close() != nil {
 			t.Fatal("it cannot be closed")

@@ -41,7 +41,7 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 	if spec.Size != 0 && spec.Size != v.Size {
 		return volume.Snapshot{}, errdefs.Invalidf("a snapshot has the size of its volume, %d bytes, and cannot have %d", v.Size, spec.Size)
 	}
-	owner := heir(ctx, v.Owner)
+	owner := vm.Heir(ctx, v.Owner)
 	return s.snapshots.create(ctx, owner, spec.Name, func(id vm.ID, name string, data *os.File) (volume.Snapshot, error) {
 		snap := volume.Snapshot{ID: id, Name: name, Owner: owner, Kind: Kind, Volume: v.ID, Source: v.Name, Size: v.Size, CreatedAt: now(), Labels: spec.Labels}.Clone()
 		return snap, fill(ctx, data, src, v.Size)
@@ -54,14 +54,6 @@ func called(name string) string {
 		return ""
 	}
 	return " as " + name
-}
-
-// heir returns the owner of what is made from an object of owner of.
-func heir(ctx context.Context, of vm.Owner) vm.Owner {
-	if who := vm.Behalf(ctx); !who.Operator() {
-		return who
-	}
-	return of
 }
 
 // fill copies src to dst, which gets size bytes.
@@ -164,7 +156,7 @@ func (s *Store) fromSnapshot(ctx context.Context, ref string, spec volume.Spec) 
 		return volume.Volume{}, err
 	}
 	defer src.Close()
-	return s.copy(vm.OnBehalf(ctx, heir(ctx, snap.Owner)), spec, snap.ID, snap.Size, src)
+	return s.copy(vm.OnBehalf(ctx, vm.Heir(ctx, snap.Owner)), spec, snap.ID, snap.Size, src)
 }
 
 // Clone implements volume.Cloner.
@@ -182,7 +174,7 @@ func (s *Store) clone(ctx context.Context, ref string, spec volume.Spec) (volume
 		return volume.Volume{}, err
 	}
 	defer done()
-	return s.copy(vm.OnBehalf(ctx, heir(ctx, v.Owner)), spec, v.ID, v.Size, src)
+	return s.copy(vm.OnBehalf(ctx, vm.Heir(ctx, v.Owner)), spec, v.ID, v.Size, src)
 }
 
 // copy makes a volume with the first size bytes of src.
