@@ -47,8 +47,10 @@ func TestSame(t *testing.T) {
 		t.Error("one that has grown")
 	}
 	for _, two := range []Identity{
-		{Serial: "x", WWID: "b", Virtual: "c", Partition: "d"}, {Serial: "a", Virtual: "c", Partition: "d"},
-		{Serial: "a", WWID: "b", Virtual: "x", Partition: "d"}, {Serial: "a", WWID: "b", Virtual: "c"},
+		{Serial: "x", WWID: "b", Virtual: "c", Partition: "d"},
+		{Serial: "a", Virtual: "c", Partition: "d"},
+		{Serial: "a", WWID: "b", Virtual: "x", Partition: "d"},
+		{Serial: "a", WWID: "b", Virtual: "c"},
 	} {
 		if one.Same(two) {
 			t.Errorf("%s is %s", one, two)

@@ -78,8 +78,7 @@ type recorded struct {
 }
 
 func (r recorded) clone() recorded {
-	r.Volume = r.Volume.Clone()
-	return r
+	return recorded{Volume: r.Clone(), Path: r.Path, Device: r.Device}
 }
 
 // New locks the store's folder and reads the records. A device that is named for the first time becomes a volume. A device that is
