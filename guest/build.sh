@@ -27,7 +27,7 @@ agent_key=$({
     echo "$pack_key"
     go version
     cat go.mod
-    find api/guest internal/guest internal/guestagent internal/grpcerr internal/errdefs internal/proc internal/vm \
+    find api/guest internal/guest internal/guestagent internal/grpcerr internal/errdefs internal/blockdev internal/proc internal/vm \
         internal/ext4 internal/app/cocoonguest cmd/cocoon-guest -name '*.go' ! -name '*_test.go' | LC_ALL=C sort | xargs cat
 } | sha256sum | cut -c1-16)
 

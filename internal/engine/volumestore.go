@@ -82,6 +82,24 @@ func (v *Volumes) writer(ctx context.Context, ref string) (m *machine, release f
 	}
 }
 
+// Create implements volume.Maker.
+func (v *Volumes) Create(ctx context.Context, s volume.Spec) (volume.Volume, error) {
+	can, err := able[volume.Maker](v)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return can.Create(ctx, s)
+}
+
+// Delete implements volume.Maker.
+func (v *Volumes) Delete(ctx context.Context, ref string) error {
+	can, err := able[volume.Maker](v)
+	if err != nil {
+		return err
+	}
+	return can.Delete(ctx, ref)
+}
+
 // Snapshot implements volume.Snapshotter. FailedPrecondition while a VM that writes to the volume runs.
 func (v *Volumes) Snapshot(ctx context.Context, ref string, s volume.Spec) (out volume.Snapshot, err error) {
 	can, err := able[volume.Snapshotter](v)

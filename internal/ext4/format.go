@@ -96,6 +96,32 @@ func Format(d Disk, e Empty) error {
 	return nil
 }
 
+// The kernel keeps a part of the blocks back when it mounts a file system: 1/keptPart, but at most maxKept.
+const (
+	keptPart = 50
+	maxKept  = 4096
+)
+
+// SizeFor returns the size in bytes, a multiple of BlockSize, of a disk on which Format leaves at least room bytes free for files.
+// Errors: InvalidArgument if no disk is large enough.
+func SizeFor(room int64) (int64, error) {
+	size := int64(MinFormat)
+	for {
+		if room < 0 || room > MaxFormat || size > MaxFormat {
+			return 0, errdefs.Invalidf("no ext4 file system has %d bytes for files; at most %d are possible", room, int64(MaxFormat))
+		}
+		p, err := plan(Empty{Size: size})
+		if err != nil {
+			return 0, err
+		}
+		free := int64(p.free-min(p.blocks/keptPart, maxKept)) * BlockSize
+		if free >= room {
+			return size, nil
+		}
+		size += max(room-free, BlockSize) / BlockSize * BlockSize
+	}
+}
+
 // formatting is the layout of an empty file system.
 type formatting struct {
 	Empty

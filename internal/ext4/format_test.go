@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ext4"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
 // recorder counts what is written to a file, and fails from a point on.
@@ -71,6 +74,41 @@ func TestFormatRefusesSizes(t *testing.T) {
 		d := disk(t, 0)
 		if err := ext4.Format(d, empty(size)); !errdefs.IsInvalid(err) || d.writes > 0 {
 			t.Errorf("%d: %v, %d writes", size, err, d.writes)
+		}
+	}
+}
+
+// TestSizeFor: the kernel lets files have what was asked for.
+func TestSizeFor(t *testing.T) {
+	need.Root(t)
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		need.Missing(t, "loop devices")
+	}
+	for _, room := range []int64{0, 1, 10 << 20, 100 << 20, 250 << 20, 1 << 30, 5 << 30, 90 << 30} {
+		size, err := ext4.SizeFor(room)
+		if err != nil || size%ext4.BlockSize != 0 {
+			t.Fatalf("%d: %d, %v", room, size, err)
+		}
+		d := disk(t, size)
+		if err := ext4.Format(d, empty(size)); err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		if out, err := exec.CommandContext(t.Context(), need.Tool(t, "mount"), "-o", "loop,noinit_itable", d.Name(), dir).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		var fs unix.Statfs_t
+		err = unix.Statfs(dir, &fs)
+		if err := errors.Join(err, unix.Unmount(dir, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if free := int64(fs.Bavail) * fs.Bsize; free < room || size > ext4.MinFormat && free > room+room/20+ext4.BlockSize {
+			t.Errorf("%d bytes are asked for, and %d of %d are free", room, free, size)
+		}
+	}
+	for _, room := range []int64{-1, ext4.MaxFormat - 1, ext4.MaxFormat + 1, 1 << 62} {
+		if _, err := ext4.SizeFor(room); !errdefs.IsInvalid(err) {
+			t.Errorf("%d: %v", room, err)
 		}
 	}
 }

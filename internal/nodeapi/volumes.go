@@ -14,6 +14,7 @@ import (
 // Volumes is the volume store, with all its abilities.
 type Volumes interface {
 	volume.Store
+	volume.Maker
 	volume.Snapshotter
 	volume.Cloner
 	volume.Carrier

@@ -310,7 +310,7 @@ func decodeNIC(m *nodev1.NIC) vm.NIC {
 }
 
 func encodeDisk(d vm.Disk) *nodev1.Disk {
-	m := &nodev1.Disk{Path: d.Path, Format: string(d.Format), ReadOnly: d.ReadOnly, Serial: d.Serial, Role: string(d.Role), Port: int64(d.Port)}
+	m := &nodev1.Disk{Path: d.Path, Format: string(d.Format), ReadOnly: d.ReadOnly, Serial: d.Serial, Role: string(d.Role), Port: int64(d.Port), Device: d.Device}
 	if d.Backing != nil {
 		m.Backing = encodeDisk(*d.Backing)
 	}
@@ -320,7 +320,7 @@ func encodeDisk(d vm.Disk) *nodev1.Disk {
 func decodeDisk(m *nodev1.Disk) vm.Disk {
 	d := vm.Disk{
 		Path: m.GetPath(), Format: vm.DiskFormat(m.GetFormat()), ReadOnly: m.GetReadOnly(),
-		Serial: m.GetSerial(), Role: vm.DiskRole(m.GetRole()), Port: int(m.GetPort()),
+		Serial: m.GetSerial(), Role: vm.DiskRole(m.GetRole()), Port: int(m.GetPort()), Device: m.GetDevice(),
 	}
 	if m.GetBacking() != nil {
 		b := decodeDisk(m.GetBacking())

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"slices"
@@ -20,6 +21,11 @@ type Named struct {
 // VisibleTo reports whether who may know of n: its owner, the operator, and those with whom the operator shares it.
 func (n Named) VisibleTo(who Owner) bool {
 	return who.Reaches(n.Owner) || n.Owner.Operator() && who.Invited(n.Shared)
+}
+
+// Compare orders objects by owner and name.
+func (n Named) Compare(other Named) int {
+	return cmp.Or(cmp.Compare(n.Owner.Namespace, other.Owner.Namespace), cmp.Compare(n.Name, other.Name))
 }
 
 // Is reports whether ref refers to n: by id, by name with or without the namespace, or by the beginning of the id.

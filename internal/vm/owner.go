@@ -43,6 +43,14 @@ func (o Owner) Qualify(name string) string {
 	return o.Namespace + "/" + name
 }
 
+// Heir returns the owner of what a request makes from an object of owner of: on whose behalf it is made, or of for the operator.
+func Heir(ctx context.Context, of Owner) Owner {
+	if who := Behalf(ctx); !who.Operator() {
+		return who
+	}
+	return of
+}
+
 type behalfKey struct{}
 
 // OnBehalf returns a context whose requests are made for o. A door calls it once per request; the node API carries it.

@@ -110,7 +110,7 @@ type Volume struct {
 	Name      string       `json:"name"` // unique in the VM
 	Kind      VolumeKind   `json:"kind"`
 	Memory    bool         `json:"memory,omitempty"`     // VolumeEmpty: in the guest's memory instead of on its disk
-	SizeLimit int64        `json:"size_limit,omitempty"` // bytes; VolumeEmpty in memory only
+	SizeLimit int64        `json:"size_limit,omitempty"` // bytes; VolumeEmpty only. 0: none, but that of the memory or the disk
 	Group     *int64       `json:"group,omitempty"`      // group id that may use it (fsGroup)
 	Files     []VolumeFile `json:"-"`                    // initial content; may be secret, so no record holds it
 	Image     string       `json:"image,omitempty"`      // VolumeImage: name, name:tag or digest, as given
@@ -273,6 +273,7 @@ const (
 // Disk is one block device of a VM, in the order the guest sees them.
 type Disk struct {
 	Path     string     `json:"path"`
+	Device   bool       `json:"device,omitempty"` // Path is that of a block device, not of a file
 	Format   DiskFormat `json:"format"`
 	ReadOnly bool       `json:"ro"`
 	Serial   string     `json:"serial"` // ≤ 20 bytes; the guest finds the disk by it

@@ -148,8 +148,6 @@ func (v Volume) validate() error {
 		return errdefs.Invalidf("volume %s: a volume that starts empty cannot be given files", v.Name)
 	case v.SizeLimit < 0:
 		return errdefs.Invalidf("volume %s: its size limit is negative", v.Name)
-	case v.SizeLimit > 0 && !v.Memory:
-		return errdefs.Invalidf("volume %s: only volumes in memory have a size limit", v.Name)
 	case v.Group != nil && (*v.Group < 0 || *v.Group > maxID):
 		return errdefs.Invalidf("volume %s: %d is not a group id", v.Name, *v.Group)
 	}

@@ -21,6 +21,9 @@ func TestVolumesAreValidated(t *testing.T) {
 	if err := withVolumes(func(*Spec) {}).Validate(); err != nil {
 		t.Fatal(err)
 	}
+	if err := withVolumes(func(s *Spec) { s.Volumes[1].Memory = false }).Validate(); err != nil {
+		t.Errorf("a limit on disk: %v", err)
+	}
 	file := func(path string) func(*Spec) { return func(s *Spec) { s.Volumes[0].Files[0].Path = path } }
 	mount := func(path string) func(*Spec) { return func(s *Spec) { s.Mounts[0].Path = path } }
 	sub := func(path string) func(*Spec) { return func(s *Spec) { s.Mounts[0].SubPath = path } }
@@ -35,7 +38,7 @@ func TestVolumesAreValidated(t *testing.T) {
 		"files in memory":    func(s *Spec) { s.Volumes[0].Memory = true },
 		"empty with files":   func(s *Spec) { s.Volumes[1].Files = s.Volumes[0].Files },
 		"negative limit":     func(s *Spec) { s.Volumes[1].SizeLimit = -1 },
-		"limit on disk":      func(s *Spec) { s.Volumes[1].Memory = false },
+		"limit of files":     func(s *Spec) { s.Volumes[0].SizeLimit = 1 << 20 },
 		"image without name": func(s *Spec) { s.Volumes[1] = Volume{Name: "files", Kind: VolumeImage} },
 		"image with a group": func(s *Spec) {
 			s.Volumes[1] = Volume{Name: "files", Kind: VolumeImage, Image: "demo", Group: new(int64)}

@@ -68,7 +68,7 @@ type Wrapper interface {
 	Unwrap() Store
 }
 
-// As returns the ability T of s: a Snapshotter, Cloner or Carrier. false: s does not have it.
+// As returns the ability T of s: a Maker, Snapshotter, Cloner or Carrier. false: s does not have it.
 func As[T any](s Store) (T, bool) {
 	for {
 		if t, ok := s.(T); ok {

@@ -26,7 +26,10 @@ func Example() {
 		return
 	}
 	defer concrete.Close()
-	var store volume.Store = concrete
+	var store interface {
+		volume.Store
+		volume.Maker
+	} = concrete
 	v, err := store.Create(ctx, volume.Spec{Name: "db", Size: 1 << 30})
 	fmt.Println(v.Name, v.Size, err)
 	one, two := vm.NewID(), vm.NewID()

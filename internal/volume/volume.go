@@ -70,8 +70,8 @@ type Waiting struct {
 	Reason string // one sentence for a person
 }
 
-// Store keeps volumes. All methods are safe for concurrent use, and a process may be killed in each of them: a volume is then there
-// as a whole or not at all.
+// Store has volumes, and says who uses them. All methods are safe for concurrent use, and a process may be killed in each of them: a
+// volume is then there as a whole or not at all.
 //
 // Each request is made on behalf of an owner (vm.Behalf). It finds and changes only the owner's volumes; the others are NotFound. A
 // ref is a name, an id, or a unique prefix of an id with at least three characters (vm.Kind.Match). A snapshot or copy that the
@@ -80,23 +80,18 @@ type Waiting struct {
 // A volume whose record or bytes are damaged is in no list. Its name stays taken and its files stay where they are, and every method
 // that finds it returns DataLoss.
 type Store interface {
-	// Create makes an empty volume: all its bytes are zero.
-	// Errors: InvalidArgument, AlreadyExists, ResourceExhausted.
-	Create(ctx context.Context, s Spec) (Volume, error)
 	// Get returns the volume ref.
 	// Errors: NotFound, InvalidArgument if ref is ambiguous.
 	Get(ctx context.Context, ref string) (Volume, error)
 	// List returns all volumes, sorted by owner and name.
 	List(ctx context.Context) ([]Volume, error)
-	// Update changes the labels and the name of a volume. The store ignores other changes.
-	// Errors: NotFound, InvalidArgument, AlreadyExists.
+	// Update changes the labels of a volume and, if the store is a Maker, its name. The store ignores other changes.
+	// Errors: NotFound, InvalidArgument, AlreadyExists, FailedPrecondition if it cannot have another name.
 	Update(ctx context.Context, ref string, change func(*Volume)) (Volume, error)
 	// Resize grows a volume, also while it is attached: the caller tells the hypervisor. It is no error if the volume has that size.
-	// Errors: NotFound, InvalidArgument for a smaller size, ResourceExhausted.
+	// Errors: NotFound, InvalidArgument for a smaller size, ResourceExhausted, FailedPrecondition if it is on a device that does not have
+	// that size.
 	Resize(ctx context.Context, ref string, size int64) (Volume, error)
-	// Delete removes a volume with its bytes. Its snapshots stay, and so do copies.
-	// Errors: NotFound, FailedPrecondition while it is attached.
-	Delete(ctx context.Context, ref string) error
 
 	// Attach records that a VM uses the volume, and returns its disk: path, format and ReadOnly; the caller chooses the rest. The
 	// record is durable when Attach returns. It is no error if the VM has it attached in the same way already.
@@ -109,6 +104,16 @@ type Store interface {
 
 	// Usage returns the figures of all volumes of the owner, by id. It starts no program and reads no bytes of volumes.
 	Usage(ctx context.Context) (map[vm.ID]Usage, error)
+}
+
+// Maker is the ability of a Store to make and remove volumes. Other stores have the volumes that they are configured with.
+type Maker interface {
+	// Create makes an empty volume: all its bytes are zero.
+	// Errors: InvalidArgument, AlreadyExists, ResourceExhausted.
+	Create(ctx context.Context, s Spec) (Volume, error)
+	// Delete removes a volume with its bytes. Its snapshots stay, and so do copies.
+	// Errors: NotFound, FailedPrecondition while it is attached.
+	Delete(ctx context.Context, ref string) error
 }
 
 // Snapshot is the record of the bytes of a volume at one instant.

@@ -1138,7 +1138,7 @@ type Volume struct {
 	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Kind            string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                                                  // files, empty, image or disk
 	Memory          bool                   `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                                             // empty: in memory instead of on the disk
-	SizeLimit       int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"`                      // bytes; empty in memory only; 0: the kernel's
+	SizeLimit       int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"`                      // bytes; empty only; 0: that of the memory or the disk
 	Group           *int64                 `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`                                         // id of the group that may use it
 	Layers          []string               `protobuf:"bytes,40,rep,name=layers,proto3" json:"layers,omitempty"`                                             // image: serials of the disks that hold it, the lowest first
 	Serial          string                 `protobuf:"bytes,41,opt,name=serial,proto3" json:"serial,omitempty"`                                             // disk: by which it is found

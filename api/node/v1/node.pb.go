@@ -3498,7 +3498,8 @@ type Disk struct {
 	Serial        string                 `protobuf:"bytes,4,opt,name=serial,proto3" json:"serial,omitempty"`
 	Role          string                 `protobuf:"bytes,5,opt,name=role,proto3" json:"role,omitempty"` // layer, cow, cidata, data
 	Backing       *Disk                  `protobuf:"bytes,6,opt,name=backing,proto3" json:"backing,omitempty"`
-	Port          int64                  `protobuf:"varint,7,opt,name=port,proto3" json:"port,omitempty"` // place of a disk that was plugged while the guest ran; 0: it was there before
+	Port          int64                  `protobuf:"varint,7,opt,name=port,proto3" json:"port,omitempty"`     // place of a disk that was plugged while the guest ran; 0: it was there before
+	Device        bool                   `protobuf:"varint,8,opt,name=device,proto3" json:"device,omitempty"` // path is that of a block device, not of a file
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3580,6 +3581,13 @@ func (x *Disk) GetPort() int64 {
 		return x.Port
 	}
 	return 0
+}
+
+func (x *Disk) GetDevice() bool {
+	if x != nil {
+		return x.Device
+	}
+	return false
 }
 
 type NIC struct {
@@ -10874,7 +10882,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06kernel\x18\x01 \x01(\tR\x06kernel\x12\x16\n" +
 	"\x06initrd\x18\x02 \x01(\tR\x06initrd\x12\x18\n" +
 	"\acmdline\x18\x03 \x01(\tR\acmdline\x12\x1a\n" +
-	"\bfirmware\x18\x04 \x01(\tR\bfirmware\"\xbf\x01\n" +
+	"\bfirmware\x18\x04 \x01(\tR\bfirmware\"\xd7\x01\n" +
 	"\x04Disk\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\tR\x06format\x12\x1b\n" +
@@ -10882,7 +10890,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x12\n" +
 	"\x04role\x18\x05 \x01(\tR\x04role\x12.\n" +
 	"\abacking\x18\x06 \x01(\v2\x14.cocoon.node.v1.DiskR\abacking\x12\x12\n" +
-	"\x04port\x18\a \x01(\x03R\x04port\"\xb4\x02\n" +
+	"\x04port\x18\a \x01(\x03R\x04port\x12\x16\n" +
+	"\x06device\x18\b \x01(\bR\x06device\"\xb4\x02\n" +
 	"\x03NIC\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x10\n" +
 	"\x03tap\x18\x02 \x01(\tR\x03tap\x12\x14\n" +

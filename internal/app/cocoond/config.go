@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network/cni"
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/settings"
+	"cocoonstack.io/cocoon/internal/volume/block"
 )
 
 // Config is cocoond's configuration. Its settings say what the fields mean.
@@ -33,6 +34,7 @@ type Config struct {
 	Images    Images
 	Pool      Pool
 	CloneDirs []string
+	Devices   []string // volumes: NAME=PATH
 	Log       Log
 
 	olderJournal bool // accept a journal that is older than the other records say; for one start, by flag
@@ -119,6 +121,7 @@ func (c *Config) settings() []settings.Setting {
 		{Key: "pool", Value: settings.Tree(&c.Pool), Usage: "{size, memory}: clones to keep ready for each snapshot, and the bytes of memory for all (default: none)"},
 		{Flag: "snapshot-form", Env: "COCOOND_SNAPSHOT_FORM", Key: "snapshotForm", Default: formChunks, Value: settings.Text(&c.SnapshotForm), Usage: "how snapshots are pushed: chunks, or whole for other programs of the documented system"},
 		{Key: "cloneDirs", Value: settings.List(&c.CloneDirs), Usage: "folders with exported snapshots that pods of all namespaces may clone from (default: none)"},
+		{Flag: "volume-devices", Env: "COCOOND_VOLUME_DEVICES", Key: "volumeDevices", Value: settings.List(&c.Devices), Usage: "block devices that are volumes: NAME=PATH or NAMESPACE/NAME=PATH, best by /dev/disk/by-id (default: none)"},
 		{Flag: "log-level", Env: "COCOOND_LOG_LEVEL", Key: "log.level", Default: "info", Value: settings.Text(&c.Log.Level), Usage: "debug, info, warn or error"},
 		{Flag: "log-format", Env: "COCOOND_LOG_FORMAT", Key: "log.format", Default: "text", Value: settings.Text(&c.Log.Format), Usage: "text or json"},
 		{Key: "network.enabled", Value: settings.Tree(&n.Enabled), Usage: "whether VMs have interfaces (default: true)"},
@@ -193,6 +196,9 @@ func (c *Config) complete() error {
 			return errdefs.Invalidf("cloneDirs: %q is not an absolute path", dir)
 		}
 	}
+	if _, err := c.devices(); err != nil {
+		return err
+	}
 	if err := c.Images.complete(); err != nil {
 		return err
 	}
@@ -200,6 +206,22 @@ func (c *Config) complete() error {
 		return err
 	}
 	return loopback(c.MetricsAddr)
+}
+
+// devices returns the paths of the devices that are volumes, by the names of the volumes.
+func (c *Config) devices() (map[string]string, error) {
+	paths := map[string]string{}
+	for _, d := range c.Devices {
+		name, path, ok := strings.Cut(d, "=")
+		if _, twice := paths[name]; !ok || twice {
+			return nil, errdefs.Invalidf("volumeDevices: %q is not NAME=PATH with a name of its own", d)
+		}
+		paths[name] = path
+	}
+	if err := block.Check(paths); err != nil {
+		return nil, fmt.Errorf("volumeDevices: %w", err)
+	}
+	return paths, nil
 }
 
 // loopback rejects metrics addresses that a network can reach: metrics are not authenticated.

@@ -73,6 +73,19 @@ func TestSnapshotForm(t *testing.T) {
 	}
 }
 
+func TestDevices(t *testing.T) {
+	cfg := read(t, "volumeDevices: [db=/dev/disk/by-id/x=y]", nil)
+	if got, err := cfg.devices(); err != nil || cfg.complete() != nil || len(got) != 1 || got["db"] != "/dev/disk/by-id/x=y" {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"db", "db=", "db=sda", "=/dev/sda", "db=/dev/sda, db=/dev/sdb", "db=/dev/sda, two=/dev/sda", "a/b/c=/dev/sda"} {
+		cfg := read(t, "volumeDevices: ["+bad+"]", nil)
+		if err := cfg.complete(); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "volumeDevices") {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
 func TestImageSettings(t *testing.T) {
 	text := "images:\n  mappings: /file\n  downloadProtocol: http\n  regexpTranslation: true\n  stallTimeout: 45s\n" +
 		"  registries: {r.example: {mirrors: [m.example], insecure: true}}\n  gc: {interval: 1m, maxAge: 720h, maxSize: 10Gi, high: 70}\n" +

@@ -31,7 +31,10 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 	snapshotstore "cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/vm"
-	volumestore "cocoonstack.io/cocoon/internal/volume/file"
+	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/block"
+	"cocoonstack.io/cocoon/internal/volume/file"
+	"cocoonstack.io/cocoon/internal/volume/kinds"
 )
 
 // daemon is everything that can be made without touching the host.
@@ -70,6 +73,7 @@ type host struct {
 	records   *records.Keeper
 	drivers   map[string]hypervisor.Driver
 	snapshots snapshot.Store
+	volumes   volume.Store
 	close     func()
 }
 
@@ -117,11 +121,11 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	closers = append(closers, func() { logFailure(d.log, "snapshot store not closed cleanly", snapshots.Close()) })
-	volumes, err := volumestore.New(ctx, volumestore.Config{Dir: filepath.Join(d.cfg.StateDir, "volumes"), Log: d.log.With("component", "volume")})
+	volumes, closeVolumes, err := d.openVolumes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	closers = append(closers, func() { logFailure(d.log, "volume store not closed cleanly", volumes.Close()) })
+	closers = append(closers, func() { logFailure(d.log, "volume stores not closed cleanly", closeVolumes()) })
 	drivers, err := d.drivers()
 	if err != nil {
 		return nil, err
@@ -139,7 +143,26 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, close: closeAll}, nil
+	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, volumes: volumes, close: closeAll}, nil
+}
+
+// openVolumes opens the stores of volumes. close closes them.
+func (d *daemon) openVolumes(ctx context.Context) (_ volume.Store, closeAll func() error, err error) {
+	devices, err := d.cfg.devices()
+	if err != nil {
+		return nil, nil, err
+	}
+	log := d.log.With("component", "volume")
+	files, err := file.New(ctx, file.Config{Dir: filepath.Join(d.cfg.StateDir, "volumes"), Log: log})
+	if err != nil {
+		return nil, nil, err
+	}
+	taken := func(owner vm.Owner, name string) (bool, error) { return kinds.Has(ctx, files, owner, name) }
+	blocks, err := block.New(ctx, block.Config{Dir: filepath.Join(d.cfg.StateDir, "volumes", block.Kind), Devices: devices, Taken: taken, Log: log})
+	if err != nil {
+		return nil, nil, errors.Join(err, files.Close())
+	}
+	return kinds.New(files, blocks), func() error { return errors.Join(blocks.Close(), files.Close()) }, nil
 }
 
 // ownerOf is the owner of objects made before owners existed, taken from the labels of a virtual node.
@@ -203,7 +226,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.metrics.watch(h.engine)
-	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots}, poolCollector{h.engine}, strayCollector{h.engine})
+	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots}, volumeCollector{h.volumes}, poolCollector{h.engine}, strayCollector{h.engine})
 
 	outer, octx := errgroup.WithContext(ctx)
 	inner, ictx := errgroup.WithContext(context.WithoutCancel(ctx))

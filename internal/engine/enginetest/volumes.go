@@ -9,15 +9,21 @@ import (
 
 // Volumes is a volume store of the world, whose attachments can fail.
 type Volumes struct {
-	volume.Store
+	MadeVolumes
 	w *World
 }
 
+// MadeVolumes is a store that makes volumes.
+type MadeVolumes interface {
+	volume.Store
+	volume.Maker
+}
+
 // Keep makes s the volume store of the world.
-func (w *World) Keep(s volume.Store) *Volumes {
+func (w *World) Keep(s MadeVolumes) *Volumes {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.volumes = &Volumes{Store: s, w: w}
+	w.volumes = &Volumes{MadeVolumes: s, w: w}
 	return w.volumes
 }
 
@@ -29,12 +35,12 @@ func (w *World) Volumes() *Volumes {
 }
 
 // Unwrap implements volume.Wrapper.
-func (v *Volumes) Unwrap() volume.Store { return v.Store }
+func (v *Volumes) Unwrap() volume.Store { return v.MadeVolumes }
 
 // Attach implements volume.Store.
 func (v *Volumes) Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (got volume.Volume, d vm.Disk, err error) {
 	err = v.w.around("volumes.Attach", func() error {
-		got, d, err = v.Store.Attach(ctx, ref, to, readOnly)
+		got, d, err = v.MadeVolumes.Attach(ctx, ref, to, readOnly)
 		return err
 	})
 	return got, d, err
@@ -42,7 +48,7 @@ func (v *Volumes) Attach(ctx context.Context, ref string, to vm.ID, readOnly boo
 
 // Detach implements volume.Store.
 func (v *Volumes) Detach(ctx context.Context, ref string, from vm.ID) error {
-	return v.w.around("volumes.Detach", func() error { return v.Store.Detach(ctx, ref, from) })
+	return v.w.around("volumes.Detach", func() error { return v.MadeVolumes.Detach(ctx, ref, from) })
 }
 
 // Attachments lists those of all volumes.

@@ -35,11 +35,12 @@ const (
 )
 
 // early are the modules that disk, channel and network need; late ones can wait until the agent answers. Few guests ever need
-// those for disks that are plugged later.
+// those for disks that are plugged later, or for disks in files.
 var (
 	early = []string{"virtio_pci", "virtio_console", "virtio_blk", "virtio_net"}
 	late  = []string{"virtio_rng", "virtio_balloon", "button", "evdev"}
 	plug  = []string{"virtio_scsi", "sd_mod"}
+	loop  = []string{"loop"}
 )
 
 // Result is what Root leaves for the caller.
@@ -47,6 +48,7 @@ type Result struct {
 	HasRoot bool // false: the machine has no disk of ours and the initramfs is still the root
 	Late    func() error
 	Plug    func() error // loads what disks need that are plugged later; called once at most
+	Loop    func() error // loads what disks in files need; called once at most
 	Check   *os.File     // e2fsck, compressed with gzip; nil if no disk can need it
 	Disk    *os.File     // a folder of the writable disk's file system, reachable by no path from the root; nil without a disk
 }
@@ -71,11 +73,15 @@ func Root() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	loopModules, err := mods.prepare(loop...)
+	if err != nil {
+		return Result{}, err
+	}
 	disks, err := findDisks("/sys/block")
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{Late: lateModules, Plug: plugModules, Check: openCheck(disks)}
+	r := Result{Late: lateModules, Plug: plugModules, Loop: loopModules, Check: openCheck(disks)}
 	layers, err := findLayers(disks)
 	if err != nil {
 		return Result{}, err

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/blockdev"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guestagent/signature"
 )
@@ -27,27 +28,11 @@ func findDisks(sysBlock string) (map[string]string, error) {
 	}
 	disks := map[string]string{}
 	for _, e := range entries {
-		if serial := serialOf(filepath.Join(sysBlock, e.Name())); serial != "" {
+		if serial := blockdev.Serial(filepath.Join(sysBlock, e.Name())); serial != "" {
 			disks[serial] = "/dev/" + e.Name()
 		}
 	}
 	return disks, nil
-}
-
-// pageHeader is the length of the header of a SCSI disk's page with its serial, in bytes.
-const pageHeader = 4
-
-// serialOf returns the serial of a disk; "" if it has none. dir is the disk's folder in sysfs.
-func serialOf(dir string) string {
-	serial, err := os.ReadFile(filepath.Join(dir, "serial"))
-	if err != nil { // a disk that was plugged later is a SCSI disk
-		page, err := os.ReadFile(filepath.Join(dir, "device/vpd_pg80"))
-		if err != nil || len(page) < pageHeader {
-			return ""
-		}
-		serial = page[pageHeader:]
-	}
-	return strings.TrimSpace(string(serial))
 }
 
 // Rescan makes the kernel look for disks that were plugged. It returns when it has seen those that are there, but their

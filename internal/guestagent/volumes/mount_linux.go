@@ -27,7 +27,11 @@ func (k *Keeper) Mount(
 	}
 	byName := map[string]vm.Volume{}
 	for _, v := range volumes {
-		if err := k.make(v, images[v.Name]); err != nil {
+		v, err := k.placed(v)
+		if err == nil {
+			err = k.make(ctx, v, images[v.Name])
+		}
+		if err != nil {
 			return nil, fmt.Errorf("make volume %s: %w", v.Name, err)
 		}
 		byName[v.Name] = v
@@ -189,11 +193,11 @@ func (k *Keeper) close() error {
 }
 
 // make prepares v to be mounted. image is the folder with the files of the image, of a volume that has one.
-func (k *Keeper) make(v vm.Volume, image string) error {
+func (k *Keeper) make(ctx context.Context, v vm.Volume, image string) error {
 	if k.made[v.Name] {
 		return nil
 	}
-	if v.Kind != vm.VolumeEmpty || v.Memory {
+	if v.Kind != vm.VolumeEmpty || v.Memory || limited(v) {
 		if err := k.open(); err != nil {
 			return err
 		}
@@ -212,6 +216,8 @@ func (k *Keeper) make(v vm.Volume, image string) error {
 		err = k.makeImage(v, image)
 	case v.Memory:
 		err = k.makeMemory(v)
+	case limited(v):
+		err = k.makeLimited(ctx, v)
 	default:
 		err = k.makeDisk(v)
 	}
@@ -269,21 +275,36 @@ func (k *Keeper) makeDisk(v vm.Volume) error {
 	} else if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	root, err := resolve("/")
-	if err != nil {
-		return err
-	}
-	defer unix.Close(root)
-	parent, err := target(root, k.layer, true)
+	parent, err := folderInLayer(k.layer)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(parent)
-	if err := os.Chmod(k.layer, 0o700); err != nil {
-		return err
+	return makeFolderWhole(parent, v.Name, v.Group)
+}
+
+// folderInLayer opens a folder of the writable layer, and makes it for root only if it is missing. The result is a reference.
+func folderInLayer(dir string) (int, error) {
+	root, err := resolve("/")
+	if err != nil {
+		return -1, err
 	}
-	// Make it under another name first: a guest that is interrupted here must not find an unfinished folder.
-	temp := "." + v.Name + ".new"
+	defer unix.Close(root)
+	fd, err := target(root, dir, true)
+	if err != nil {
+		return -1, err
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// makeFolderWhole makes the folder of a volume in parent. It has another name first: a guest that is interrupted here must not find an
+// unfinished folder.
+func makeFolderWhole(parent int, name string, group *int64) error {
+	temp := "." + name + ".new"
 	if err := unix.Mkdirat(parent, temp, 0o777); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
@@ -292,10 +313,10 @@ func (k *Keeper) makeDisk(v vm.Volume) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := share(fd, v.Group); err != nil {
+	if err := share(fd, group); err != nil {
 		return err
 	}
-	return unix.Renameat(parent, temp, parent, v.Name)
+	return unix.Renameat(parent, temp, parent, name)
 }
 
 // share lets all users use a folder, and makes new files in it belong to the group.

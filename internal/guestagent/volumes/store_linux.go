@@ -146,7 +146,7 @@ func (k *Keeper) mountStore(ctx context.Context, v vm.Volume, dev string) (root 
 		flags = unix.MS_RDONLY
 	}
 	err = k.staged(func() error {
-		dir := k.top(v)
+		dir := path.Join(k.base(), v.Name)
 		if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
 			return err
 		}
@@ -266,7 +266,7 @@ func (k *Keeper) checkExt4(ctx context.Context, v vm.Volume, disk *os.File) (opt
 	case state.Damaged && fixed:
 		return "", errdefs.DataLossf("its ext4 file system has errors, and the disk is read-only; use the volume in a VM that can write to it, which repairs it, or run e2fsck on the disk")
 	case state.Damaged:
-		return common + writable, k.repair(ctx, disk)
+		return common + writable(v), k.repair(ctx, disk)
 	case fixed && state.Replay:
 		return "", errdefs.Preconditionf("its ext4 file system was not unmounted, and its journal cannot be replayed because the disk is read-only; use the volume in a VM that can write to it first")
 	case fixed:
@@ -274,12 +274,18 @@ func (k *Keeper) checkExt4(ctx context.Context, v vm.Volume, disk *os.File) (opt
 	case v.Disk.ReadOnly:
 		return common, nil
 	}
-	return common + writable, nil
+	return common + writable(v), nil
 }
 
-// writable are options of file systems that are written to: the host gets freed space back, and the kernel does not fill the tables
-// of inodes with zeros, which would use the host's disk. Checksums tell it which inodes were ever used.
-const writable = ",discard,noinit_itable"
+// writable returns options of a file system that is written to. The kernel does not fill the tables of inodes with zeros, which would
+// use the host's disk; checksums tell it which inodes were ever used. The host gets freed space of a volume's disk back, but a file in
+// the writable layer keeps its blocks.
+func writable(v vm.Volume) string {
+	if limited(v) {
+		return ",noinit_itable"
+	}
+	return ",discard,noinit_itable"
+}
 
 func readOnlyDisk(disk *os.File) (bool, error) {
 	n, err := unix.IoctlGetInt(int(disk.Fd()), unix.BLKROGET)

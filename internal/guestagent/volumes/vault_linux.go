@@ -223,6 +223,8 @@ func (k *Keeper) base() string {
 // top is the folder of v, as staged shows it, or its device.
 func (k *Keeper) top(v vm.Volume) string {
 	switch {
+	case limited(v):
+		return path.Join(k.base(), v.Name, shown)
 	case v.Kind == vm.VolumeEmpty && !v.Memory:
 		return path.Join(k.layer, v.Name)
 	case k.uses[v.Name] == useDevice:

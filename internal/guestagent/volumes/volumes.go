@@ -23,8 +23,12 @@ const (
 	diskPath  = "/var/lib/cocoon/volumes" // in the writable layer, accessible to root only
 )
 
-// Machine is what the keeper needs of the machine for volumes that are disks.
+// Machine is what the keeper needs of the machine for volumes with file systems of their own.
 type Machine struct {
+	// HasDisk means that the writable layer is on a disk, not in memory.
+	HasDisk bool
+	// Loop loads what the kernel needs to make disks of files. It may be called more than once.
+	Loop func() error
 	// Plug loads what disks need that are plugged while the guest runs.
 	Plug func() error
 	// Run runs programs of the image.

@@ -300,6 +300,15 @@ func fileNode(path string, readOnly bool) props {
 	return props{"driver": "file", "filename": path, "read-only": readOnly, "discard": "unmap"}
 }
 
+// diskFile is fileNode for the lowest node of d. QEMU has a driver of its own for block devices.
+func diskFile(path string, d vm.Disk) props {
+	n := fileNode(path, d.ReadOnly)
+	if d.Device {
+		n["driver"] = "host_device"
+	}
+	return n
+}
+
 // channels are the host's connections to the VM: QMP, the serial console and the port of the guest's agent.
 func (c *command) channels(p hypervisor.Plan) {
 	c.socket("qmp", qmpSocket, "")
@@ -369,7 +378,7 @@ func stack(node string, d vm.Disk, open func(file) (string, error), add func(pro
 	if err != nil {
 		return err
 	}
-	n := fileNode(path, d.ReadOnly)
+	n := diskFile(path, d)
 	n["node-name"] = node + "-file"
 	if err := add(n); err != nil {
 		return err

@@ -63,6 +63,8 @@ func TestBuildGolden(t *testing.T) {
 		{Path: "/images/debug1", Format: vm.DiskRaw, ReadOnly: true, Serial: "debug1", Role: vm.RoleLayer, Port: 7},
 		{Path: "/volumes/v.qcow2", Format: vm.DiskQCOW2, Serial: "v", Role: vm.RoleData, Port: 255, Backing: &vm.Disk{Path: "/volumes/base.raw", Format: vm.DiskRaw}},
 	}, plugged.Disks...)
+	device := ociPlan()
+	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	unknown := testFacts(vm.AccelTCG)
 	unknown.tscKHz = 0
 	tests := []struct {
@@ -72,6 +74,7 @@ func TestBuildGolden(t *testing.T) {
 	}{
 		{"oci-tcg-unknown-tsc", ociPlan(), unknown},
 		{"plugged", plugged, testFacts(vm.AccelTCG)},
+		{"device", device, testFacts(vm.AccelTCG)},
 		{"oci-tcg", ociPlan(), testFacts(vm.AccelTCG)},
 		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},
 		{"disk-bios", diskPlan(), testFacts(vm.AccelTCG)},

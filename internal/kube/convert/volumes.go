@@ -108,7 +108,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 		}
 		if d := v.EmptyDir; d != nil {
 			def.Kind, def.Memory = vm.VolumeEmpty, d.Medium == corev1.StorageMediumMemory
-			if def.Memory && d.SizeLimit != nil { // an emptyDir on disk is limited only by the size of the disk
+			if d.SizeLimit != nil {
 				def.SizeLimit = d.SizeLimit.Value()
 			}
 		}

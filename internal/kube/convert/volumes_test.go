@@ -297,7 +297,7 @@ func TestVolumesAndMountsOfASpec(t *testing.T) {
 		got = append(got, fmt.Sprint(m.Volume, " ", m.Path, " ", m.SubPath, " ", m.ReadOnly))
 	}
 	want := []string{
-		"kube-api-access-x7 files false 0 2000", "mem empty true 1048576 2000", "disk empty false 0 2000", "conf files false 0 2000",
+		"kube-api-access-x7 files false 0 2000", "mem empty true 1048576 2000", "disk empty false 1048576 2000", "conf files false 0 2000",
 		"disk /data  false", "conf /conf a true", "mem /data/inner web/x false",
 		"kube-api-access-x7 /var/run/secrets/kubernetes.io/serviceaccount  true",
 	}

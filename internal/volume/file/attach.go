@@ -9,16 +9,14 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/record"
 )
-
-// maxAttachments bounds the size of a record.
-const maxAttachments = 1024
 
 // Attach implements volume.Store.
 func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (volume.Volume, vm.Disk, error) {
 	v, err := s.attach(ctx, ref, to, readOnly)
 	if err != nil {
-		return volume.Volume{}, vm.Disk{}, fmt.Errorf("attach volume %s to VM %s: %w", ref, to, full(err))
+		return volume.Volume{}, vm.Disk{}, fmt.Errorf("attach volume %s to VM %s: %w", ref, to, record.Full(err))
 	}
 	return v, vm.Disk{Path: s.volumes.data(v.ID), Format: vm.DiskRaw, ReadOnly: readOnly}, nil
 }
@@ -38,7 +36,7 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 	}
 	data.Close()
 	v := e.rec.Clone()
-	has, err := admit(v, to, readOnly)
+	has, err := record.Admit(v, to, readOnly)
 	if err != nil || has {
 		return v, err
 	}
@@ -49,17 +47,6 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 	return v.Clone(), s.volumes.save(e, v)
 }
 
-// admit is Volume.Admits with the limit of this store.
-func admit(v volume.Volume, to vm.ID, readOnly bool) (has bool, err error) {
-	if has, err := v.Admits(to, readOnly); err != nil || has {
-		return has, err
-	}
-	if len(v.Attachments) >= maxAttachments {
-		return false, errdefs.Exhaustedf("%d VMs have it attached, which is the limit; remove one of them first", maxAttachments)
-	}
-	return false, nil
-}
-
 // Detach implements volume.Store.
 func (s *Store) Detach(ctx context.Context, ref string, from vm.ID) error {
 	_, err := s.volumes.change(ctx, ref, func(v *volume.Volume) error {
@@ -67,7 +54,7 @@ func (s *Store) Detach(ctx context.Context, ref string, from vm.ID) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("detach volume %s from VM %s: %w", ref, from, full(err))
+		return fmt.Errorf("detach volume %s from VM %s: %w", ref, from, record.Full(err))
 	}
 	return nil
 }

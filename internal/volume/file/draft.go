@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume/record"
 )
 
 // create makes an object: its name is taken first, its folder gets its files under another name, and one rename makes it visible when
@@ -64,7 +65,7 @@ func (x *index[R]) draft(id vm.ID, fill func(data *os.File) (R, error)) (rec R, 
 	if err := errors.Join(err, data.Close()); err != nil {
 		return rec, err
 	}
-	return rec, writeRecord(filepath.Join(dir, x.file), rec) // syncs the folder too
+	return rec, record.Write(filepath.Join(dir, x.file), rec) // syncs the folder too
 }
 
 // publish makes a draft visible to the next New. If it fails, the draft is removed.

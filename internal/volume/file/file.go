@@ -20,9 +20,13 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/record"
 )
 
-var _ volume.Store = (*Store)(nil)
+var (
+	_ volume.Store = (*Store)(nil)
+	_ volume.Maker = (*Store)(nil)
+)
 
 // Kind is the kind of all volumes of this store.
 const Kind = "file"
@@ -33,7 +37,7 @@ type Config struct {
 	Log *slog.Logger // nil discards
 }
 
-// Store implements volume.Store, volume.Snapshotter, volume.Cloner and volume.Carrier. Its folder:
+// Store implements volume.Store, volume.Maker, volume.Snapshotter, volume.Cloner and volume.Carrier. Its folder:
 //
 //	lock                          held by the process that has the store open
 //	volumes/<id>/                 one volume: volume.json and data; mode 0700, files 0600
@@ -61,10 +65,10 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.Dir = filepath.Clean(cfg.Dir)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	s := &Store{cfg: cfg}
-	s.volumes = newIndex(vm.Volumes, filepath.Join(cfg.Dir, "volumes"), "volume.json", cfg.Log, parseVolume, s.followData)
-	s.snapshots = newIndex(vm.VolumeSnapshots, filepath.Join(cfg.Dir, "snapshots"), "snapshot.json", cfg.Log, parseSnapshot, matchData)
+	s.volumes = newIndex(vm.Volumes, filepath.Join(cfg.Dir, "volumes"), "volume.json", cfg.Log, record.Volume, s.followData)
+	s.snapshots = newIndex(vm.VolumeSnapshots, filepath.Join(cfg.Dir, "snapshots"), "snapshot.json", cfg.Log, record.Snapshot, matchData)
 	if err := s.open(ctx); err != nil {
-		return nil, fmt.Errorf("open the volume store %s: %w", cfg.Dir, full(err))
+		return nil, fmt.Errorf("open the volume store %s: %w", cfg.Dir, record.Full(err))
 	}
 	return s, nil
 }
@@ -96,7 +100,7 @@ func (s *Store) open(ctx context.Context) error {
 // Close unlocks the store's folder for other processes. The store must not be used afterwards.
 func (s *Store) Close() error { return s.lock.Close() }
 
-// Create implements volume.Store.
+// Create implements volume.Maker.
 func (s *Store) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	size, err := volume.RoundSize(spec.Size)
 	if err != nil {
@@ -202,7 +206,7 @@ func (s *Store) resize(ctx context.Context, ref string, size int64) (volume.Volu
 	return v.Clone(), nil
 }
 
-// Delete implements volume.Store.
+// Delete implements volume.Maker.
 func (s *Store) Delete(ctx context.Context, ref string) error {
 	err := s.volumes.remove(ctx, ref, func(v volume.Volume) error {
 		if len(v.Attachments) > 0 {
@@ -239,7 +243,7 @@ func (s *Store) Usage(ctx context.Context) (map[vm.ID]volume.Usage, error) {
 // naming says in the message of err what failed on which object. name is "" if the store was to choose it.
 func naming(verb string, k vm.Kind, name string, err error) error {
 	if name == "" {
-		return fmt.Errorf("%s a %s: %w", verb, k.Noun, full(err))
+		return fmt.Errorf("%s a %s: %w", verb, k.Noun, record.Full(err))
 	}
-	return fmt.Errorf("%s %s %s: %w", verb, k.Noun, name, full(err))
+	return fmt.Errorf("%s %s %s: %w", verb, k.Noun, name, record.Full(err))
 }

@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/keylock"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume/record"
 )
 
 // Names in the folder of an index and of one object.
@@ -28,19 +29,19 @@ const (
 	tempInfix   = ".tmp-" // .NAME.tmp-*: what is about to replace NAME; atomicfile uses the same form
 )
 
-// record is the record of a volume or a snapshot.
-type record[R any] interface {
+// object is the record of a volume or a snapshot.
+type object[R any] interface {
 	Named() vm.Named
 	Clone() R
 }
 
 // index has all objects of one kind, on disk and in memory.
-type index[R record[R]] struct {
+type index[R object[R]] struct {
 	kind  vm.Kind
 	dir   string // has one folder for each object
 	file  string // the name of the record in such a folder
 	log   *slog.Logger
-	parse func(text []byte) (R, error)
+	parse func(text []byte, kind string) (R, error)
 	fit   func(rec *R, size int64) error // checks the size of the data, or adapts the record to it
 
 	locks keylock.Locks[vm.ID] // of objects that are being changed
@@ -51,7 +52,7 @@ type index[R record[R]] struct {
 }
 
 // entry is one object in the index.
-type entry[R record[R]] struct {
+type entry[R object[R]] struct {
 	id   vm.ID
 	bad  error    // it is damaged
 	head vm.Named // of one that is damaged: what is known
@@ -71,7 +72,7 @@ func (e *entry[R]) named() vm.Named {
 	return e.rec.Named()
 }
 
-func newIndex[R record[R]](kind vm.Kind, dir, file string, log *slog.Logger, parse func([]byte) (R, error), fit func(*R, int64) error) *index[R] {
+func newIndex[R object[R]](kind vm.Kind, dir, file string, log *slog.Logger, parse func([]byte, string) (R, error), fit func(*R, int64) error) *index[R] {
 	return &index[R]{kind: kind, dir: dir, file: file, log: log, parse: parse, fit: fit, all: map[vm.ID]*entry[R]{}, names: map[string]vm.ID{}}
 }
 
@@ -142,17 +143,17 @@ func (x *index[R]) load(id vm.ID, isDir bool) (rec R, err error) {
 	if !isDir {
 		return rec, errdefs.DataLossf("%s is not a folder", x.path(id))
 	}
-	text, err := readBounded(x.path(id, x.file))
+	text, err := record.Read(x.path(id, x.file))
 	if err != nil {
 		return rec, err
 	}
-	if rec, err = x.parse(text); err != nil {
+	if rec, err = x.parse(text, Kind); err != nil {
 		return rec, err
 	}
 	if rec.Named().ID != id {
 		return rec, errdefs.DataLossf("its record is that of %s", rec.Named().ID)
 	}
-	f, err := openPlain(x.data(id), os.O_RDONLY)
+	f, err := record.OpenPlain(x.data(id), os.O_RDONLY)
 	if err != nil {
 		return rec, err
 	}
@@ -225,10 +226,7 @@ func (x *index[R]) list(ctx context.Context) ([]R, error) {
 		}
 	}
 	x.mu.Unlock()
-	slices.SortFunc(out, func(a, b R) int {
-		a1, b1 := a.Named(), b.Named()
-		return cmp.Or(cmp.Compare(a1.Owner.Namespace, b1.Owner.Namespace), cmp.Compare(a1.Name, b1.Name))
-	})
+	slices.SortFunc(out, func(a, b R) int { return a.Named().Compare(b.Named()) })
 	return out, nil
 }
 
@@ -284,8 +282,8 @@ func (x *index[R]) save(e *entry[R], next R) (err error) {
 		}
 	}
 	path := x.path(e.id, x.file)
-	if err = writeRecord(path, next); err != nil {
-		_ = writeRecord(path, e.rec) // the new one may be on the disk; without room, the old one still is
+	if err = record.Write(path, next); err != nil {
+		_ = record.Write(path, e.rec) // the new one may be on the disk; without room, the old one still is
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/record"
 )
 
 var (
@@ -23,7 +24,7 @@ var (
 func (s *Store) Snapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Snapshot, error) {
 	snap, err := s.snapshot(ctx, ref, spec)
 	if err != nil {
-		return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s%s: %w", ref, called(spec.Name), full(err))
+		return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s%s: %w", ref, called(spec.Name), record.Full(err))
 	}
 	return snap, nil
 }
@@ -40,7 +41,7 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 	if spec.Size != 0 && spec.Size != v.Size {
 		return volume.Snapshot{}, errdefs.Invalidf("a snapshot has the size of its volume, %d bytes, and cannot have %d", v.Size, spec.Size)
 	}
-	owner := heir(ctx, v.Owner)
+	owner := vm.Heir(ctx, v.Owner)
 	return s.snapshots.create(ctx, owner, spec.Name, func(id vm.ID, name string, data *os.File) (volume.Snapshot, error) {
 		snap := volume.Snapshot{ID: id, Name: name, Owner: owner, Kind: Kind, Volume: v.ID, Source: v.Name, Size: v.Size, CreatedAt: now(), Labels: spec.Labels}.Clone()
 		return snap, fill(ctx, data, src, v.Size)
@@ -53,14 +54,6 @@ func called(name string) string {
 		return ""
 	}
 	return " as " + name
-}
-
-// heir returns the owner of what is made from an object of owner of.
-func heir(ctx context.Context, of vm.Owner) vm.Owner {
-	if who := vm.Behalf(ctx); !who.Operator() {
-		return who
-	}
-	return of
 }
 
 // fill copies src to dst, which gets size bytes.
@@ -109,7 +102,7 @@ func (x *index[R]) readers(e *entry[R]) int {
 
 // openData opens the bytes of an object, which must have at least size bytes. Errors: DataLoss.
 func (x *index[R]) openData(rec R, size int64, flag int) (*os.File, error) {
-	f, err := openPlain(x.data(rec.Named().ID), flag)
+	f, err := record.OpenPlain(x.data(rec.Named().ID), flag)
 	if errdefs.Is(err, errdefs.DataLoss) {
 		return nil, errdefs.DataLossf("%w; put the file of %s %s back", err, x.kind.Noun, rec.Named().Name)
 	}
@@ -152,7 +145,7 @@ func (s *Store) openSnapshot(ctx context.Context, ref string) (volume.Snapshot, 
 func (s *Store) FromSnapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
 	v, err := s.fromSnapshot(ctx, ref, spec)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("make a volume from snapshot %s%s: %w", ref, called(spec.Name), full(err))
+		return volume.Volume{}, fmt.Errorf("make a volume from snapshot %s%s: %w", ref, called(spec.Name), record.Full(err))
 	}
 	return v, nil
 }
@@ -163,14 +156,14 @@ func (s *Store) fromSnapshot(ctx context.Context, ref string, spec volume.Spec) 
 		return volume.Volume{}, err
 	}
 	defer src.Close()
-	return s.copy(vm.OnBehalf(ctx, heir(ctx, snap.Owner)), spec, snap.ID, snap.Size, src)
+	return s.copy(vm.OnBehalf(ctx, vm.Heir(ctx, snap.Owner)), spec, snap.ID, snap.Size, src)
 }
 
 // Clone implements volume.Cloner.
 func (s *Store) Clone(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
 	v, err := s.clone(ctx, ref, spec)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("clone volume %s%s: %w", ref, called(spec.Name), full(err))
+		return volume.Volume{}, fmt.Errorf("clone volume %s%s: %w", ref, called(spec.Name), record.Full(err))
 	}
 	return v, nil
 }
@@ -181,7 +174,7 @@ func (s *Store) clone(ctx context.Context, ref string, spec volume.Spec) (volume
 		return volume.Volume{}, err
 	}
 	defer done()
-	return s.copy(vm.OnBehalf(ctx, heir(ctx, v.Owner)), spec, v.ID, v.Size, src)
+	return s.copy(vm.OnBehalf(ctx, vm.Heir(ctx, v.Owner)), spec, v.ID, v.Size, src)
 }
 
 // copy makes a volume with the first size bytes of src.
@@ -203,7 +196,7 @@ func (s *Store) copy(ctx context.Context, spec volume.Spec, from vm.ID, size int
 func (s *Store) Restore(ctx context.Context, ref, snapshot string) (volume.Volume, error) {
 	v, err := s.restore(ctx, ref, snapshot)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("restore volume %s from snapshot %s: %w", ref, snapshot, full(err))
+		return volume.Volume{}, fmt.Errorf("restore volume %s from snapshot %s: %w", ref, snapshot, record.Full(err))
 	}
 	return v, nil
 }

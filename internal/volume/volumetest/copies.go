@@ -51,7 +51,7 @@ func snapshots(t *testing.T, s volume.Store) {
 	holds(t, s, "db", 2, map[int64]string{0: "new", MiB: "more"})
 	holds(t, s, "one", 2, map[int64]string{0: "old", 4096: "mine"})
 	holds(t, s, "big", 3, map[int64]string{0: "old"})
-	if err := s.Delete(t.Context(), "db"); err != nil {
+	if err := ability[volume.Maker](t, s).Delete(t.Context(), "db"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := shots.FromSnapshot(t.Context(), "x", volume.Spec{Name: "two"}); err != nil {
@@ -180,7 +180,7 @@ func clones(t *testing.T, s volume.Store) {
 	class(t, "a taken name", err, errdefs.AlreadyExists)
 	_, err = cloner.Clone(t.Context(), "none", volume.Spec{})
 	class(t, "no such volume", err, errdefs.NotFound)
-	if err := s.Delete(t.Context(), "db"); err != nil {
+	if err := ability[volume.Maker](t, s).Delete(t.Context(), "db"); err != nil {
 		t.Error(err)
 	}
 	holds(t, s, "c", 2, map[int64]string{0: "mine", MiB: "old"})

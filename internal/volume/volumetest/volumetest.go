@@ -1,6 +1,7 @@
 // Package volumetest is the contract of volume.Store as a test suite that runs against any implementation.
 //
-// It starts no VM: it writes to the disk of an attached volume itself. Tests of abilities that a store does not have are skipped.
+// It starts no VM: it writes to the disk of an attached volume itself. Tests of abilities that a store does not have are skipped. A
+// store that is no volume.Maker is a Provider, so that the tests have volumes.
 package volumetest
 
 import (
@@ -67,6 +68,25 @@ func ability[T any](t *testing.T, s volume.Store) T {
 	return a
 }
 
+// Provider is a store with the volumes of its configuration, in a test.
+type Provider interface {
+	// Provide adds a volume to the configuration: its name, its size in bytes, its labels, and as its owner the one of the request.
+	Provide(ctx context.Context, s volume.Spec) (volume.Volume, error)
+}
+
+// provide makes a volume, or adds one to the configuration of the store.
+func provide(ctx context.Context, t *testing.T, s volume.Store, spec volume.Spec) (volume.Volume, error) {
+	t.Helper()
+	if m, ok := volume.As[volume.Maker](s); ok {
+		return m.Create(ctx, spec)
+	}
+	p, ok := volume.As[Provider](s)
+	if !ok {
+		t.Fatalf("%T neither makes volumes nor is given any", s)
+	}
+	return p.Provide(ctx, spec)
+}
+
 func class(t *testing.T, what string, err error, want errdefs.Class) {
 	t.Helper()
 	if !errdefs.Is(err, want) {
@@ -83,7 +103,7 @@ func as(t *testing.T, namespace string) context.Context {
 // create makes a volume of n MiB.
 func create(t *testing.T, s volume.Store, name string, n int64) volume.Volume {
 	t.Helper()
-	v, err := s.Create(t.Context(), volume.Spec{Name: name, Size: n * MiB, Labels: map[string]string{"k": "v"}})
+	v, err := provide(t.Context(), t, s, volume.Spec{Name: name, Size: n * MiB, Labels: map[string]string{"k": "v"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,12 +193,16 @@ func life(t *testing.T, s volume.Store) {
 	}
 	write(t, s, "one", 5000, "text")
 	holds(t, s, "one", 2, map[int64]string{5000: "text"})
-	if err := s.Delete(t.Context(), "one"); err != nil {
+	m, ok := volume.As[volume.Maker](s)
+	if !ok {
+		return
+	}
+	if err := m.Delete(t.Context(), "one"); err != nil {
 		t.Error(err)
 	}
 	_, err = s.Get(t.Context(), "one")
 	class(t, "deleted", err, errdefs.NotFound)
-	class(t, "deleted twice", s.Delete(t.Context(), string(v.ID)), errdefs.NotFound)
+	class(t, "deleted twice", m.Delete(t.Context(), string(v.ID)), errdefs.NotFound)
 	_, _, err = s.Attach(t.Context(), "one", vm.NewID(), false)
 	class(t, "attached after it was deleted", err, errdefs.NotFound)
 	class(t, "detached after it was deleted", s.Detach(t.Context(), "one", vm.NewID()), errdefs.NotFound)
@@ -187,15 +211,16 @@ func life(t *testing.T, s volume.Store) {
 }
 
 func names(t *testing.T, s volume.Store) {
+	m := ability[volume.Maker](t, s)
 	for _, bad := range []string{"a/b", "..", ".hidden", "-x", "a b", "a\x00", strings.Repeat("x", 64), "é"} {
-		_, err := s.Create(t.Context(), volume.Spec{Name: bad, Size: MiB})
+		_, err := m.Create(t.Context(), volume.Spec{Name: bad, Size: MiB})
 		class(t, "name "+bad, err, errdefs.InvalidArgument)
 	}
 	for _, good := range []string{"a", "A.b_c-d", strings.Repeat("x", 63), "7"} {
 		if v := create(t, s, good, 1); v.Name != good {
 			t.Errorf("%q is called %q", good, v.Name)
 		}
-		_, err := s.Create(t.Context(), volume.Spec{Name: good, Size: MiB})
+		_, err := m.Create(t.Context(), volume.Spec{Name: good, Size: MiB})
 		class(t, "a taken name", err, errdefs.AlreadyExists)
 		if err == nil || !strings.Contains(err.Error(), good) {
 			t.Errorf("the error does not name %s: %v", good, err)
@@ -211,14 +236,15 @@ func names(t *testing.T, s volume.Store) {
 }
 
 func labels(t *testing.T, s volume.Store) {
+	m := ability[volume.Maker](t, s)
 	for what, bad := range map[string]map[string]string{
 		"no key": {"": "x"}, "no text": {"a": "\xff"}, "many": {"a": strings.Repeat("x", volume.MaxLabels)},
 	} {
-		_, err := s.Create(t.Context(), volume.Spec{Name: "a", Size: MiB, Labels: bad})
+		_, err := m.Create(t.Context(), volume.Spec{Name: "a", Size: MiB, Labels: bad})
 		class(t, what, err, errdefs.InvalidArgument)
 	}
 	given := map[string]string{"a": strings.Repeat("\x01", volume.MaxLabels-1)}
-	if _, err := s.Create(t.Context(), volume.Spec{Name: "a", Size: MiB, Labels: given}); err != nil {
+	if _, err := m.Create(t.Context(), volume.Spec{Name: "a", Size: MiB, Labels: given}); err != nil {
 		t.Fatal(err)
 	}
 	given["a"] = "changed"
@@ -228,11 +254,12 @@ func labels(t *testing.T, s volume.Store) {
 }
 
 func sizes(t *testing.T, s volume.Store) {
+	m := ability[volume.Maker](t, s)
 	for _, bad := range []int64{-1, 0, 1, volume.MinSize - 1, volume.MaxSize + 1, 1 << 62} {
-		_, err := s.Create(t.Context(), volume.Spec{Name: "a", Size: bad})
+		_, err := m.Create(t.Context(), volume.Spec{Name: "a", Size: bad})
 		class(t, "size", err, errdefs.InvalidArgument)
 	}
-	v, err := s.Create(t.Context(), volume.Spec{Name: "odd", Size: MiB + 1})
+	v, err := m.Create(t.Context(), volume.Spec{Name: "odd", Size: MiB + 1})
 	if err != nil || v.Size != MiB+volume.Block {
 		t.Errorf("a size that is no multiple of a block: %+v, %v", v, err)
 	}
@@ -257,16 +284,24 @@ func updates(t *testing.T, s volume.Store) {
 	if err != nil || !reflect.DeepEqual(got, v) {
 		t.Errorf("updated to %+v, %v; want %+v", got, err, v)
 	}
+	_, err = s.Update(t.Context(), "one", func(x *volume.Volume) { x.Labels = map[string]string{"": ""} })
+	class(t, "an invalid label", err, errdefs.InvalidArgument)
+	_, err = s.Update(t.Context(), "none", func(*volume.Volume) { t.Error("called for no volume") })
+	class(t, "no such volume", err, errdefs.NotFound)
+	if _, ok := volume.As[volume.Maker](s); !ok {
+		_, err := s.Update(t.Context(), "one", func(x *volume.Volume) { x.Name = "three" })
+		class(t, "another name than the configuration's", err, errdefs.FailedPrecondition)
+		if got, err := s.Get(t.Context(), "one"); err != nil || got.ID != v.ID {
+			t.Errorf("after that it is %+v, %v", got, err)
+		}
+		return
+	}
 	_, err = s.Update(t.Context(), "one", func(x *volume.Volume) { x.Name = "two" })
 	class(t, "a taken name", err, errdefs.AlreadyExists)
 	for _, bad := range []string{"", "a/b"} {
 		_, err = s.Update(t.Context(), "one", func(x *volume.Volume) { x.Name = bad })
 		class(t, "name "+bad, err, errdefs.InvalidArgument)
 	}
-	_, err = s.Update(t.Context(), "one", func(x *volume.Volume) { x.Labels = map[string]string{"": ""} })
-	class(t, "an invalid label", err, errdefs.InvalidArgument)
-	_, err = s.Update(t.Context(), "none", func(*volume.Volume) { t.Error("called for no volume") })
-	class(t, "no such volume", err, errdefs.NotFound)
 	if got, err := s.Update(t.Context(), "one", func(x *volume.Volume) { x.Name = "three" }); err != nil || got.Name != "three" || got.ID != v.ID {
 		t.Errorf("renamed to %+v, %v", got, err)
 	}
@@ -280,7 +315,7 @@ func updates(t *testing.T, s volume.Store) {
 
 func usage(t *testing.T, s volume.Store) {
 	v := create(t, s, "a", 8)
-	other, err := s.Create(as(t, "dev"), volume.Spec{Name: "a", Size: MiB})
+	other, err := provide(as(t, "dev"), t, s, volume.Spec{Name: "a", Size: MiB})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,14 +333,17 @@ func canceled(t *testing.T, s volume.Store) {
 	create(t, s, "a", 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for what, try := range map[string]func() error{
-		"create": func() error { _, err := s.Create(ctx, volume.Spec{Name: "b", Size: MiB}); return err },
+	tries := map[string]func() error{
 		"get":    func() error { _, err := s.Get(ctx, "a"); return err },
 		"list":   func() error { _, err := s.List(ctx); return err },
 		"resize": func() error { _, err := s.Resize(ctx, "a", 2*MiB); return err },
 		"attach": func() error { _, _, err := s.Attach(ctx, "a", vm.NewID(), true); return err },
-		"delete": func() error { return s.Delete(ctx, "a") },
-	} {
+	}
+	if m, ok := volume.As[volume.Maker](s); ok {
+		tries["create"] = func() error { _, err := m.Create(ctx, volume.Spec{Name: "b", Size: MiB}); return err }
+		tries["delete"] = func() error { return m.Delete(ctx, "a") }
+	}
+	for what, try := range tries {
 		class(t, what, try(), errdefs.Canceled)
 	}
 	if all, err := s.List(t.Context()); err != nil || len(all) != 1 || all[0].Size != MiB || len(all[0].Attachments) > 0 {
@@ -315,18 +353,19 @@ func canceled(t *testing.T, s volume.Store) {
 
 // concurrent uses one store from many goroutines.
 func concurrent(t *testing.T, s volume.Store) {
+	m := ability[volume.Maker](t, s)
 	const workers = 8
 	won := make(chan string, workers)
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {
-			v, err := s.Create(t.Context(), volume.Spec{Name: "same", Size: MiB})
+			v, err := m.Create(t.Context(), volume.Spec{Name: "same", Size: MiB})
 			if err == nil {
 				won <- string(v.ID)
 			} else if !errdefs.IsAlreadyExists(err) {
 				t.Error(err)
 			}
-			own, err := s.Create(t.Context(), volume.Spec{Size: MiB})
+			own, err := m.Create(t.Context(), volume.Spec{Size: MiB})
 			if err != nil {
 				t.Error(err)
 				return
@@ -342,7 +381,7 @@ func concurrent(t *testing.T, s volume.Store) {
 			}
 			_, err = s.List(t.Context())
 			_, err2 := s.Usage(t.Context())
-			if err := errors.Join(err, err2, s.Delete(t.Context(), own.Name)); err != nil {
+			if err := errors.Join(err, err2, m.Delete(t.Context(), own.Name)); err != nil {
 				t.Error(err)
 			}
 		})

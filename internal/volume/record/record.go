@@ -1,4 +1,7 @@
-package file
+// Package record reads and writes the records of volume stores, and admits VMs within their limits.
+//
+// It trusts no record, and does not know where a store keeps it.
+package record
 
 import (
 	"encoding/json"
@@ -16,17 +19,20 @@ import (
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
+// MaxAttachments is how many VMs can have one volume attached. It bounds the size of a record.
+const MaxAttachments = 1024
+
 // maxRecord is the largest record that is read, in bytes. The largest that can be written is smaller.
 const maxRecord = 4 << 20
 
-// parseVolume reads the record of a volume and checks it. With an error it returns what could be read.
+// Volume reads the record of a volume of a kind and checks it. With an error it returns what could be read.
 // Errors: DataLoss.
-func parseVolume(text []byte) (volume.Volume, error) {
+func Volume(text []byte, kind string) (volume.Volume, error) {
 	var v volume.Volume
 	if err := json.Unmarshal(text, &v); err != nil {
 		return v, errdefs.DataLossf("its record cannot be read (%w)", err)
 	}
-	if err := checkHead(v.Named(), v.Kind, v.Size, v.Labels); err != nil {
+	if err := checkHead(v.Named(), v.Kind, kind, v.Size, v.Labels); err != nil {
 		return v, err
 	}
 	if v.From != "" && !vm.ID(v.From).Valid() {
@@ -36,7 +42,7 @@ func parseVolume(text []byte) (volume.Volume, error) {
 }
 
 func checkAttachments(v volume.Volume) error {
-	if len(v.Attachments) > maxAttachments {
+	if len(v.Attachments) > MaxAttachments {
 		return errdefs.DataLossf("its record lists %d attachments", len(v.Attachments))
 	}
 	seen := map[vm.ID]bool{}
@@ -52,13 +58,13 @@ func checkAttachments(v volume.Volume) error {
 	return nil
 }
 
-// parseSnapshot is parseVolume for a snapshot.
-func parseSnapshot(text []byte) (volume.Snapshot, error) {
+// Snapshot is Volume for a snapshot.
+func Snapshot(text []byte, kind string) (volume.Snapshot, error) {
 	var s volume.Snapshot
 	if err := json.Unmarshal(text, &s); err != nil {
 		return s, errdefs.DataLossf("its record cannot be read (%w)", err)
 	}
-	if err := checkHead(s.Named(), s.Kind, s.Size, s.Labels); err != nil {
+	if err := checkHead(s.Named(), s.Kind, kind, s.Size, s.Labels); err != nil {
 		return s, err
 	}
 	if !s.Volume.Valid() || vm.Volumes.ValidateName(s.Source) != nil {
@@ -68,15 +74,15 @@ func parseSnapshot(text []byte) (volume.Snapshot, error) {
 }
 
 // checkHead checks what the two kinds of records have in common.
-func checkHead(n vm.Named, kind string, size int64, labels map[string]string) error {
+func checkHead(n vm.Named, kind, want string, size int64, labels map[string]string) error {
 	if !n.ID.Valid() {
 		return errdefs.DataLossf("its record has the invalid id %.100q", n.ID)
 	}
 	if err := vm.Volumes.ValidateName(n.Name); err != nil {
 		return errdefs.DataLossf("its record has an invalid name: %w", err)
 	}
-	if kind != Kind {
-		return errdefs.DataLossf("its record has the kind %.100q instead of %q", kind, Kind)
+	if kind != want {
+		return errdefs.DataLossf("its record has the kind %.100q instead of %q", kind, want)
 	}
 	if rounded, err := volume.RoundSize(size); err != nil || rounded != size {
 		return errdefs.DataLossf("its record has the invalid size of %d bytes", size)
@@ -87,8 +93,8 @@ func checkHead(n vm.Named, kind string, size int64, labels map[string]string) er
 	return nil
 }
 
-// writeRecord writes a record durably.
-func writeRecord(path string, rec any) error {
+// Write writes a record durably.
+func Write(path string, rec any) error {
 	text, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", filepath.Base(path), err)
@@ -96,37 +102,8 @@ func writeRecord(path string, rec any) error {
 	return atomicfile.WriteFile(path, append(text, '\n'), 0o600)
 }
 
-// followData gives a volume the size of its data, which are longer if a process was killed while it grew the volume.
-// Errors: DataLoss if the data cannot be those of v.
-func (s *Store) followData(v *volume.Volume, size int64) error {
-	if size < v.Size || size > volume.MaxSize || size%volume.Block != 0 {
-		return wrongSize(size, v.Size)
-	}
-	if size == v.Size {
-		return nil
-	}
-	s.cfg.Log.Info("volume has grown before the last stop; its record follows", "op", "open", "volume", string(v.ID), "size", size)
-	v.Size = size
-	if err := writeRecord(s.volumes.path(v.ID, s.volumes.file), v); err != nil {
-		s.cfg.Log.Warn("size of a volume not recorded; the next start repeats that", "volume", string(v.ID), "err", full(err))
-	}
-	return nil
-}
-
-// matchData checks the size of a snapshot's data, which never changes.
-func matchData(s *volume.Snapshot, size int64) error {
-	if size != s.Size {
-		return wrongSize(size, s.Size)
-	}
-	return nil
-}
-
-func wrongSize(size, want int64) error {
-	return errdefs.DataLossf("its data have %d bytes, but its record says %d", size, want)
-}
-
-// openPlain opens a regular file; it follows no link and waits for no pipe. Errors: DataLoss if it is anything else, or not there.
-func openPlain(path string, flag int) (*os.File, error) {
+// OpenPlain opens a regular file; it follows no link and waits for no pipe. Errors: DataLoss if it is anything else, or not there.
+func OpenPlain(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -147,9 +124,9 @@ func irregular(path string) error {
 	return errdefs.DataLossf("%s is not a regular file and is not used", path)
 }
 
-// readBounded reads a record.
-func readBounded(path string) ([]byte, error) {
-	f, err := openPlain(path, os.O_RDONLY)
+// Read reads the file of a record. Errors: DataLoss if it is missing, or cannot be one.
+func Read(path string) ([]byte, error) {
+	f, err := OpenPlain(path, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
@@ -161,8 +138,8 @@ func readBounded(path string) ([]byte, error) {
 	return text, err
 }
 
-// full turns errors of a full disk into ResourceExhausted.
-func full(err error) error {
+// Full turns errors of a full disk into ResourceExhausted.
+func Full(err error) error {
 	switch {
 	case err == nil || errdefs.ClassOf(err) != errdefs.Internal:
 		return err
@@ -172,4 +149,16 @@ func full(err error) error {
 		return errdefs.Exhaustedf("the file system of the volume store holds no file of that size; choose a smaller size (%w)", err)
 	}
 	return err
+}
+
+// Admit is Volume.Admits with the limit of a record.
+// Errors: those of Volume.Admits, ResourceExhausted.
+func Admit(v volume.Volume, to vm.ID, readOnly bool) (has bool, err error) {
+	if has, err := v.Admits(to, readOnly); err != nil || has {
+		return has, err
+	}
+	if len(v.Attachments) >= MaxAttachments {
+		return false, errdefs.Exhaustedf("%d VMs have it attached, which is the limit; remove one of them first", MaxAttachments)
+	}
+	return false, nil
 }

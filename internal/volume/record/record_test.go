@@ -1,4 +1,4 @@
-package file
+package record
 
 import (
 	"encoding/json"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,18 +16,23 @@ import (
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
+// kind is that of the records in these tests.
+const kind = "file"
+
+var now = time.Now().UTC().Round(0)
+
 // FuzzRecord checks that a record is refused as DataLoss, or has only values that a store can have written: it fits the limits, and is
 // the same after it is written and read again.
 func FuzzRecord(f *testing.F) {
 	id, user := vm.NewID(), vm.NewID()
 	for _, v := range []any{
 		volume.Volume{},
-		volume.Volume{ID: id, Name: "a", Kind: Kind, Size: volume.MinSize, CreatedAt: now(), Labels: map[string]string{"k": "v"}, From: string(user)},
-		volume.Volume{ID: id, Name: "a", Owner: vm.Owner{Namespace: "n"}, Kind: Kind, Size: volume.MaxSize, Attachments: []volume.Attachment{{VM: user, Since: now()}}},
-		volume.Volume{ID: id, Name: "a", Kind: Kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user, ReadOnly: true}, {VM: id, ReadOnly: true}}},
-		volume.Volume{ID: id, Name: "a", Kind: Kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user}, {VM: user}}},
+		volume.Volume{ID: id, Name: "a", Kind: kind, Size: volume.MinSize, CreatedAt: now, Labels: map[string]string{"k": "v"}, From: string(user)},
+		volume.Volume{ID: id, Name: "a", Owner: vm.Owner{Namespace: "n"}, Kind: kind, Size: volume.MaxSize, Attachments: []volume.Attachment{{VM: user, Since: now}}},
+		volume.Volume{ID: id, Name: "a", Kind: kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user, ReadOnly: true}, {VM: id, ReadOnly: true}}},
+		volume.Volume{ID: id, Name: "a", Kind: kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user}, {VM: user}}},
 		volume.Volume{ID: "x", Name: "../a", Kind: "lvm", Size: -1},
-		volume.Snapshot{ID: id, Name: "a", Kind: Kind, Size: volume.MinSize, Volume: user, Source: "b", CreatedAt: now()},
+		volume.Snapshot{ID: id, Name: "a", Kind: kind, Size: volume.MinSize, Volume: user, Source: "b", CreatedAt: now},
 	} {
 		text, err := json.Marshal(v)
 		if err != nil {
@@ -37,9 +43,9 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"id":1}`))
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if v, err := parseVolume(text); err == nil {
+		if v, err := Volume(text, kind); err == nil {
 			checkParsed(t, v.Named(), v.Size)
-			again(t, v, parseVolume)
+			again(t, v, Volume)
 			writers := 0
 			for _, a := range v.Attachments {
 				if !a.ReadOnly {
@@ -52,9 +58,9 @@ func FuzzRecord(f *testing.F) {
 		} else if !errdefs.Is(err, errdefs.DataLoss) {
 			t.Error(err)
 		}
-		if s, err := parseSnapshot(text); err == nil {
+		if s, err := Snapshot(text, kind); err == nil {
 			checkParsed(t, s.Named(), s.Size)
-			again(t, s, parseSnapshot)
+			again(t, s, Snapshot)
 		} else if !errdefs.Is(err, errdefs.DataLoss) {
 			t.Error(err)
 		}
@@ -68,13 +74,13 @@ func checkParsed(t *testing.T, n vm.Named, size int64) {
 	}
 }
 
-func again[R record[R]](t *testing.T, rec R, parse func([]byte) (R, error)) {
+func again[R any](t *testing.T, rec R, parse func([]byte, string) (R, error)) {
 	t.Helper()
 	text, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := parse(text)
+	got, err := parse(text, kind)
 	if err != nil {
 		t.Fatalf("written and read again: %v\n%s", err, text)
 	}
@@ -85,39 +91,39 @@ func again[R record[R]](t *testing.T, rec R, parse func([]byte) (R, error)) {
 
 // TestLargestRecord: whatever the contract allows can be written and read again.
 func TestLargestRecord(t *testing.T) {
-	v := volume.Volume{ID: vm.NewID(), Name: "a", Kind: Kind, Size: volume.MaxSize, From: string(vm.NewID()), CreatedAt: now(), Labels: map[string]string{}}
+	v := volume.Volume{ID: vm.NewID(), Name: "a", Kind: kind, Size: volume.MaxSize, From: string(vm.NewID()), CreatedAt: now, Labels: map[string]string{}}
 	for n := range volume.MaxLabels / 3 {
 		v.Labels[string([]byte{1 + byte(n)%127, 1 + byte(n>>7)%127, 1 + byte(n>>14)})] = ""
 	}
-	for range maxAttachments {
-		v.Attachments = append(v.Attachments, volume.Attachment{VM: vm.NewID(), ReadOnly: true, Since: now()})
+	for range MaxAttachments {
+		v.Attachments = append(v.Attachments, volume.Attachment{VM: vm.NewID(), ReadOnly: true, Since: now})
 	}
 	path := t.TempDir() + "/volume.json"
-	if err := writeRecord(path, v); err != nil {
+	if err := Write(path, v); err != nil {
 		t.Fatal(err)
 	}
-	text, err := readBounded(path)
+	text, err := Read(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := parseVolume(text); err != nil || !reflect.DeepEqual(got, v) {
+	if got, err := Volume(text, kind); err != nil || !reflect.DeepEqual(got, v) {
 		t.Errorf("%d bytes of record: %v", len(text), err)
 	}
-	if _, err := admit(v, vm.NewID(), true); !errdefs.Is(err, errdefs.ResourceExhausted) {
+	if _, err := Admit(v, vm.NewID(), true); !errdefs.Is(err, errdefs.ResourceExhausted) {
 		t.Errorf("one reader more: %v", err)
 	}
 }
 
 func TestFull(t *testing.T) {
 	for _, no := range []error{unix.ENOSPC, unix.EDQUOT, unix.EFBIG} {
-		if err := full(fmt.Errorf("write: %w", &os.PathError{Err: no})); !errdefs.Is(err, errdefs.ResourceExhausted) || !errors.Is(err, no) {
+		if err := Full(fmt.Errorf("write: %w", &os.PathError{Err: no})); !errdefs.Is(err, errdefs.ResourceExhausted) || !errors.Is(err, no) {
 			t.Errorf("%v: %v", no, err)
 		}
 	}
-	if err := full(unix.EIO); errdefs.ClassOf(err) != errdefs.Internal {
+	if err := Full(unix.EIO); errdefs.ClassOf(err) != errdefs.Internal {
 		t.Error(err)
 	}
-	if err := full(errdefs.NotFoundf("x")); !errdefs.IsNotFound(err) {
+	if err := Full(errdefs.NotFoundf("x")); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
 }
