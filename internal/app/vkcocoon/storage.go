@@ -75,9 +75,9 @@ func (r remoteVolumes) Get(ctx context.Context, ref string) (volume.Volume, erro
 	return v.Volume, err
 }
 
-func (r remoteVolumes) Resize(ctx context.Context, ref string, size int64) (volume.Volume, error) {
+func (r remoteVolumes) Grow(ctx context.Context, ref string, size int64) (volume.Resized, error) {
 	v, err := r.c.ResizeVolume(ctx, ref, size)
-	return v.Volume, err
+	return volume.Resized{Volume: v.Volume, Waiting: v.Waiting}, err
 }
 
 func (r remoteVolumes) Snapshot(ctx context.Context, ref string, s volume.Spec) (volume.Snapshot, error) {

@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -65,8 +66,8 @@ func (s *Storage) tryGrow(ctx context.Context, key cache.ObjectName) {
 		return
 	}
 	s.grown.AddRateLimited(key)
-	if apierrors.IsForbidden(err) { // the API server lets a node write the status of claims that its pods use: this waits for a pod
-		s.Log.Debug("claim not told that its volume has grown", "claim", key.String(), "err", err)
+	if apierrors.IsForbidden(err) || errors.Is(err, errWaits) { // the API server lets a node write the status of claims that its pods use: this waits for a pod
+		s.Log.Debug("size of the volume not in the status of its claim yet", "claim", key.String(), "err", err)
 		return
 	}
 	s.Log.Warn("volume not grown", "claim", key.String(), "err", err)
@@ -89,7 +90,7 @@ func (s *Storage) growClaim(ctx context.Context, key cache.ObjectName) error {
 	if err != nil {
 		return err
 	}
-	size, err := s.resize(ctx, claim, pv)
+	size, waiting, err := s.resize(ctx, claim, pv)
 	if err != nil {
 		s.Events.Eventf(claim, corev1.EventTypeWarning, eventFailed, "Volume %s cannot grow: %s", pv.Name, err)
 		return err
@@ -97,6 +98,9 @@ func (s *Storage) growClaim(ctx context.Context, key cache.ObjectName) error {
 	s.poke()
 	if err := s.sayCapacity(ctx, pv, size); err != nil {
 		return err
+	}
+	if len(waiting) > 0 {
+		return s.sayWaiting(ctx, claim, waiting[0])
 	}
 	if err := s.sayClaimed(ctx, claim, size); err != nil {
 		return err
@@ -106,17 +110,43 @@ func (s *Storage) growClaim(ctx context.Context, key cache.ObjectName) error {
 }
 
 // resize grows the volume of claim.
-func (s *Storage) resize(ctx context.Context, claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) (*resource.Quantity, error) {
+func (s *Storage) resize(ctx context.Context, claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) (*resource.Quantity, []volume.Waiting, error) {
 	want := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	size, err := volume.RoundSize(want.Value())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	v, err := s.Volumes.Resize(behalf(ctx, claim.Namespace), pv.Spec.CSI.VolumeHandle, size)
+	v, err := s.Volumes.Grow(behalf(ctx, claim.Namespace), pv.Spec.CSI.VolumeHandle, size)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return resource.NewQuantity(v.Size, resource.BinarySI), nil
+	return resource.NewQuantity(v.Size, resource.BinarySI), v.Waiting, nil
+}
+
+// errWaits means that a guest does not use the new size of its volume yet.
+var errWaits = errors.New("the guest does not use the new size yet")
+
+// sayWaiting writes to the status of claim that a guest does not use the new size yet. It returns errWaits, so that the guest is asked
+// again.
+func (s *Storage) sayWaiting(ctx context.Context, claim *corev1.PersistentVolumeClaim, w volume.Waiting) error {
+	message := fmt.Sprintf("VM %s: %s", w.VM, w.Reason)
+	at := slices.IndexFunc(claim.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
+		return c.Type == corev1.PersistentVolumeClaimFileSystemResizePending
+	})
+	if at >= 0 && claim.Status.Conditions[at].Message == message {
+		return errWaits
+	}
+	claim = claim.DeepCopy()
+	if at >= 0 {
+		claim.Status.Conditions = slices.Delete(claim.Status.Conditions, at, at+1)
+	}
+	claim.Status.Conditions = append(claim.Status.Conditions, corev1.PersistentVolumeClaimCondition{
+		Type: corev1.PersistentVolumeClaimFileSystemResizePending, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now(), Message: message,
+	})
+	if _, err := s.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("write the conditions of claim %s: %w", claim.Name, err)
+	}
+	return errWaits
 }
 
 // sayCapacity writes the size of a volume to its PersistentVolume.

@@ -33,12 +33,13 @@ import (
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
-// Volumes are the volumes of the node, a part of volume.Store. A context says for which namespace a call is.
+// Volumes are the volumes of the node; engine.Volumes and the client of the node API have them. A context says for which namespace a call is.
 type Volumes interface {
 	Create(ctx context.Context, s volume.Spec) (volume.Volume, error)
 	Clone(ctx context.Context, ref string, s volume.Spec) (volume.Volume, error)
 	Get(ctx context.Context, ref string) (volume.Volume, error)
-	Resize(ctx context.Context, ref string, size int64) (volume.Volume, error)
+	// Grow also says which guests do not use the new size yet.
+	Grow(ctx context.Context, ref string, size int64) (volume.Resized, error)
 	Delete(ctx context.Context, ref string) error
 }
 

@@ -34,6 +34,7 @@ type node struct {
 	client *fake.Clientset
 	store  *file.Store
 	free   atomic.Int64
+	busy   atomic.Bool // the guest does not use a new size yet
 	events *record.FakeRecorder
 }
 
@@ -51,9 +52,24 @@ func start(t *testing.T, objects ...runtime.Object) *node {
 	return n
 }
 
+// stored is the store as the engine gives it.
+type stored struct {
+	*file.Store
+	n *node
+}
+
+func (s stored) Grow(ctx context.Context, ref string, size int64) (volume.Resized, error) {
+	v, err := s.Resize(ctx, ref, size)
+	out := volume.Resized{Volume: v}
+	if s.n.busy.Load() {
+		out.Waiting = []volume.Waiting{{VM: "vm-1", Reason: "its agent does not answer"}}
+	}
+	return out, err
+}
+
 func (n *node) run() {
 	n.t.Helper()
-	s, err := New(Config{Node: "node-1", Client: n.client, Volumes: n.store, Free: n.free.Load, Events: n.events, Log: slog.New(slog.DiscardHandler)})
+	s, err := New(Config{Node: "node-1", Client: n.client, Volumes: stored{n.store, n}, Free: n.free.Load, Events: n.events, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -128,7 +144,7 @@ func (n *node) bind(c *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume
 	return c
 }
 
-func (n *node) stored(namespace string) []volume.Volume {
+func (n *node) kept(namespace string) []volume.Volume {
 	n.t.Helper()
 	all, err := n.store.List(vm.OnBehalf(n.t.Context(), vm.Owner{Namespace: namespace}))
 	if err != nil {
@@ -167,26 +183,32 @@ func TestVolumeOfAClaim(t *testing.T) {
 	if terms := pv.Spec.NodeAffinity.Required.NodeSelectorTerms; len(terms) != 1 || terms[0].MatchExpressions[0].Key != corev1.LabelHostname || terms[0].MatchExpressions[0].Values[0] != "node-1" {
 		t.Errorf("node affinity %+v", terms)
 	}
-	all := n.stored("team")
+	all := n.kept("team")
 	if len(all) != 1 || string(all[0].ID) != csi.VolumeHandle || all[0].Size != 10<<20 || all[0].Labels[contract.KeyVolumeClaim] != "uid-data" {
 		t.Fatalf("the node has %+v", all)
 	}
-	if len(n.stored("other")) != 0 {
+	if len(n.kept("other")) != 0 {
 		t.Error("another namespace finds the volume")
 	}
 
-	// The claim grows.
+	// The claim grows, and its status when the guest has grown, too.
 	c = n.bind(c, pv)
+	n.busy.Store(true)
 	c.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("20Mi")
 	if _, err := n.client.CoreV1().PersistentVolumeClaims("team").Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	until(t, "the condition of the claim", func() bool {
+		now, err := n.client.CoreV1().PersistentVolumeClaims("team").Get(t.Context(), "data", metav1.GetOptions{})
+		return err == nil && len(now.Status.Conditions) == 1 && now.Status.Conditions[0].Message == "VM vm-1: its agent does not answer" && now.Status.Capacity.Storage().String() == "10Mi"
+	})
+	n.busy.Store(false)
 	until(t, "the capacity of the claim", func() bool {
 		now, err := n.client.CoreV1().PersistentVolumeClaims("team").Get(t.Context(), "data", metav1.GetOptions{})
 		return err == nil && now.Status.Capacity.Storage().String() == "20Mi"
 	})
-	if got := n.volume("data").Spec.Capacity.Storage().String(); got != "20Mi" || n.stored("team")[0].Size != 20<<20 {
-		t.Errorf("the volume has %s, and %d bytes on the node", got, n.stored("team")[0].Size)
+	if got := n.volume("data").Spec.Capacity.Storage().String(); got != "20Mi" || n.kept("team")[0].Size != 20<<20 {
+		t.Errorf("the volume has %s, and %d bytes on the node", got, n.kept("team")[0].Size)
 	}
 
 	// The claim is deleted.
@@ -197,7 +219,7 @@ func TestVolumeOfAClaim(t *testing.T) {
 	}
 	until(t, "the end of the volume", func() bool {
 		_, err := n.client.CoreV1().PersistentVolumes().Get(t.Context(), pv.Name, metav1.GetOptions{})
-		return apierrors.IsNotFound(err) && len(n.stored("team")) == 0
+		return apierrors.IsNotFound(err) && len(n.kept("team")) == 0
 	})
 	if _, err := n.client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-elsewhere", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the claim of another node: %v", err)
@@ -252,7 +274,7 @@ func TestClaimsThatAreRefused(t *testing.T) {
 		n.create(claim(fmt.Sprint("c", i), "node-1", one.change))
 		n.told(one.want)
 	}
-	if all := n.stored(""); len(all) != 0 {
+	if all := n.kept(""); len(all) != 0 {
 		t.Errorf("made: %+v", all)
 	}
 }
@@ -278,7 +300,7 @@ func TestCopyOfAClaim(t *testing.T) {
 		t.Errorf("the copy is %+v, %v", v, err)
 	}
 	n.told("the source, claim data, does not exist")
-	if len(n.stored("other")) != 0 {
+	if len(n.kept("other")) != 0 {
 		t.Error("a claim of another namespace was copied")
 	}
 }
@@ -339,7 +361,7 @@ func TestVolumeInUseStays(t *testing.T) {
 	if err := n.store.Detach(t.Context(), pv.Spec.CSI.VolumeHandle, id); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the end of the volume", func() bool { return len(n.stored("team")) == 0 })
+	until(t, "the end of the volume", func() bool { return len(n.kept("team")) == 0 })
 }
 
 // A PersistentVolume that somebody else made about this node's disks does not reach those of another namespace.
@@ -357,7 +379,7 @@ func TestForgedVolume(t *testing.T) {
 		_, err := n.client.CoreV1().PersistentVolumes().Get(t.Context(), "forged", metav1.GetOptions{})
 		return apierrors.IsNotFound(err)
 	})
-	if len(n.stored("team")) != 1 {
+	if len(n.kept("team")) != 1 {
 		t.Error("the disk of another namespace was removed")
 	}
 }
@@ -374,7 +396,7 @@ func TestVolumeIsNotStored(t *testing.T) {
 	})
 	n.create(claim("data", "node-1"))
 	n.volume("data")
-	if all := n.stored("team"); len(all) != 1 {
+	if all := n.kept("team"); len(all) != 1 {
 		t.Errorf("%d disks: %+v", len(all), all)
 	}
 }
