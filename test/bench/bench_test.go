@@ -54,6 +54,7 @@ func TestBench(t *testing.T) {
 		{"admissions", admissions},
 		{"pulls", pulls},
 		{"layers", layers},
+		{"volumes", volumes},
 		{"leases", leases},
 	} {
 		if !t.Run(b.name, func(t *testing.T) { b.run(t, &results) }) {
