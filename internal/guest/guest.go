@@ -212,6 +212,14 @@ type Stats struct {
 	NetworkRxBytes int64
 	NetworkTxBytes int64
 	Containers     []ContainerStats // of a guest that has several containers, including ended ones
+	Volumes        []VolumeStats    // disks of the volume store that are mounted
+}
+
+// VolumeStats is what the mounted file system of one volume has.
+type VolumeStats struct {
+	Name                  string // of the volume in the VM
+	Size, Used, Available int64  // bytes; Available to ordinary users
+	Inodes, InodesFree    int64
 }
 
 // ContainerStats is what one container uses.

@@ -16,6 +16,8 @@ import (
 
 	"google.golang.org/grpc"
 
+	"golang.org/x/sys/unix"
+
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/grpcerr"
@@ -78,6 +80,16 @@ type Volumes interface {
 	// MountLater makes more mounts, of volumes that Mount has made, in the folder root. Errors: InvalidArgument if there is no such
 	// volume.
 	MountLater(ctx context.Context, root string, mounts []vm.Mount) error
+	VolumeDisks
+	// Message shows a new empty file at a path in folder, and returns that file. It is called before Mount. Idempotent.
+	Message(folder, path string) (*os.File, error)
+	// ReadFile returns the content of a file in a volume that starts empty. Links do not lead out of the volume.
+	// Errors: NotFound; FailedPrecondition if it is no regular file or has more than limit bytes.
+	ReadFile(volume, path string, limit int) ([]byte, error)
+}
+
+// VolumeDisks are the volumes that are disks of the volume store.
+type VolumeDisks interface {
 	// Attach makes v, a disk that was plugged, usable, and mounts it at a path in each of places; with "" it only waits for the
 	// disk. It is called after Mount. After an error it is mounted nowhere. Idempotent.
 	Attach(ctx context.Context, v vm.Volume, path string, places []volumes.Place) error
@@ -87,11 +99,8 @@ type Volumes interface {
 	// Grow waits until the kernel sees size bytes on the disk of a volume, and grows its mounted file system. Idempotent. Errors:
 	// Unavailable if the kernel does not see them, Unsupported for other file systems than ext4.
 	Grow(ctx context.Context, volume, serial string, size int64) error
-	// Message shows a new empty file at a path in folder, and returns that file. It is called before Mount. Idempotent.
-	Message(folder, path string) (*os.File, error)
-	// ReadFile returns the content of a file in a volume that starts empty. Links do not lead out of the volume.
-	// Errors: NotFound; FailedPrecondition if it is no regular file or has more than limit bytes.
-	ReadFile(volume, path string, limit int) ([]byte, error)
+	// Usage returns what the mounted file systems have, by name.
+	Usage() map[string]unix.Statfs_t
 }
 
 // Config configures a Server.
@@ -505,5 +514,8 @@ func (s *Server) Stats(context.Context, *guestv1.StatsRequest) (*guestv1.StatsRe
 		return nil, errors.Join(errors.New("read the guest's resources"), err)
 	}
 	reply.Containers = s.containers().usage()
+	if s.cfg.Volumes != nil {
+		reply.Volumes = volumeStats(s.cfg.Volumes.Usage())
+	}
 	return reply, nil
 }

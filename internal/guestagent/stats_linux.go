@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -46,6 +48,18 @@ func readStats(proc, root string) (*guestv1.StatsReply, error) {
 		}
 	}
 	return r, nil
+}
+
+// volumeStats converts what the file systems of volumes have, sorted by name.
+func volumeStats(all map[string]unix.Statfs_t) (out []*guestv1.VolumeStats) {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		fs := all[name]
+		out = append(out, &guestv1.VolumeStats{
+			Name: name, Size: int64(fs.Blocks) * fs.Bsize, Used: int64(fs.Blocks-fs.Bfree) * fs.Bsize, Available: int64(fs.Bavail) * fs.Bsize,
+			Inodes: int64(fs.Files), InodesFree: int64(fs.Ffree),
+		})
+	}
+	return out
 }
 
 // cpuSeconds sums the first line of /proc/stat: cpu user nice system idle iowait irq softirq steal ...

@@ -15,6 +15,17 @@ type Stats struct {
 	NetworkRxBytes int64            `json:"network_rx_bytes"`
 	NetworkTxBytes int64            `json:"network_tx_bytes"`
 	Containers     []ContainerStats `json:"containers,omitempty"` // of a VM with several containers
+	Volumes        []VolumeStats    `json:"volumes,omitempty"`    // disks of the volume store that the guest has mounted
+}
+
+// VolumeStats is what the mounted file system of one volume has.
+type VolumeStats struct {
+	Name       string `json:"name"`
+	Size       int64  `json:"size"`
+	Used       int64  `json:"used"`
+	Available  int64  `json:"available"`
+	Inodes     int64  `json:"inodes"`
+	InodesFree int64  `json:"inodes_free"`
 }
 
 // ContainerStats is what one container uses.
@@ -33,6 +44,9 @@ func FromStats(name string, s guest.Stats) Stats {
 	for _, c := range s.Containers {
 		out.Containers = append(out.Containers, ContainerStats(c))
 	}
+	for _, v := range s.Volumes {
+		out.Volumes = append(out.Volumes, VolumeStats(v))
+	}
 	return out
 }
 
@@ -44,6 +58,9 @@ func (s Stats) Stats() guest.Stats {
 	}
 	for _, c := range s.Containers {
 		out.Containers = append(out.Containers, guest.ContainerStats(c))
+	}
+	for _, v := range s.Volumes {
+		out.Volumes = append(out.Volumes, guest.VolumeStats(v))
 	}
 	return out
 }

@@ -83,6 +83,9 @@ func EncodeStats(s guest.Stats) *nodev1.StatsResponse {
 		Containers: each(s.Containers, func(c guest.ContainerStats) *nodev1.ContainerStats {
 			return &nodev1.ContainerStats{Name: c.Name, CpuSeconds: c.CPUSeconds, Memory: c.Memory}
 		}),
+		Volumes: each(s.Volumes, func(v guest.VolumeStats) *nodev1.VolumeStats {
+			return &nodev1.VolumeStats{Name: v.Name, Size: v.Size, Used: v.Used, Available: v.Available, Inodes: v.Inodes, InodesFree: v.InodesFree}
+		}),
 	}
 }
 
@@ -93,6 +96,9 @@ func DecodeStats(m *nodev1.StatsResponse) guest.Stats {
 		Processes: int(m.GetProcesses()), LoadAverage1: m.GetLoadAverage1(), NetworkRxBytes: m.GetNetworkRxBytes(), NetworkTxBytes: m.GetNetworkTxBytes(),
 		Containers: each(m.GetContainers(), func(c *nodev1.ContainerStats) guest.ContainerStats {
 			return guest.ContainerStats{Name: c.GetName(), CPUSeconds: c.GetCpuSeconds(), Memory: c.GetMemory()}
+		}),
+		Volumes: each(m.GetVolumes(), func(v *nodev1.VolumeStats) guest.VolumeStats {
+			return guest.VolumeStats{Name: v.GetName(), Size: v.GetSize(), Used: v.GetUsed(), Available: v.GetAvailable(), Inodes: v.GetInodes(), InodesFree: v.GetInodesFree()}
 		}),
 	}
 }

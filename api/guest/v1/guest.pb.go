@@ -3135,6 +3135,7 @@ type StatsReply struct {
 	NetworkRxBytes int64                  `protobuf:"varint,8,opt,name=network_rx_bytes,json=networkRxBytes,proto3" json:"network_rx_bytes,omitempty"`
 	NetworkTxBytes int64                  `protobuf:"varint,9,opt,name=network_tx_bytes,json=networkTxBytes,proto3" json:"network_tx_bytes,omitempty"`
 	Containers     []*ContainerStats      `protobuf:"bytes,10,rep,name=containers,proto3" json:"containers,omitempty"` // those that have ended too
+	Volumes        []*VolumeStats         `protobuf:"bytes,11,rep,name=volumes,proto3" json:"volumes,omitempty"`       // disks of the volume store that are mounted
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3239,6 +3240,98 @@ func (x *StatsReply) GetContainers() []*ContainerStats {
 	return nil
 }
 
+func (x *StatsReply) GetVolumes() []*VolumeStats {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// VolumeStats is what the mounted file system of one volume has, in bytes and inodes.
+type VolumeStats struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Used          int64                  `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"`
+	Available     int64                  `protobuf:"varint,4,opt,name=available,proto3" json:"available,omitempty"` // to ordinary users
+	Inodes        int64                  `protobuf:"varint,5,opt,name=inodes,proto3" json:"inodes,omitempty"`
+	InodesFree    int64                  `protobuf:"varint,6,opt,name=inodes_free,json=inodesFree,proto3" json:"inodes_free,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeStats) Reset() {
+	*x = VolumeStats{}
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeStats) ProtoMessage() {}
+
+func (x *VolumeStats) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
+func (*VolumeStats) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *VolumeStats) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VolumeStats) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *VolumeStats) GetUsed() int64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *VolumeStats) GetAvailable() int64 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
+func (x *VolumeStats) GetInodes() int64 {
+	if x != nil {
+		return x.Inodes
+	}
+	return 0
+}
+
+func (x *VolumeStats) GetInodesFree() int64 {
+	if x != nil {
+		return x.InodesFree
+	}
+	return 0
+}
+
 // ContainerStats is what one container uses, as the guest's kernel counts it.
 type ContainerStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3251,7 +3344,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3356,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3369,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -3316,7 +3409,7 @@ type ResumedRequest struct {
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3328,7 +3421,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3341,7 +3434,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -3411,7 +3504,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3423,7 +3516,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3436,7 +3529,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -3470,7 +3563,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3482,7 +3575,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3495,7 +3588,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -3524,7 +3617,7 @@ type LogPlace struct {
 
 func (x *LogPlace) Reset() {
 	*x = LogPlace{}
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3536,7 +3629,7 @@ func (x *LogPlace) String() string {
 func (*LogPlace) ProtoMessage() {}
 
 func (x *LogPlace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3549,7 +3642,7 @@ func (x *LogPlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
 func (*LogPlace) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LogPlace) GetRun() int32 {
@@ -3581,7 +3674,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3686,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3699,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
 }
 
 type SettleReply struct {
@@ -3617,7 +3710,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3629,7 +3722,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +3735,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
 }
 
 type SetClockRequest struct {
@@ -3654,7 +3747,7 @@ type SetClockRequest struct {
 
 func (x *SetClockRequest) Reset() {
 	*x = SetClockRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3666,7 +3759,7 @@ func (x *SetClockRequest) String() string {
 func (*SetClockRequest) ProtoMessage() {}
 
 func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3679,7 +3772,7 @@ func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
 func (*SetClockRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SetClockRequest) GetNowUnixNano() int64 {
@@ -3697,7 +3790,7 @@ type SetClockReply struct {
 
 func (x *SetClockReply) Reset() {
 	*x = SetClockReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +3802,7 @@ func (x *SetClockReply) String() string {
 func (*SetClockReply) ProtoMessage() {}
 
 func (x *SetClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,7 +3815,7 @@ func (x *SetClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockReply.ProtoReflect.Descriptor instead.
 func (*SetClockReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
 }
 
 type FreezeRequest struct {
@@ -3733,7 +3826,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3838,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3851,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
 }
 
 type FreezeReply struct {
@@ -3770,7 +3863,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +3875,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +3888,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -3813,7 +3906,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3825,7 +3918,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3838,7 +3931,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
 }
 
 type ThawReply struct {
@@ -3850,7 +3943,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3862,7 +3955,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3875,7 +3968,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -4109,7 +4202,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x0fPoweroffRequest\x12\x19\n" +
 	"\bgrace_ms\x18\x01 \x01(\x03R\agraceMs\"\x0f\n" +
 	"\rPoweroffReply\"\x0e\n" +
-	"\fStatsRequest\"\x86\x03\n" +
+	"\fStatsRequest\"\xbe\x03\n" +
 	"\n" +
 	"StatsReply\x12\x1f\n" +
 	"\vcpu_seconds\x18\x01 \x01(\x01R\n" +
@@ -4127,7 +4220,16 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\n" +
 	"containers\x18\n" +
 	" \x03(\v2\x1f.cocoon.guest.v1.ContainerStatsR\n" +
-	"containers\"]\n" +
+	"containers\x126\n" +
+	"\avolumes\x18\v \x03(\v2\x1c.cocoon.guest.v1.VolumeStatsR\avolumes\"\xa0\x01\n" +
+	"\vVolumeStats\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
+	"\x04used\x18\x03 \x01(\x03R\x04used\x12\x1c\n" +
+	"\tavailable\x18\x04 \x01(\x03R\tavailable\x12\x16\n" +
+	"\x06inodes\x18\x05 \x01(\x03R\x06inodes\x12\x1f\n" +
+	"\vinodes_free\x18\x06 \x01(\x03R\n" +
+	"inodesFree\"]\n" +
 	"\x0eContainerStats\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vcpu_seconds\x18\x02 \x01(\x01R\n" +
@@ -4207,7 +4309,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),               // 1: cocoon.guest.v1.InfoReply
@@ -4260,19 +4362,20 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*PoweroffReply)(nil),           // 48: cocoon.guest.v1.PoweroffReply
 	(*StatsRequest)(nil),            // 49: cocoon.guest.v1.StatsRequest
 	(*StatsReply)(nil),              // 50: cocoon.guest.v1.StatsReply
-	(*ContainerStats)(nil),          // 51: cocoon.guest.v1.ContainerStats
-	(*ResumedRequest)(nil),          // 52: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),           // 53: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),            // 54: cocoon.guest.v1.ResumedReply
-	(*LogPlace)(nil),                // 55: cocoon.guest.v1.LogPlace
-	(*SettleRequest)(nil),           // 56: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),             // 57: cocoon.guest.v1.SettleReply
-	(*SetClockRequest)(nil),         // 58: cocoon.guest.v1.SetClockRequest
-	(*SetClockReply)(nil),           // 59: cocoon.guest.v1.SetClockReply
-	(*FreezeRequest)(nil),           // 60: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),             // 61: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),             // 62: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),               // 63: cocoon.guest.v1.ThawReply
+	(*VolumeStats)(nil),             // 51: cocoon.guest.v1.VolumeStats
+	(*ContainerStats)(nil),          // 52: cocoon.guest.v1.ContainerStats
+	(*ResumedRequest)(nil),          // 53: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),           // 54: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),            // 55: cocoon.guest.v1.ResumedReply
+	(*LogPlace)(nil),                // 56: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),           // 57: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),             // 58: cocoon.guest.v1.SettleReply
+	(*SetClockRequest)(nil),         // 59: cocoon.guest.v1.SetClockRequest
+	(*SetClockReply)(nil),           // 60: cocoon.guest.v1.SetClockReply
+	(*FreezeRequest)(nil),           // 61: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),             // 62: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),             // 63: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),               // 64: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
 	30, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
@@ -4301,63 +4404,64 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	37, // 23: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
 	38, // 24: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
 	37, // 25: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	51, // 26: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
-	30, // 27: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	53, // 28: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	55, // 29: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
-	0,  // 30: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	22, // 31: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 32: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	39, // 33: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	39, // 34: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	39, // 35: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	41, // 36: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	43, // 37: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	45, // 38: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	47, // 39: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	49, // 40: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	56, // 41: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	52, // 42: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	58, // 43: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
-	60, // 44: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	62, // 45: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	5,  // 46: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	8,  // 47: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
-	10, // 48: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
-	12, // 49: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
-	14, // 50: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
-	24, // 51: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
-	26, // 52: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
-	28, // 53: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
-	1,  // 54: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	23, // 55: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	18, // 56: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	40, // 57: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	40, // 58: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	40, // 59: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	42, // 60: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	44, // 61: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	46, // 62: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	48, // 63: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	50, // 64: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	57, // 65: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	54, // 66: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	59, // 67: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
-	61, // 68: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	63, // 69: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	6,  // 70: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	9,  // 71: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
-	11, // 72: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
-	13, // 73: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
-	16, // 74: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
-	25, // 75: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
-	27, // 76: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
-	29, // 77: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
-	54, // [54:78] is the sub-list for method output_type
-	30, // [30:54] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	52, // 26: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	51, // 27: cocoon.guest.v1.StatsReply.volumes:type_name -> cocoon.guest.v1.VolumeStats
+	30, // 28: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	54, // 29: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	56, // 30: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	0,  // 31: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	22, // 32: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 33: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	39, // 34: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	39, // 35: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	39, // 36: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	41, // 37: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	43, // 38: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	45, // 39: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	47, // 40: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	49, // 41: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	57, // 42: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	53, // 43: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	59, // 44: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
+	61, // 45: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	63, // 46: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	5,  // 47: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	8,  // 48: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
+	10, // 49: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
+	12, // 50: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
+	14, // 51: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
+	24, // 52: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
+	26, // 53: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
+	28, // 54: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
+	1,  // 55: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	23, // 56: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	18, // 57: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	40, // 58: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	40, // 59: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	40, // 60: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	42, // 61: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	44, // 62: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	46, // 63: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	48, // 64: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	50, // 65: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	58, // 66: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	55, // 67: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	60, // 68: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
+	62, // 69: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	64, // 70: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	6,  // 71: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	9,  // 72: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
+	11, // 73: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
+	13, // 74: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
+	16, // 75: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
+	25, // 76: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
+	27, // 77: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
+	29, // 78: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
+	55, // [55:79] is the sub-list for method output_type
+	31, // [31:55] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -4386,7 +4490,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   64,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

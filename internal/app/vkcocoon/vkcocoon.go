@@ -255,7 +255,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.registry.MustRegister(stats.Families{Collector: p.stats})
+	p.registry.MustRegister(stats.Families{Collector: p.stats}, stats.Claims{Collector: p.stats})
 	p.node, err = node.New(node.Config{
 		Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Pool: n.cfg.Pool, ProviderID: n.cfg.ProviderID, Version: n.cfg.Version,
 		Port: int32(n.cfg.KubeletPort), Reserve: n.cfg.ReservePercent, Sizes: n.cfg.sizes, Root: n.cfg.RootDir,

@@ -45,6 +45,12 @@ func statsOf(r *guestv1.StatsReply) guest.Stats {
 			Name: word(c.GetName()), CPUSeconds: number(c.GetCpuSeconds(), maxTime), Memory: within(c.GetMemory(), maxBytes),
 		})
 	}
+	for _, v := range r.GetVolumes() {
+		out.Volumes = append(out.Volumes, guest.VolumeStats{
+			Name: word(v.GetName()), Size: within(v.GetSize(), maxBytes), Used: within(v.GetUsed(), maxBytes), Available: within(v.GetAvailable(), maxBytes),
+			Inodes: within(v.GetInodes(), maxBytes), InodesFree: within(v.GetInodesFree(), maxBytes),
+		})
+	}
 	return out
 }
 

@@ -371,6 +371,20 @@ func (d *mountedDisks) roots(of func(mountedDisk) bool) (roots []*os.File) {
 	return roots
 }
 
+// Usage returns what the mounted file systems of volumes have, by the name of the volume.
+func (k *Keeper) Usage() map[string]unix.Statfs_t {
+	k.disks.mu.Lock()
+	defer k.disks.mu.Unlock()
+	out := map[string]unix.Statfs_t{}
+	for name, d := range k.disks.byVolume {
+		var st unix.Statfs_t
+		if err := unix.Fstatfs(int(d.root.Fd()), &st); err == nil {
+			out[name] = st
+		}
+	}
+	return out
+}
+
 // devices is the folder of the stage with the devices of volumes. No volume has such a name.
 const devices = ".devices"
 

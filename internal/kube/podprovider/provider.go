@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/kube/probe"
@@ -100,10 +102,9 @@ func (c *contact) setHealth(err error) {
 	}
 }
 
-// Inside returns the usage of each container of a VM with several containers; see stats.Config.
-func (p *Provider) Inside(ctx context.Context, id vm.ID) ([]guest.ContainerStats, error) {
-	s, err := p.node.vms.Stats(ctx, string(id))
-	return s.Containers, err
+// Inside returns what a guest tells about its usage; see stats.Config.
+func (p *Provider) Inside(ctx context.Context, id vm.ID) (guest.Stats, error) {
+	return p.node.vms.Stats(ctx, string(id))
 }
 
 // Tracked returns the VMs of the pods, from the engine's events. It sends no request.
@@ -135,6 +136,7 @@ func (p *Provider) Tracked() []stats.VM {
 				v.Containers = append(v.Containers, c.Name)
 			}
 		}
+		v.Claims = claimsOf(pod, rec)
 		for _, n := range rec.NICs {
 			v.Taps = append(v.Taps, stats.Tap{Name: n.Tap, NetNS: n.NetNS})
 		}
@@ -146,4 +148,20 @@ func (p *Provider) Tracked() []stats.VM {
 		out = append(out, v)
 	}
 	return out
+}
+
+// claimsOf returns the names of the claims that rec, the VM of pod, has as disks, by the names of their volumes. nil: it has none.
+func claimsOf(pod *corev1.Pod, rec *vm.Record) map[string]string {
+	if len(rec.Attached) == 0 {
+		return nil
+	}
+	claims := map[string]string{}
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		claim := convert.ClaimName(pod, v)
+		if claim != "" && slices.ContainsFunc(rec.Attached, func(a vm.AttachedVolume) bool { return a.Volume == v.Name }) {
+			claims[v.Name] = claim
+		}
+	}
+	return claims
 }

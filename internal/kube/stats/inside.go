@@ -29,10 +29,10 @@ type ContainerUsage struct {
 	RSS, WorkingSet uint64        // bytes
 }
 
-// answers are the reports of guests about all their containers, including ended ones.
-type answers map[vm.ID][]guest.ContainerStats
+// answers are the reports of guests about all their containers, including ended ones, and their volumes.
+type answers map[vm.ID]guest.Stats
 
-// ask asks the guests with more than one running container that have not answered recently.
+// ask asks the guests with more than one running container, or with volumes of claims, that have not answered recently.
 func (c *Collector) ask(ctx context.Context, all []VM) answers {
 	if c.cfg.Inside == nil {
 		return nil
@@ -40,8 +40,8 @@ func (c *Collector) ask(ctx context.Context, all []VM) answers {
 	var due []VM
 	c.mu.Lock()
 	for _, v := range all {
-		if v.Several && len(v.Containers) > 1 && v.PID > 0 {
-			if a := c.accounts[v.ID]; a == nil || !a.shares.fresh(v) {
+		if several := v.Several && len(v.Containers) > 1; (several || len(v.Claims) > 0) && v.PID > 0 {
+			if a := c.accounts[v.ID]; a == nil || several && !a.shares.fresh(v) || len(v.Claims) > 0 && !a.volumes.fresh(v) {
 				due = append(due, v)
 			}
 		}
@@ -61,7 +61,7 @@ func (c *Collector) ask(ctx context.Context, all []VM) answers {
 			for id := range next {
 				stats, err := c.cfg.Inside(ctx, id)
 				if err != nil {
-					c.cfg.Log.Debug("guest not asked for its containers", "vm", id, "err", err)
+					c.cfg.Log.Debug("guest not asked for its usage", "vm", id, "err", err)
 					continue
 				}
 				mu.Lock()

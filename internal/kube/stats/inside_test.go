@@ -18,20 +18,21 @@ import (
 
 // fakeGuest answers as the guest of the machine's VM, which has two containers.
 type fakeGuest struct {
-	said  []guest.ContainerStats
-	err   error
-	asked int
+	said    []guest.ContainerStats
+	volumes []guest.VolumeStats
+	err     error
+	asked   int
 }
 
 func (m *machine) several() *fakeGuest {
 	tell := &fakeGuest{}
 	m.vms[0].Several, m.vms[0].Containers = true, []string{"web", "side"}
-	m.c.cfg.Inside = func(_ context.Context, id vm.ID) ([]guest.ContainerStats, error) {
+	m.c.cfg.Inside = func(_ context.Context, id vm.ID) (guest.Stats, error) {
 		if id != "abc" {
 			m.t.Errorf("asked %s", id)
 		}
 		tell.asked++
-		return tell.said, tell.err
+		return guest.Stats{Containers: tell.said, Volumes: tell.volumes}, tell.err
 	}
 	return tell
 }

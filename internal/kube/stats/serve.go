@@ -26,7 +26,7 @@ func (c *Collector) serveSummary(w http.ResponseWriter, r *http.Request) {
 		s.Node.Fs, s.Node.Rlimit = nil, nil
 		for i := range s.Pods {
 			p := &s.Pods[i]
-			p.Network, p.EphemeralStorage = nil, nil
+			p.Network, p.EphemeralStorage, p.VolumeStats = nil, nil, nil
 			for j := range p.Containers {
 				p.Containers[j].Rootfs = nil
 			}

@@ -29,6 +29,8 @@ type VM struct {
 	Containers []string // running containers of the pod
 	Several    bool     // the VM may have several containers, and the guest counts the usage of each
 
+	Claims map[string]string // names of PersistentVolumeClaims, by the names of their volumes in the VM
+
 	PID       int // pid of the hypervisor process; 0 if none runs
 	StartedAt time.Time
 	Taps      []Tap
@@ -47,8 +49,9 @@ type Config struct {
 	Proc   string // "" is /proc
 	Root   string // directory on the file system that holds the VMs' disks
 	Source func() []VM
-	// Inside asks a guest with several containers for the usage of each. Nil: the containers get equal shares.
-	Inside func(ctx context.Context, id vm.ID) ([]guest.ContainerStats, error)
+	// Inside asks a guest for the usage of its containers, if it has several, and of its volumes. Nil: the containers get equal
+	// shares, and the usage of volumes is not known.
+	Inside func(ctx context.Context, id vm.ID) (guest.Stats, error)
 	Log    *slog.Logger
 	// Owns reports whether the process with v.PID is v's hypervisor. A pid may be of another machine or of a later process. Nil:
 	// the process is v's if its arguments name the VM.
@@ -87,6 +90,7 @@ type Usage struct {
 	Process *ProcessUsage // nil if no process of the VM runs on this host
 	// Containers are the shares of the running containers in Process. Nil unless requested.
 	Containers []ContainerUsage
+	Volumes    []VolumeUsage // of claims, as far as the guest told in the last time. Nil unless requested
 	Network    *NetworkUsage
 	Disk       *uint64 // bytes that the writable disk occupies
 }
@@ -126,11 +130,7 @@ func (c *Collector) collect(all []VM, containers bool, said answers) []Usage {
 	var r reader
 	for i, v := range all {
 		known[v.ID] = true
-		a := c.accounts[v.ID]
-		if a == nil {
-			a = &account{taps: map[string]*tapAccount{}}
-			c.accounts[v.ID] = a
-		}
+		a := c.account(v.ID)
 		u := Usage{VM: v, Disk: occupied(v.COW)}
 		u.Process = c.process(&r, v, a)
 		u.At = time.Now()
@@ -138,7 +138,8 @@ func (c *Collector) collect(all []VM, containers bool, said answers) []Usage {
 			u.Network = c.network(v, a, links)
 		}
 		if u.Process != nil && containers {
-			u.Containers = a.containers(v, u, said[v.ID])
+			u.Containers = a.containers(v, u, said[v.ID].Containers)
+			u.Volumes = a.volumes.told(v, u.At, said)
 		}
 		out[i] = u
 	}
@@ -148,6 +149,16 @@ func (c *Collector) collect(all []VM, containers bool, said answers) []Usage {
 		}
 	}
 	return out
+}
+
+// account returns the account of a VM. Precondition: mu is held.
+func (c *Collector) account(id vm.ID) *account {
+	a := c.accounts[id]
+	if a == nil {
+		a = &account{taps: map[string]*tapAccount{}}
+		c.accounts[id] = a
+	}
+	return a
 }
 
 // total is a counter that continues when its source restarts at zero.
@@ -174,6 +185,8 @@ type account struct {
 	cpu    total
 	taps   map[string]*tapAccount
 	shares shares
+
+	volumes volumeAnswer
 }
 
 // containers returns the shares of v's containers in u.

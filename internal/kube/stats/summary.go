@@ -58,6 +58,15 @@ func pod(u Usage) summary.PodStats {
 			Memory: &summary.MemoryStats{Time: at, UsageBytes: &c.RSS, WorkingSetBytes: &c.WorkingSet, RSSBytes: &c.RSS},
 		})
 	}
+	for _, v := range u.Volumes {
+		p.VolumeStats = append(p.VolumeStats, summary.VolumeStats{
+			Name: v.Name, PVCRef: &summary.PVCReference{Name: v.Claim, Namespace: u.VM.Namespace},
+			FsStats: summary.FsStats{
+				Time: metav1.NewTime(v.At), CapacityBytes: number(v.Size), AvailableBytes: number(v.Available), UsedBytes: number(v.Used),
+				Inodes: number(v.Inodes), InodesFree: number(v.InodesFree), InodesUsed: number(v.Inodes - v.InodesFree),
+			},
+		})
+	}
 	if n := u.Network; n != nil {
 		card := summary.InterfaceStats{Name: "eth0", RxBytes: &n.RxBytes, RxErrors: &n.RxErrors, TxBytes: &n.TxBytes, TxErrors: &n.TxErrors}
 		p.Network = &summary.NetworkStats{Time: at, InterfaceStats: card, Interfaces: []summary.InterfaceStats{card}}
