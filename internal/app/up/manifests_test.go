@@ -47,6 +47,8 @@ func TestManifestsHaveTheirPlaces(t *testing.T) {
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-volumes",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-volume-room",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-volume-room",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-volume-snapshots",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-volume-snapshots",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-placements",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/cocoon-placements",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/cocoon-pod-annotations",
@@ -137,7 +139,7 @@ func TestManifestsAreAppliedUntilTheyAreThere(t *testing.T) {
 			t.Errorf("%s was sent %d times", path, n)
 		}
 	}
-	if len(tries) != 26 {
+	if len(tries) != 28 {
 		t.Errorf("sent: %v", tries)
 	}
 }
