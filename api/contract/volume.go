@@ -4,13 +4,8 @@ package contract
 // and the name of the CSIDriver object.
 const VolumeDriver = "volume.cocoonstack.io"
 
-// Parameters of a StorageClass whose provisioner is VolumeDriver.
-const (
-	ParamFSType = "csi.storage.k8s.io/fstype" // ext4 or xfs; ext4 by default
-)
+// ParamFSType is a parameter of a StorageClass whose provisioner is VolumeDriver: ext4 (the default) or xfs.
+const ParamFSType = "csi.storage.k8s.io/fstype"
 
-// Annotations and labels that the node writes.
-const (
-	KeyVolumeClaim = "volume.cocoonstack.io/claim" // label of a volume of a node: the UID of the claim that it was made for
-	KeyVolumeName  = "volume.cocoonstack.io/name"  // label of a volume of a node: the name of its PersistentVolume
-)
+// KeyVolumeClaim is a label that a node writes on a volume of its own: the UID of the claim that the volume was made for.
+const KeyVolumeClaim = "volume.cocoonstack.io/claim"

@@ -88,7 +88,7 @@ func (p *provisioner) create(ctx context.Context, o controller.ProvisionOptions)
 	if err != nil {
 		return store.Volume{}, err
 	}
-	spec := store.Spec{Name: o.PVName, Size: size, Labels: map[string]string{contract.KeyVolumeClaim: string(o.PVC.UID), contract.KeyVolumeName: o.PVName}}
+	spec := store.Spec{Name: o.PVName, Size: size, Labels: map[string]string{contract.KeyVolumeClaim: string(o.PVC.UID)}}
 	v, err := p.from(ctx, o.PVC, spec)
 	if !errdefs.IsAlreadyExists(err) {
 		return v, err
