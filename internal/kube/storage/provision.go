@@ -73,6 +73,8 @@ func check(o controller.ProvisionOptions) error {
 	switch claim := o.PVC; {
 	case len(o.StorageClass.MountOptions) > 0:
 		return errdefs.Invalidf("storage class %s has mount options (%s), which guests do not apply; remove them", o.StorageClass.Name, strings.Join(o.StorageClass.MountOptions, ","))
+	case claim.Spec.DataSource == nil && claim.Spec.DataSourceRef != nil: // an empty volume would not be what the claim asks for
+		return errdefs.Invalidf("claim %s asks by dataSourceRef for the content of a %s of another namespace, and volumes are copied within their namespace only", claim.Name, claim.Spec.DataSourceRef.Kind)
 	case claim.Spec.Selector != nil:
 		return errdefs.Invalidf("claim %s selects volumes by label, and a new volume has none; remove the selector", claim.Name)
 	case slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteMany):

@@ -40,6 +40,14 @@ type node struct {
 
 func start(t *testing.T, objects ...runtime.Object) *node {
 	t.Helper()
+	n := prepare(t, objects...)
+	n.run()
+	return n
+}
+
+// prepare returns a node that does not run yet.
+func prepare(t *testing.T, objects ...runtime.Object) *node {
+	t.Helper()
 	store, err := file.New(t.Context(), file.Config{Dir: t.TempDir() + "/volumes"})
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +56,6 @@ func start(t *testing.T, objects ...runtime.Object) *node {
 	n := &node{t: t, store: store, events: record.NewFakeRecorder(100)}
 	n.free.Store(1 << 40)
 	n.client = fake.NewClientset(append(objects, class("cocoon-local", nil), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}})...)
-	n.run()
 	return n
 }
 
@@ -264,6 +271,9 @@ func TestClaimsThatAreRefused(t *testing.T) {
 		{"the content of a Cake", func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: new("bakery"), Kind: "Cake", Name: "x"}
 		}},
+		{"of another namespace", func(c *corev1.PersistentVolumeClaim) {
+			c.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "data", Namespace: new("other")}
+		}},
 		{"does not exist or has no volume yet", func(c *corev1.PersistentVolumeClaim) {
 			c.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "nobody"}
 		}},
@@ -386,7 +396,7 @@ func TestForgedVolume(t *testing.T) {
 
 // While the API server refuses to store a PersistentVolume, its disk is made once.
 func TestVolumeIsNotStored(t *testing.T) {
-	n := start(t)
+	n := prepare(t)
 	var refused atomic.Int32
 	n.client.PrependReactor("create", "persistentvolumes", func(ktesting.Action) (bool, runtime.Object, error) {
 		if refused.Add(1) <= 2 {
@@ -394,6 +404,7 @@ func TestVolumeIsNotStored(t *testing.T) {
 		}
 		return false, nil, nil
 	})
+	n.run()
 	n.create(claim("data", "node-1"))
 	n.volume("data")
 	if all := n.kept("team"); len(all) != 1 {
