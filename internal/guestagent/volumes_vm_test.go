@@ -140,7 +140,7 @@ func TestVMVolumesOfAHostileImage(t *testing.T) {
 		"magic":    {"ln -s /proc/self/root/tmp /evil", "/evil", "", "too many levels"},
 		"dangling": {"ln -s nowhere /evil", "/evil", "", "broken symbolic link"},
 		"file":     {"echo > /evil", "/evil", "", "is a file in this image"},
-		"below":    {"echo > /evil", "/evil/x", "", "not a directory"},
+		"below":    {"echo > /evil", "/evil/x", "", "/evil is a file of the image"},
 		"escape":   {"", "/data", "../../etc", "is not a path inside it"},
 		"missing":  {"", "/data", "nothing", "the volume has no nothing"},
 	} {
