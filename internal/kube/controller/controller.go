@@ -61,7 +61,7 @@ func Marked(pod *corev1.Pod, owner string) bool {
 }
 
 // IgnoreStale ignores the error if the object was changed or deleted meanwhile, because that change triggers the next
-// reconciliation.
+// reconciliation. It is for objects of which every change does; PodChanged drops changes of pods.
 func IgnoreStale(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil

@@ -190,7 +190,7 @@ func (r *Reconciler) carryOut(ctx context.Context, set *v1.CocoonSet, a actions)
 	for _, d := range a.remove {
 		if d.keep && !contract.KeepSnapshot(d.pod.Annotations) { // set before the deletion, so that the node sees it
 			if err := r.annotate(ctx, d.pod, contract.KeyKeepSnapshot, "true", "keep", true); err != nil {
-				return ctrl.Result{}, controller.IgnoreStale(err)
+				return ctrl.Result{}, client.IgnoreNotFound(err) // PodChanged may not pass the change with which it conflicts
 			}
 		}
 	}

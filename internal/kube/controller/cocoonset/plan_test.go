@@ -2,6 +2,7 @@ package cocoonset
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,10 +10,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -446,6 +449,29 @@ func TestStickySet(t *testing.T) {
 	for _, m := range members(aSet(func(s *v1.CocoonSet) { s.Spec.Sticky = "never" })) {
 		if got := m.pod.Annotations[contract.KeySticky]; (got == "never") != (m.role == v1.RoleMain) {
 			t.Errorf("%s: %q", m.name(), got)
+		}
+	}
+}
+
+// refusing is a client whose API server refuses to change pods.
+type refusing struct {
+	client.Client
+	why error
+}
+
+func (r refusing) Patch(context.Context, client.Object, client.Patch, ...client.PatchOption) error {
+	return r.why
+}
+
+// A pod that is to be removed may change in a way that triggers no reconciliation. Then it is removed in the next attempt.
+func TestPodThatChangedIsRemovedLater(t *testing.T) {
+	set := aSet(nil)
+	old := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "team-0", Namespace: "ns", UID: "p"}}
+	pods := schema.GroupResource{Resource: "pods"}
+	for want, why := range map[bool]error{true: apierrors.NewConflict(pods, "team-0", errors.New("changed")), false: apierrors.NewNotFound(pods, "team-0")} {
+		r := &Reconciler{Client: refusing{why: why}}
+		if _, err := r.carryOut(t.Context(), set, actions{status: set.Status, remove: []removal{{pod: old, keep: true}}}); (err != nil) != want {
+			t.Errorf("after %v the reconciliation ends with %v", why, err)
 		}
 	}
 }

@@ -8,8 +8,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
@@ -151,5 +155,27 @@ func TestHibernateTagReleasesClaim(t *testing.T) {
 	}
 	if a := (&Reconciler{}).decide(t.Context(), controller.VM{Namespace: "ns", Name: "vm"}, view{claim: claim(), now: now}); a.release != "" || a.reason != v1.ReasonNodeRemoved {
 		t.Errorf("without a registry: %+v", a)
+	}
+}
+
+// refusing is a client whose API server refuses to delete pods.
+type refusing struct {
+	client.Client
+	why error
+}
+
+func (r refusing) Delete(context.Context, client.Object, ...client.DeleteOption) error { return r.why }
+
+// A pod may change in a way that triggers no reconciliation while it is deleted: its scheduler writes another message. Then it is
+// deleted in the next attempt.
+func TestPodThatChangedIsRenewedLater(t *testing.T) {
+	stamped := pod("", "a")
+	stamped.OwnerReferences = []metav1.OwnerReference{{Kind: "StatefulSet", Name: "x", Controller: new(true)}}
+	pods := schema.GroupResource{Resource: "pods"}
+	for want, why := range map[bool]error{true: apierrors.NewConflict(pods, "p", errors.New("changed")), false: apierrors.NewNotFound(pods, "p")} {
+		r := &Reconciler{Client: refusing{why: why}, Events: events.NewFakeRecorder(1)}
+		if err := r.renew(t.Context(), stamped); (err != nil) != want {
+			t.Errorf("after %v the reconciliation ends with %v", why, err)
+		}
 	}
 }

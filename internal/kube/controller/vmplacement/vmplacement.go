@@ -245,8 +245,8 @@ func (r *Reconciler) renew(ctx context.Context, pod *corev1.Pod) error {
 		return nil
 	}
 	err := r.Client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion})
-	if err != nil {
-		return controller.IgnoreStale(fmt.Errorf("delete pod %s: %w", pod.Name, err))
+	if err != nil { // also for a pod that changed meanwhile: PodChanged may not pass that change
+		return client.IgnoreNotFound(fmt.Errorf("delete pod %s: %w", pod.Name, err))
 	}
 	r.event(pod, corev1.EventTypeNormal, ReasonStale, "the pod was bound to node "+on+", which no longer holds the VM's state; the pod is deleted and recreated")
 	return nil
