@@ -61,7 +61,7 @@ func (a *app) importImage(ctx context.Context, c *nodeclient.Client, name string
 	if err != nil {
 		return err
 	}
-	return a.printImages([]image.Image{img}, out, false)
+	return a.printImages([]image.Image{img}, out)
 }
 
 // openSource opens a file or standard input and returns its size in bytes, -1 if that cannot be known.
@@ -95,43 +95,27 @@ func (a *app) openSource(source, what, usage string) (io.ReadCloser, int64, erro
 }
 
 func (a *app) imageListCommand() *cobra.Command {
-	var out format
-	var quiet bool
-	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List images", Args: cobra.NoArgs,
-		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
-			all, err := c.ListImages(ctx)
-			if err != nil {
-				return err
-			}
-			if out == formatJSON {
-				return printJSON(a.Stdout, append([]image.Image{}, all...)) // prints [] when empty, never null
-			}
-			return a.printImages(all, out, quiet)
-		}),
-	}
-	outputFlag(cmd, &out)
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
-	return cmd
+	return listCommand(a, listing[image.Image]{
+		short: "List images",
+		list: func(ctx context.Context, c *nodeclient.Client) ([]image.Image, error) {
+			return c.ListImages(ctx)
+		},
+		name:  func(img image.Image) string { return img.Name },
+		json:  func(img image.Image) any { return img },
+		table: func(all []image.Image) error { return a.printImages(all, formatTable) },
+	})
 }
 
 // printImages prints a table, or as JSON the only image of all.
-func (a *app) printImages(all []image.Image, out format, quiet bool) error {
+func (a *app) printImages(all []image.Image, out format) error {
 	if out == formatJSON {
 		return printJSON(a.Stdout, all[0])
 	}
 	now := time.Now()
 	rows := make([][]string, len(all))
 	for i, img := range all {
-		if quiet {
-			a.printf("%s\n", img.Name)
-			continue
-		}
 		id := strings.TrimPrefix(img.ID, "sha256:")
 		rows[i] = []string{img.Name, id[:min(12, len(id))], string(img.Type), FormatSize(img.Size), age(now, img.CreatedAt)}
-	}
-	if quiet {
-		return nil
 	}
 	return printTable(a.Stdout, []string{"NAME", "ID", "TYPE", "SIZE", "AGE"}, rows)
 }

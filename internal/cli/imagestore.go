@@ -60,7 +60,7 @@ func (a *app) printCollected(c image.Collected, dry bool, out format) error {
 		return printJSON(a.Stdout, c)
 	}
 	if len(c.Images) > 0 {
-		if err := a.printImages(c.Images, out, false); err != nil {
+		if err := a.printImages(c.Images, out); err != nil {
 			return err
 		}
 	}

@@ -78,38 +78,22 @@ disks alone are consistent too; it needs the guest agent.` + refHelp,
 }
 
 func (a *app) snapshotListCommand() *cobra.Command {
-	var out format
-	var quiet bool
 	var of string
-	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List snapshots", Args: cobra.NoArgs,
-		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
+	cmd := listCommand(a, listing[snapshot.Snapshot]{
+		short: "List snapshots",
+		list: func(ctx context.Context, c *nodeclient.Client) ([]snapshot.Snapshot, error) {
 			all, err := c.ListSnapshots(ctx)
-			if of != "" {
-				all = slices.DeleteFunc(all, func(s snapshot.Snapshot) bool {
-					return !vm.Named{ID: s.Source.VMID, Name: s.Source.VMName, Owner: s.Owner}.Is(of)
-				})
+			if of == "" {
+				return all, err
 			}
-			switch {
-			case err != nil:
-				return err
-			case quiet:
-				for _, s := range all {
-					a.printf("%s\n", s.Name)
-				}
-				return nil
-			case out == formatJSON:
-				list := make([]nodejson.Snapshot, len(all)) // prints [] when empty, never null
-				for i, s := range all {
-					list[i] = nodejson.FromSnapshot(s)
-				}
-				return printJSON(a.Stdout, list)
-			}
-			return a.printSnapshots(all)
-		}),
-	}
-	outputFlag(cmd, &out)
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
+			return slices.DeleteFunc(all, func(s snapshot.Snapshot) bool {
+				return !vm.Named{ID: s.Source.VMID, Name: s.Source.VMName, Owner: s.Owner}.Is(of)
+			}), err
+		},
+		name:  func(s snapshot.Snapshot) string { return s.Name },
+		json:  func(s snapshot.Snapshot) any { return nodejson.FromSnapshot(s) },
+		table: a.printSnapshots,
+	})
 	cmd.Flags().StringVar(&of, "vm", "", "only snapshots of the VM `REF`, which may have been removed since")
 	return cmd
 }
@@ -161,9 +145,7 @@ func (a *app) snapshotInspectCommand() *cobra.Command {
 			return a.printSnapshot(s, out, err)
 		}),
 	}
-	outputFlag(cmd, &out)
-	out = formatJSON
-	cmd.Flags().Lookup("output").DefValue = string(formatJSON)
+	jsonByDefault(cmd, &out)
 	return cmd
 }
 

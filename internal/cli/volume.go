@@ -64,33 +64,15 @@ a file system on it, inside the VM; this machine never reads what is on a volume
 }
 
 func (a *app) volumeListCommand() *cobra.Command {
-	var out format
-	var quiet bool
-	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List volumes", Args: cobra.NoArgs,
-		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
-			all, err := c.ListVolumes(ctx)
-			switch {
-			case err != nil:
-				return err
-			case quiet:
-				for _, v := range all {
-					a.printf("%s\n", v.Owner.Qualify(v.Name))
-				}
-				return nil
-			case out == formatJSON:
-				list := make([]nodejson.Volume, len(all)) // prints [] when empty, never null
-				for i, v := range all {
-					list[i] = nodejson.FromVolume(v)
-				}
-				return printJSON(a.Stdout, list)
-			}
-			return a.printVolumes(all)
-		}),
-	}
-	outputFlag(cmd, &out)
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
-	return cmd
+	return listCommand(a, listing[nodewire.StoredVolume]{
+		short: "List volumes",
+		list: func(ctx context.Context, c *nodeclient.Client) ([]nodewire.StoredVolume, error) {
+			return c.ListVolumes(ctx)
+		},
+		name:  func(v nodewire.StoredVolume) string { return v.Owner.Qualify(v.Name) },
+		json:  func(v nodewire.StoredVolume) any { return nodejson.FromVolume(v) },
+		table: a.printVolumes,
+	})
 }
 
 func (a *app) printVolumes(all []nodewire.StoredVolume) error {
@@ -127,9 +109,7 @@ func (a *app) volumeInspectCommand() *cobra.Command {
 			return a.printVolume(v, out, err)
 		}),
 	}
-	outputFlag(cmd, &out)
-	out = formatJSON
-	cmd.Flags().Lookup("output").DefValue = string(formatJSON)
+	jsonByDefault(cmd, &out)
 	return cmd
 }
 

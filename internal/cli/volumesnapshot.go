@@ -48,33 +48,15 @@ func (a *app) volumeSnapshotCreateCommand() *cobra.Command {
 }
 
 func (a *app) volumeSnapshotListCommand() *cobra.Command {
-	var out format
-	var quiet bool
-	cmd := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List snapshots of volumes", Args: cobra.NoArgs,
-		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
-			all, err := c.ListVolumeSnapshots(ctx)
-			switch {
-			case err != nil:
-				return err
-			case quiet:
-				for _, s := range all {
-					a.printf("%s\n", s.Owner.Qualify(s.Name))
-				}
-				return nil
-			case out == formatJSON:
-				list := make([]nodejson.VolumeSnapshot, len(all)) // prints [] when empty, never null
-				for i, s := range all {
-					list[i] = nodejson.FromVolumeSnapshot(s)
-				}
-				return printJSON(a.Stdout, list)
-			}
-			return a.printVolumeSnapshots(all)
-		}),
-	}
-	outputFlag(cmd, &out)
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
-	return cmd
+	return listCommand(a, listing[volume.Snapshot]{
+		short: "List snapshots of volumes",
+		list: func(ctx context.Context, c *nodeclient.Client) ([]volume.Snapshot, error) {
+			return c.ListVolumeSnapshots(ctx)
+		},
+		name:  func(s volume.Snapshot) string { return s.Owner.Qualify(s.Name) },
+		json:  func(s volume.Snapshot) any { return nodejson.FromVolumeSnapshot(s) },
+		table: a.printVolumeSnapshots,
+	})
 }
 
 func (a *app) printVolumeSnapshots(all []volume.Snapshot) error {
