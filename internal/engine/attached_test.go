@@ -120,10 +120,14 @@ func TestVolumesThatAreNotAttached(t *testing.T) {
 	boots.Image = "cloud"
 	_, err = r.Launch(prod, boots)
 	r.refused("a mount in an image that boots itself", errdefs.InvalidArgument, err)
-	boots.Mounts = nil
-	r.must(r.Launch(prod, boots))
-	if err := r.Remove(prod, "web", true); err != nil {
-		t.Fatal(err)
+	for what, mounts := range map[string][]vm.Mount{"disk alone": nil, "device": {{Volume: "disk", Path: "/dev/data", Device: true}}} {
+		boots.Mounts = mounts
+		if rec := r.must(r.Launch(prod, boots)); !slices.ContainsFunc(rec.Disks, func(d vm.Disk) bool { return d.Role == vm.RoleVolume }) {
+			t.Errorf("%s: disks %+v", what, rec.Disks)
+		}
+		if err := r.Remove(prod, "web", true); err != nil {
+			t.Fatal(err)
+		}
 	}
 	r.must(r.Launch(prod, attachedSpec("web")))
 	if err := r.Remove(prod, "web", true); err != nil {

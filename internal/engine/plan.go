@@ -59,7 +59,7 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 			return r, errdefs.Invalidf("image %s boots itself, so the files of image %s cannot be mounted in its guest as volume %s", spec.Image, v[0].Image, v[0].Name)
 		}
 		if i := slices.IndexFunc(spec.Mounts, mountsDisk(spec.Volumes)); i >= 0 {
-			return r, errdefs.Invalidf("image %s boots itself, so volume %s is not mounted for it; leave out the path, and mount the disk in the guest", spec.Image, spec.Mounts[i].Volume)
+			return r, errdefs.Invalidf("image %s boots itself, so volume %s is not mounted for it; leave out the path or ask for a device, and mount the disk in the guest", spec.Image, spec.Mounts[i].Volume)
 		}
 		if spec.Process.ReadOnlyRoot {
 			return r, errdefs.Invalidf("image %s boots itself, so its root cannot be read-only; leave that out", spec.Image)
@@ -175,9 +175,9 @@ func broken(r vm.Record) error {
 	return errdefs.Preconditionf("it is in state %s (%s); remove it", r.State, r.Message)
 }
 
-// mountsDisk reports whether a mount is of one of volumes that is a disk.
+// mountsDisk reports whether a mount is of the file system of one of volumes that is a disk.
 func mountsDisk(volumes []vm.Volume) func(vm.Mount) bool {
 	return func(m vm.Mount) bool {
-		return slices.ContainsFunc(volumes, func(v vm.Volume) bool { return v.Name == m.Volume && v.Kind == vm.VolumeDisk })
+		return slices.ContainsFunc(volumes, func(v vm.Volume) bool { return v.Name == m.Volume && v.Kind == vm.VolumeDisk && !m.Device })
 	}
 }
