@@ -118,8 +118,8 @@ func (a *app) volumeResizeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "resize VOLUME SIZE", Short: "Make a volume larger", Args: cobra.ExactArgs(2),
 		Long: `Make a volume larger. A volume cannot shrink. A VM that runs and may write to it sees the new size at once, and a container
-image's guest grows the ext4 file system. Others do so when they start. Who does not use the new size yet is said on standard error, and
-is in "waiting" of the JSON.` + volumeHelp,
+image's guest grows the ext4 file system. Others do so when they start. Standard error and "waiting" in the JSON name the VMs that do
+not use the new size yet.` + volumeHelp,
 		Example: "  cocoon volume resize data 20G", ValidArgsFunction: inTurn(a.completeVolumes),
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
 			size, err := ParseSize(args[1])

@@ -103,7 +103,7 @@ type GuestClient interface {
 	// AttachVolume mounts a volume whose disk was plugged: for the main process, or in every container of Setup. It waits for the
 	// disk. Setup must have been answered. After an error the volume is nowhere mounted. Idempotent.
 	AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*AttachVolumeReply, error)
-	// DetachVolume unmounts a volume everywhere and has the kernel forget its disk. It changes nothing if a program uses the
+	// DetachVolume unmounts a volume everywhere and makes the kernel release its disk. It changes nothing if a program uses the
 	// volume. A volume that the guest does not know is no error.
 	DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*DetachVolumeReply, error)
 	// GrowVolume waits until the kernel sees that a disk has grown, and grows its mounted file system. Idempotent.
@@ -441,7 +441,7 @@ type GuestServer interface {
 	// AttachVolume mounts a volume whose disk was plugged: for the main process, or in every container of Setup. It waits for the
 	// disk. Setup must have been answered. After an error the volume is nowhere mounted. Idempotent.
 	AttachVolume(context.Context, *AttachVolumeRequest) (*AttachVolumeReply, error)
-	// DetachVolume unmounts a volume everywhere and has the kernel forget its disk. It changes nothing if a program uses the
+	// DetachVolume unmounts a volume everywhere and makes the kernel release its disk. It changes nothing if a program uses the
 	// volume. A volume that the guest does not know is no error.
 	DetachVolume(context.Context, *DetachVolumeRequest) (*DetachVolumeReply, error)
 	// GrowVolume waits until the kernel sees that a disk has grown, and grows its mounted file system. Idempotent.

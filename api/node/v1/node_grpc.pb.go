@@ -1639,8 +1639,8 @@ type VolumesClient interface {
 	RemoveSnapshot(ctx context.Context, in *RemoveVolumeSnapshotRequest, opts ...grpc.CallOption) (*RemoveVolumeSnapshotResponse, error)
 	// Export streams the bytes of a volume.
 	Export(ctx context.Context, in *ExportVolumeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error)
-	// Import makes a volume of bytes: first start, then chunks, then the client closes its side. A client that goes away before
-	// closing leaves nothing behind.
+	// Import makes a volume. The client sends start, then the bytes in chunks, and then closes its side. Nothing is stored if the client
+	// ends before that.
 	Import(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportVolumeRequest, StoredVolume], error)
 }
 
@@ -1836,8 +1836,8 @@ type VolumesServer interface {
 	RemoveSnapshot(context.Context, *RemoveVolumeSnapshotRequest) (*RemoveVolumeSnapshotResponse, error)
 	// Export streams the bytes of a volume.
 	Export(*ExportVolumeRequest, grpc.ServerStreamingServer[ExportResponse]) error
-	// Import makes a volume of bytes: first start, then chunks, then the client closes its side. A client that goes away before
-	// closing leaves nothing behind.
+	// Import makes a volume. The client sends start, then the bytes in chunks, and then closes its side. Nothing is stored if the client
+	// ends before that.
 	Import(grpc.ClientStreamingServer[ImportVolumeRequest, StoredVolume]) error
 	mustEmbedUnimplementedVolumesServer()
 }

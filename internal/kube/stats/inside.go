@@ -32,7 +32,7 @@ type ContainerUsage struct {
 // answers are the reports of guests about all their containers, including ended ones, and their volumes.
 type answers map[vm.ID]guest.Stats
 
-// ask asks the guests with more than one running container, or with volumes of claims, that have not answered recently.
+// ask requests the usage of guests with several running containers or with volumes of claims, unless their last answer is recent.
 func (c *Collector) ask(ctx context.Context, all []VM) answers {
 	if c.cfg.Inside == nil {
 		return nil

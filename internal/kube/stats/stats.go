@@ -90,7 +90,7 @@ type Usage struct {
 	Process *ProcessUsage // nil if no process of the VM runs on this host
 	// Containers are the shares of the running containers in Process. Nil unless requested.
 	Containers []ContainerUsage
-	Volumes    []VolumeUsage // of claims, as far as the guest told in the last time. Nil unless requested
+	Volumes    []VolumeUsage // of claims, from the last answer of the guest. Nil unless requested
 	Network    *NetworkUsage
 	Disk       *uint64 // bytes that the writable disk occupies
 }

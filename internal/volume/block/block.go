@@ -81,10 +81,10 @@ func (r recorded) clone() recorded {
 	return recorded{Volume: r.Clone(), Path: r.Path, Device: r.Device}
 }
 
-// New locks the store's folder and reads the records. A device that is named for the first time becomes a volume. A device that is
-// missing, or is not the one that it was, makes only its volume unusable; New logs it. A volume that the configuration does not name
-// any more is gone, unless a VM has it attached. No device becomes a volume while there is a damaged record: it could be that of this
-// device. Close ends the lock.
+// New locks the store's folder and reads the records. A device that the configuration names for the first time becomes a volume. If a
+// device is missing or was replaced, only its volume is unusable, and New logs it. A volume that the configuration no longer names is
+// removed from the list, unless a VM has it attached. While a record is damaged, no device becomes a volume, because the record may be
+// that of the device. Close ends the lock.
 // Errors: InvalidArgument for an invalid configuration, FailedPrecondition if another process has the store open.
 func New(ctx context.Context, cfg Config) (*Store, error) {
 	if !filepath.IsAbs(cfg.Dir) {
