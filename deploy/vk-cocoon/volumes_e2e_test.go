@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"testing"
 
+	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
@@ -111,4 +113,54 @@ func TestNodeWritesItsOwnVolumes(t *testing.T) {
 	refused(t, room("say another's room", roomOf("of-another-node", "n2")), room("say everybody's room", everywhere),
 		attempt{"remove another's room", func() error { return rooms.Delete(t.Context(), "theirs", metav1.DeleteOptions{}) }})
 	granted(t, attempt{"remove its room", func() error { return rooms.Delete(t.Context(), "mine", metav1.DeleteOptions{}) }})
+}
+
+const contents = `
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata:
+  name: %[1]s
+  labels: {snapshot.storage.kubernetes.io/managed-by: %[1]s}
+spec:
+  deletionPolicy: Retain
+  driver: volume.cocoonstack.io
+  source: {volumeHandle: disk}
+  volumeSnapshotRef: {namespace: default, name: x}
+`
+
+// A node writes what became of snapshots of its own volumes, and not what they are of.
+func TestNodeReportsItsOwnSnapshots(t *testing.T) {
+	r := &rig{Cluster: kubetest.Up(t)}
+	r.Install(t)
+	r.Kubectl(t, "", "apply", "--server-side", "-f", "../snapshots/crds")
+	r.Kubectl(t, "", "wait", "crd/volumesnapshotcontents.snapshot.storage.k8s.io", "--for=condition=Established", "--timeout=60s")
+	config, err := clientcmd.BuildConfigFromFlags("", r.Identity(t, "n1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := snapshotclient.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []string{"n1", "n2"} {
+		r.Kubectl(t, fmt.Sprintf(contents, node), "apply", "-f", "-")
+	}
+	patch := func(what, name, text string, sub ...string) attempt {
+		return attempt{what, func() error {
+			_, err := client.SnapshotV1().VolumeSnapshotContents().Patch(t.Context(), name, types.MergePatchType, []byte(text), metav1.PatchOptions{}, sub...)
+			return err
+		}}
+	}
+	const ready = `{"status":{"readyToUse":true,"snapshotHandle":"x"}}`
+	kubetest.Eventually(t, "the state of another's snapshot", func() string { // policies take effect after a moment
+		return fmt.Sprint(apierrors.IsForbidden(patch("", "n2", ready, "status").try()))
+	}, "true")
+	granted(t, patch("say that its snapshot is there", "n1", ready, "status"), patch("note something on its snapshot", "n1", `{"metadata":{"annotations":{"a":"b"}}}`))
+	refused(t,
+		patch("take another's snapshot over", "n2", `{"metadata":{"labels":{"snapshot.storage.kubernetes.io/managed-by":"n1"}}}`),
+		patch("change what becomes of its snapshot", "n1", `{"spec":{"deletionPolicy":"Delete"}}`),
+		attempt{"remove its snapshot", func() error {
+			return client.SnapshotV1().VolumeSnapshotContents().Delete(t.Context(), "n1", metav1.DeleteOptions{})
+		}},
+	)
 }
