@@ -2,8 +2,12 @@ package conformance
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -22,7 +26,7 @@ type result struct {
 	State   string        `json:"state"`
 	Again   string        `json:"again,omitempty"` // its state when it ran once more, alone, because it had failed
 	Message string        `json:"message,omitempty"`
-	Took    time.Duration `json:"took"`
+	Took    time.Duration `json:"-"`
 }
 
 // finally is the state that counts.
@@ -33,37 +37,53 @@ func (r result) finally() string {
 	return r.State
 }
 
-// outcome is how the tests of one group went. It is kept as a file until the group runs again.
+func (r result) isSkipped() bool   { return r.State == skipped }
+func (r result) hasFailed() bool   { return r.finally() == failed }
+func (r result) passedAlone() bool { return r.Again == passed }
+
+// outcome is how the tests of one group went. It is kept in results/ until the group runs again.
 type outcome struct {
-	Group      string        `json:"group"`
-	Day        string        `json:"day"`
-	Kubernetes string        `json:"kubernetes"`
-	Results    []result      `json:"results"`
-	Excluded   []string      `json:"excluded"`
-	Missing    []string      `json:"missing"`
-	Took       time.Duration `json:"took"`
+	Group      string   `json:"group"`
+	Day        string   `json:"day"`
+	Kubernetes string   `json:"kubernetes"`
+	Tests      int      `json:"tests"`             // of the group, with those that did not run
+	Results    []result `json:"results,omitempty"` // of the tests that did not pass at once
+	Excluded   []string `json:"excluded,omitempty"`
+	Missing    []string `json:"missing,omitempty"`
 }
 
-// tests are the names of those tests that are so.
-func (o outcome) tests(are func(result) bool) []string {
-	var names []string
+// with adds results. They replace those of the same tests.
+func (o outcome) with(results []result) outcome {
+	again := make(map[string]bool, len(results))
+	for _, r := range results {
+		again[r.Test] = true
+	}
+	o.Results = slices.DeleteFunc(slices.Clone(o.Results), func(r result) bool {
+		return again[r.Test] || slices.Contains(o.Excluded, r.Test) || slices.Contains(o.Missing, r.Test)
+	})
+	for _, r := range results {
+		if r.State != passed {
+			o.Results = append(o.Results, r)
+		}
+	}
+	slices.SortFunc(o.Results, func(a, b result) int { return strings.Compare(a.Test, b.Test) })
+	return o
+}
+
+// count is how many of the results are so.
+func (o outcome) count(are func(result) bool) int {
+	n := 0
 	for _, r := range o.Results {
 		if are(r) {
-			names = append(names, r.Test)
+			n++
 		}
 	}
-	return names
+	return n
 }
 
-// renewed is a whole run of which some tests ran again later.
-func (o outcome) renewed(later outcome) outcome {
-	for _, r := range later.Results {
-		if at := slices.IndexFunc(o.Results, func(old result) bool { return old.Test == r.Test }); at >= 0 {
-			o.Results[at] = r
-		}
-	}
-	o.Day, o.Kubernetes = later.Day, later.Kubernetes
-	return o
+// ran is how many tests ran.
+func (o outcome) ran() int {
+	return o.Tests - len(o.Excluded) - len(o.Missing) - o.count(result.isSkipped)
 }
 
 // readReport reads the results from ginkgo's JSON report.
@@ -111,12 +131,32 @@ func readReport(r io.Reader) ([]result, error) {
 	return all, nil
 }
 
+// readOutcomes reads the last results of each group, in the order of groups. Groups that never ran as a whole are not among them.
+func readOutcomes(dir string) ([]outcome, error) {
+	var all []outcome
+	for _, g := range groups {
+		data, err := os.ReadFile(filepath.Join(dir, g.name+".json"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		o := outcome{}
+		if err := json.Unmarshal(data, &o); err != nil {
+			return nil, fmt.Errorf("results of %s: %w", g.name, err)
+		}
+		all = append(all, o)
+	}
+	return all, nil
+}
+
 // write renders docs/conformance.md.
 func write(w io.Writer, outcomes []outcome, known remarks) error {
 	var text strings.Builder
 	text.WriteString(`# Conformance
 
-<!-- make conformance writes this page; reasons are in test/conformance/tests.yaml -->
+<!-- make conformance writes this page from test/conformance/results; reasons are in test/conformance/tests.yaml -->
 
 This page says which of Kubernetes' own end-to-end tests pass on the virtual node of ` + "`cocoon up`" + `. ` + "`make conformance`" + ` builds the
 tests from Kubernetes' modules, runs them, unmodified, against a cluster of two nodes, and writes this page. Their images are stand-ins of
@@ -127,7 +167,7 @@ The tests are those with ` + "`[Conformance]`" + ` in their names, which every K
 run out of time.
 
 A missing test is one of something that Cocoon does not have. It does not run, because it would wait for minutes. An excluded one needs
-the node's own namespaces or files, which no VM has.
+what no VM has, such as the node's own namespaces or files, or what Cocoon does in another way on purpose.
 
 A dozen quick node tests are part of ` + "`make test-e2e`" + `. They took 35 s on two busy cores. After the control plane, compiling the tests
 takes another 2 min 36 s of CPU time: 2,503 of their 2,875 packages are the same.
@@ -136,10 +176,9 @@ takes another 2 min 36 s of CPU time: 2,503 of their 2,875 packages are the same
 |---|---|---|---|---|---|---|---|---|---|
 `)
 	for _, o := range outcomes {
+		broken := o.count(result.hasFailed)
 		fmt.Fprintf(&text, "| %s | %s | %s | %d | %d | %d | %d | %d | %d | %d |\n", whatOf(o.Group), o.Day, o.Kubernetes,
-			len(o.tests(func(r result) bool { return r.State != skipped })), len(o.tests(func(r result) bool { return r.finally() == passed })),
-			len(o.tests(func(r result) bool { return r.Again == passed })), len(o.tests(func(r result) bool { return r.finally() == failed })),
-			len(o.Missing), len(o.tests(func(r result) bool { return r.State == skipped })), len(o.Excluded))
+			o.ran(), o.ran()-broken, o.count(result.passedAlone), broken, len(o.Missing), o.count(result.isSkipped), len(o.Excluded))
 	}
 	for _, g := range groups {
 		if !slices.ContainsFunc(outcomes, func(o outcome) bool { return o.Group == g.name }) {
@@ -151,7 +190,7 @@ takes another 2 min 36 s of CPU time: 2,503 of their 2,875 packages are the same
 	for _, o := range outcomes {
 		var rows []string
 		for _, r := range o.Results {
-			if r.finally() == failed {
+			if r.hasFailed() {
 				reason, ok := about(r.Test, known.Failing)
 				if !ok {
 					reason = "not explained yet: " + firstLine(r.Message)
@@ -165,7 +204,7 @@ takes another 2 min 36 s of CPU time: 2,503 of their 2,875 packages are the same
 	for _, o := range outcomes {
 		var rows []string
 		for _, r := range o.Results {
-			if r.Again == passed {
+			if r.passedAlone() {
 				rows = append(rows, row(r.Test, firstLine(r.Message)))
 			}
 		}
@@ -175,7 +214,7 @@ takes another 2 min 36 s of CPU time: 2,503 of their 2,875 packages are the same
 	for _, o := range outcomes {
 		var rows []string
 		for _, r := range o.Results {
-			if r.State == skipped {
+			if r.isSkipped() {
 				rows = append(rows, row(r.Test, firstLine(r.Message)))
 			}
 		}
@@ -187,12 +226,7 @@ takes another 2 min 36 s of CPU time: 2,503 of their 2,875 packages are the same
 	}
 	text.WriteString("\n## Excluded\n")
 	for _, o := range outcomes {
-		var rows []string
-		for _, test := range o.Excluded {
-			reason, _ := about(test, known.Excluded)
-			rows = append(rows, row(test, reason))
-		}
-		section(&text, o.Group, "test | reason", rows)
+		section(&text, o.Group, "tests | reason", summary(o.Excluded, known.Excluded))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err

@@ -1,11 +1,17 @@
 package conformance
 
 import (
+	"flag"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
+
+var update = flag.Bool("update", false, "write docs/conformance.md anew from the results")
 
 const report = `[{"SpecReports": [
   {"LeafNodeType": "SynchronizedBeforeSuite", "State": "passed"},
@@ -30,8 +36,11 @@ func TestReport(t *testing.T) {
 	}
 
 	var page strings.Builder
-	o := outcome{Group: "node", Day: "2026-11-24", Kubernetes: "v1", Results: results, Excluded: []string{"[sig-node] Pods should share"}, Missing: []string{"[sig-node] Pods grow [Conformance]", "[sig-node] Pods shrink", "[sig-node] Pods split"}}
-	known := remarks{Excluded: []remark{{Test: `.* should share`, Reason: "another | thing"}}, Missing: []remark{{Test: `.* Pods (grow|s).*`, Reason: "later"}}}
+	o := outcome{
+		Group: "node", Day: "2026-11-24", Kubernetes: "v1", Tests: 7,
+		Excluded: []string{"[sig-node] Pods should share [Conformance]"}, Missing: []string{"[sig-node] Pods grow [Conformance]", "[sig-node] Pods shrink", "[sig-node] Pods split"},
+	}.with(results)
+	known := remarks{Excluded: []remark{{Test: `.* should share .*`, Reason: "another | thing"}}, Missing: []remark{{Test: `.* Pods (grow|s).*`, Reason: "later"}}}
 	if err := write(&page, []outcome{o}, known); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +50,7 @@ func TestReport(t *testing.T) {
 		"| 2 tests without [Conformance] that match .* Pods (grow\\|s).* | later |\n",
 		"| sig-cli | not run as a whole yet |",
 		"| [sig-node] Pods should &lt;stop> [Conformance] | not explained yet: too |\n",
-		"| [sig-node] Pods should share | another \\| thing |\n",
+		"| [sig-node] Pods should share [Conformance] | another \\| thing |\n",
 		"| [sig-node] Pods should spread [Conformance] | needs 2 nodes |\n",
 	} {
 		if !strings.Contains(page.String(), want) {
@@ -49,14 +58,47 @@ func TestReport(t *testing.T) {
 		}
 	}
 
-	again := o.renewed(outcome{Day: "2026-11-25", Results: []result{{Test: results[0].Test, State: passed}, {Test: "another", State: passed}}})
-	if again.Results[0].State != passed || len(again.Results) != len(results) || again.Day != "2026-11-25" {
-		t.Errorf("renewed: %+v", again)
+	again := o.with([]result{{Test: results[0].Test, State: passed}})
+	if len(o.Results) != 2 || len(again.Results) != 1 || again.Results[0].State != skipped || again.ran() != 2 {
+		t.Errorf("%+v, then %+v", o, again)
+	}
+	again.Missing = append(again.Missing, results[2].Test)
+	if again = again.with(nil); len(again.Results) != 0 || again.ran() != 2 {
+		t.Errorf("a test that is missing now: %+v", again)
 	}
 
 	broken := `[{"SpecReports": [{"LeafNodeType": "SynchronizedBeforeSuite", "State": "failed", "Failure": {"Message": "no node"}}]}]`
 	if _, err := readReport(strings.NewReader(broken)); err == nil || !strings.Contains(err.Error(), "no node") {
 		t.Errorf("a suite that did not start is no error: %v", err)
+	}
+}
+
+// TestPage checks that the page says what the results and the remarks say.
+func TestPage(t *testing.T) {
+	known, err := readRemarks(testsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outcomes, err := readOutcomes("results")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	if err := write(&want, outcomes, known); err != nil {
+		t.Fatal(err)
+	}
+	const page = "../../docs/conformance.md"
+	if *update {
+		if err := os.WriteFile(page, []byte(want.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := diff.Of(want.String(), string(got)); d != "" {
+		t.Errorf("docs/conformance.md is not what the results say; run this test with -update:\n%s", d)
 	}
 }
 
