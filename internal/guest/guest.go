@@ -89,8 +89,8 @@ type Setup struct {
 	Volumes  []vm.Volume // VolumeKeeper must put their files first; Setup does not read them
 	Mounts   []vm.Mount  // of Volumes; made once per boot before the main process starts
 
-	Containers []Container // instead of Process and Mounts; started once per boot
-	Restart    vm.RestartPolicy
+	Containers []Container      // instead of Process and Mounts; started once per boot
+	Restart    vm.RestartPolicy // of the VM, for agents that do not know Container.Restart
 
 	Sysctls []vm.Sysctl // set before anything starts
 
@@ -105,9 +105,10 @@ type Container struct {
 	Process vm.Process
 	Layers  []string // serials of the disks with its image, lowest first
 	Mounts  []vm.Mount
-	Run     int  // number of its first run, 1 for the very first
-	Hold    bool // later containers wait for ReleaseContainer, or until the first run of an app has ended
-	Root    bool // its root is the guest's own, and it has no layers; the only container
+	Run     int        // number of its first run, 1 for the very first
+	Restart vm.Restart // zero: as Setup.Restart says
+	Hold    bool       // later containers wait for ReleaseContainer, or until the first run of an app has ended
+	Root    bool       // its root is the guest's own, and it has no layers; the only container
 	// See vm.Container.
 	MessagePath    string
 	MessageFromLog bool

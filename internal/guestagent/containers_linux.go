@@ -70,7 +70,7 @@ type containers struct {
 type container struct {
 	name    string
 	kind    vm.ContainerKind
-	restart vm.RestartPolicy
+	restart vm.Restart
 	command command
 	keys    *hostKeys // nil: never renewed
 	message message   // of the end of a run
@@ -228,7 +228,7 @@ func (p *containers) keep(c *container, begun chan struct{}) {
 		if first {
 			close(c.tried)
 		}
-		again := !p.halted(c) && (c.restart == vm.RestartAlways || c.restart == vm.RestartOnFailure && failed)
+		again := !p.halted(c) && c.restart.Again(exit.Code, failed)
 		if exit.FinishedAt.Sub(exit.StartedAt) > p.pace.forgive {
 			pause = 0
 			pauses.Reset()

@@ -93,13 +93,7 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 }
 
 func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups []uint32) (*container, error) {
-	c := &container{name: m.GetName(), kind: vm.ContainerKind(m.GetKind()), restart: vm.RestartPolicy(r.GetRestart()), hold: m.GetHold()}
-	switch {
-	case c.kind == vm.ContainerSidecar:
-		c.restart = vm.RestartAlways
-	case c.kind == vm.ContainerInit && c.restart == vm.RestartAlways: // until it succeeds
-		c.restart = vm.RestartOnFailure
-	}
+	c := &container{name: m.GetName(), kind: vm.ContainerKind(m.GetKind()), restart: restartOf(m, r), hold: m.GetHold()}
 	p := m.GetProcess()
 	limits, err := limitsOf(p.GetSecurity())
 	if err != nil {
@@ -124,6 +118,23 @@ func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups
 	}
 	c.command.cgroup, c.command.oomScoreAdj = s.groups[c.name], int(m.GetResources().GetOomScoreAdj())
 	return c, nil
+}
+
+// restartOf returns what restarts a container of the setup r. A host of an earlier release sends only a policy for all.
+func restartOf(m *guestv1.Container, r *guestv1.SetupRequest) vm.Restart {
+	own := m.GetRestart()
+	if own == nil {
+		return vm.Spec{Restart: vm.RestartPolicy(r.GetRestart())}.RestartOf(vm.Container{Kind: vm.ContainerKind(m.GetKind())})
+	}
+	restart := vm.Restart{Policy: vm.RestartPolicy(own.GetPolicy())}
+	for _, rule := range own.GetRules() {
+		one := vm.RestartRule{Not: rule.GetNot()}
+		for _, code := range rule.GetCodes() {
+			one.Codes = append(one.Codes, int(code))
+		}
+		restart.Rules = append(restart.Rules, one)
+	}
+	return restart
 }
 
 // limit makes the control group of a container with its limits, and shows it in the file system of the container, which is at

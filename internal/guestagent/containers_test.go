@@ -25,7 +25,13 @@ func several(t *testing.T, all ...*container) *containers {
 }
 
 func script(name string, kind vm.ContainerKind, restart vm.RestartPolicy, text string) *container {
-	return &container{name: name, kind: kind, restart: restart, command: command{args: []string{"/bin/sh", "-c", text}}}
+	return &container{name: name, kind: kind, restart: vm.Restart{Policy: restart}, command: command{args: []string{"/bin/sh", "-c", text}}}
+}
+
+// ruled gives c rules.
+func ruled(c *container, rules ...vm.RestartRule) *container {
+	c.restart.Rules = rules
+	return c
 }
 
 // outcome is a short form of the state of the containers.
@@ -68,8 +74,12 @@ func TestContainersRunInTheirOrder(t *testing.T) {
 			script("a", vm.ContainerSidecar, always, "exec sleep 1000"),
 			script("c", vm.ContainerApp, never, "true"),
 		}, []string{"a terminated Error", "c terminated Completed"}, 0},
+		"a rule restarts what the policy does not": {[]*container{
+			ruled(script("a", vm.ContainerInit, never, "mkdir "+dir+"/three && exit 7; true"), vm.RestartRule{Codes: []int{6, 7}}),
+			ruled(script("c", vm.ContainerApp, never, "mkdir "+dir+"/four && exit 3; exit 5"), vm.RestartRule{Codes: []int{4}}, vm.RestartRule{Not: true, Codes: []int{5}}),
+		}, []string{"a terminated Completed again", "c terminated Error again"}, 5},
 		"no such program": {[]*container{
-			{name: "c", kind: vm.ContainerApp, restart: never, command: command{args: []string{"/no/such"}}},
+			{name: "c", kind: vm.ContainerApp, restart: vm.Restart{Policy: never}, command: command{args: []string{"/no/such"}}},
 		}, []string{"c terminated StartError"}, 128},
 	} {
 		t.Run(name, func(t *testing.T) {

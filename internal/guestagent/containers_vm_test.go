@@ -116,12 +116,14 @@ func usageOf(t *testing.T, a guest.Agent) {
 	}
 }
 
-// TestVMContainerOutOfMemory: the kernel of the guest kills a container that takes all memory. The other one stays.
+// TestVMContainerOutOfMemory: the kernel of the guest kills a container that takes all memory. The other one stays. The times of
+// both ends are those of the host's clock, which the guest is given before anything starts.
 func TestVMContainerOutOfMemory(t *testing.T) {
 	q := bootGuest(t, busyboxDisks(t))
 	a := q.connect(t)
 	defer a.Close()
 	k := a.(guest.ContainerKeeper)
+	began := time.Now()
 	err := a.Setup(t.Context(), guest.Setup{Hostname: "web-0", Restart: vm.RestartNever, Containers: []guest.Container{
 		containerOf("greedy", vm.ContainerApp, "exec tail /dev/zero"),
 		containerOf("killed", vm.ContainerApp, "kill -9 $$"),
@@ -136,6 +138,8 @@ func TestVMContainerOutOfMemory(t *testing.T) {
 	for i, want := range []string{vm.ContainerOOMKilled, vm.ContainerError} {
 		if x := all[i].Exit; x.Code != 137 || x.Reason != want {
 			t.Errorf("container %d: %+v, want %s", i, x, want)
+		} else if x.StartedAt.Before(began) {
+			t.Errorf("container %d began %s before its setup", i, began.Sub(x.StartedAt))
 		}
 	}
 	if all[2].State != vm.ContainerRunning {

@@ -203,8 +203,7 @@ func TestVMCloneBecomesItself(t *testing.T) {
 	}
 }
 
-// logsGoOn waits for new output of the main process. The clock of a booted guest is up to a second late, because the
-// machine's clock has whole seconds.
+// logsGoOn waits for new output of the main process.
 func logsGoOn(t *testing.T, a guest.Agent) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)

@@ -243,7 +243,7 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 		return nil, fmt.Errorf("set up the guest: %w", err)
 	}
 	s.setHostname(r.GetHostname())
-	if err := s.tune(r.GetSysctls()); err != nil {
+	if err := s.ready(r); err != nil {
 		return nil, err
 	}
 	if len(r.GetContainers()) > 0 {
@@ -259,14 +259,22 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 	return &guestv1.SetupReply{}, nil
 }
 
-// tune applies settings to the kernel before the first program starts. After that it does nothing, because programs of the guest
-// may have changed the settings.
-func (s *Server) tune(settings []*guestv1.Sysctl) error {
-	if len(settings) == 0 || s.mainProcess() != nil || s.containers() != nil {
+// ready sets the clock, which the kernel has read from the machine in whole seconds, and applies settings to the kernel before the
+// first program starts. After that it does nothing, because programs of the guest may have changed both.
+func (s *Server) ready(r *guestv1.SetupRequest) error {
+	if s.mainProcess() != nil || s.containers() != nil {
+		return nil
+	}
+	if now := r.GetNowUnixNano(); now > 0 && s.cfg.Init {
+		if err := s.machine.SetClock(time.Unix(0, now)); err != nil {
+			return err
+		}
+	}
+	if len(r.GetSysctls()) == 0 {
 		return nil
 	}
 	var spec vm.Spec
-	for _, m := range settings {
+	for _, m := range r.GetSysctls() {
 		spec.Sysctls = append(spec.Sysctls, vm.Sysctl{Name: m.GetName(), Value: m.GetValue()})
 	}
 	if err := spec.ValidateSysctls(); err != nil {

@@ -13,7 +13,7 @@ func EncodeContainer(c vm.Container) *nodev1.Container {
 	return &nodev1.Container{
 		Name: c.Name, Image: c.Image, Kind: string(c.Kind), Process: EncodeProcess(c.Process), Mounts: each(c.Mounts, encodeMount),
 		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
-		Resources: encodeResources(c.Resources),
+		Resources: encodeResources(c.Resources), Restart: encodeRestart(c.Restart),
 	}
 }
 
@@ -23,8 +23,26 @@ func DecodeContainer(m *nodev1.Container) vm.Container {
 		Name: m.GetName(), Image: m.GetImage(), Kind: vm.ContainerKind(m.GetKind()),
 		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount), Hold: m.GetHold(), Root: m.GetRoot(),
 		MessagePath: m.GetMessagePath(), MessageFromLog: m.GetMessageFromLog(),
-		Resources: decodeResources(m.GetResources()),
+		Resources: decodeResources(m.GetResources()), Restart: decodeRestart(m.GetRestart()),
 	}
+}
+
+func encodeRestart(r *vm.Restart) *nodev1.Restart {
+	if r == nil {
+		return nil
+	}
+	return &nodev1.Restart{Policy: string(r.Policy), Rules: each(r.Rules, func(rule vm.RestartRule) *nodev1.RestartRule {
+		return &nodev1.RestartRule{Not: rule.Not, Codes: each(rule.Codes, func(code int) int32 { return int32(code) })}
+	})}
+}
+
+func decodeRestart(m *nodev1.Restart) *vm.Restart {
+	if m == nil {
+		return nil
+	}
+	return &vm.Restart{Policy: vm.RestartPolicy(m.GetPolicy()), Rules: each(m.GetRules(), func(rule *nodev1.RestartRule) vm.RestartRule {
+		return vm.RestartRule{Not: rule.GetNot(), Codes: each(rule.GetCodes(), func(code int32) int { return int(code) })}
+	})}
 }
 
 func encodeResources(r *vm.Resources) *nodev1.Resources {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -26,7 +27,7 @@ const (
 	ContainerEphemeral ContainerKind = "ephemeral"
 )
 
-// RestartPolicy says which ended containers are started again. Sidecars are always started again.
+// RestartPolicy says which ended containers are started again.
 type RestartPolicy string
 
 // The restart policies.
@@ -35,6 +36,62 @@ const (
 	RestartOnFailure RestartPolicy = "on-failure"
 	RestartNever     RestartPolicy = "never"
 )
+
+// Restart says which ended runs of a container are followed by another one.
+type Restart struct {
+	Policy RestartPolicy `json:"policy"`
+	Rules  []RestartRule `json:"rules,omitempty"` // a run that matches one is followed by another, whatever the policy says
+}
+
+// RestartRule matches runs by their exit code: those with one of the codes, or those with none of them.
+type RestartRule struct {
+	Not   bool  `json:"not,omitempty"`
+	Codes []int `json:"codes,omitempty"` // 0 to 255
+}
+
+// MaxRestartRules and MaxRestartCodes limit a container's rules, and the codes of one of them. Kubernetes has the same limits.
+const (
+	MaxRestartRules = 20
+	MaxRestartCodes = 255
+)
+
+// Again reports whether another run follows one that ended with this exit code. A run that was killed may have failed with code 0.
+func (r Restart) Again(code int, failed bool) bool {
+	for _, rule := range r.Rules {
+		if slices.Contains(rule.Codes, code) != rule.Not {
+			return true
+		}
+	}
+	return r.Policy == RestartAlways || r.Policy == RestartOnFailure && failed
+}
+
+// Clone returns a copy of r that shares no memory with it.
+func (r *Restart) Clone() *Restart {
+	if r == nil {
+		return nil
+	}
+	c := *r
+	c.Rules = cloneSlice(c.Rules)
+	for i := range c.Rules {
+		c.Rules[i].Codes = cloneSlice(c.Rules[i].Codes)
+	}
+	return &c
+}
+
+// RestartOf returns what restarts c, a container of s: sidecars are always started again, init containers at most until they succeed.
+func (s Spec) RestartOf(c Container) Restart {
+	r := Restart{Policy: s.Restart}
+	if c.Restart != nil {
+		r = *c.Restart
+	}
+	switch {
+	case c.Kind == ContainerSidecar:
+		r = Restart{Policy: RestartAlways}
+	case c.Kind == ContainerInit && r.Policy == RestartAlways:
+		r.Policy = RestartOnFailure
+	}
+	return r
+}
 
 // Container is a program of an OCI guest that is started again in the running guest when it ends. It has its own root file
 // system and shares the network, the kernel and the volumes with the other containers.
@@ -55,6 +112,7 @@ type Container struct {
 	MessageFromLog bool   `json:"message_from_log,omitempty"`
 
 	Resources *Resources `json:"resources,omitempty"` // nil: no limits
+	Restart   *Restart   `json:"restart,omitempty"`   // nil: the policy of the VM
 }
 
 // MaxMessage is the maximum length of the message of a container's end in bytes, as with a kubelet.
@@ -167,7 +225,7 @@ func (x *ContainerExit) clone() *ContainerExit {
 
 // Clone returns a copy of c that shares no memory with it.
 func (c Container) Clone() Container {
-	c.Process, c.Mounts, c.Resources = c.Process.Clone(), cloneSlice(c.Mounts), c.Resources.Clone()
+	c.Process, c.Mounts, c.Resources, c.Restart = c.Process.Clone(), cloneSlice(c.Mounts), c.Resources.Clone(), c.Restart.Clone()
 	return c
 }
 
@@ -220,8 +278,9 @@ func (s Spec) ValidateContainers() error {
 		return errdefs.Invalidf("too many containers: %d; at most %d are possible", len(s.Containers), MaxContainers)
 	case !s.Process.Empty() || len(s.Mounts) > 0:
 		return errdefs.Invalidf("a VM with containers cannot have a process or mounts of its own; set them for its containers")
-	case s.Restart != RestartAlways && s.Restart != RestartOnFailure && s.Restart != RestartNever:
-		return errdefs.Invalidf("invalid restart policy %q; use always, on-failure or never", s.Restart)
+	}
+	if err := s.Restart.validate(); err != nil {
+		return err
 	}
 	known, apps := map[string]bool{}, 0
 	for _, c := range s.Containers {
@@ -246,12 +305,42 @@ func (s Spec) ValidateContainers() error {
 		if err := c.validateProgram(); err != nil {
 			return err
 		}
+		if err := c.Restart.validate(); err != nil {
+			return fmt.Errorf("container %s: %w", c.Name, err)
+		}
 		known[c.Name] = true
 	}
 	if apps == 0 {
 		return errdefs.Invalidf("no container is of kind app; at least one is needed")
 	}
 	return nil
+}
+
+func (p RestartPolicy) validate() error {
+	if p != RestartAlways && p != RestartOnFailure && p != RestartNever {
+		return errdefs.Invalidf("invalid restart policy %q; use always, on-failure or never", p)
+	}
+	return nil
+}
+
+func (r *Restart) validate() error {
+	if r == nil {
+		return nil
+	}
+	if len(r.Rules) > MaxRestartRules {
+		return errdefs.Invalidf("%d restart rules; at most %d are possible", len(r.Rules), MaxRestartRules)
+	}
+	for _, rule := range r.Rules {
+		if len(rule.Codes) > MaxRestartCodes {
+			return errdefs.Invalidf("a restart rule has %d exit codes; at most %d are possible", len(rule.Codes), MaxRestartCodes)
+		}
+		for _, code := range rule.Codes {
+			if code < 0 || code > 255 {
+				return errdefs.Invalidf("a restart rule has the exit code %d; use 0 to 255", code)
+			}
+		}
+	}
+	return r.Policy.validate()
 }
 
 // validateProgram checks what c runs and the message of its end.
@@ -284,8 +373,8 @@ func (c Container) ValidateEphemeral() error {
 		return errdefs.Invalidf("container %s: an image is needed", c.Name)
 	case len(c.Mounts) > MaxMounts:
 		return errdefs.Invalidf("container %s has %d mounts; at most %d are possible", c.Name, len(c.Mounts), MaxMounts)
-	case c.Root || c.Hold:
-		return errdefs.Invalidf("container %s is added to a running VM, so it cannot have the VM's own root or hold other containers", c.Name)
+	case c.Root || c.Hold || c.Restart != nil:
+		return errdefs.Invalidf("container %s is added to a running VM, so it cannot have the VM's own root, hold other containers or restart", c.Name)
 	}
 	return c.validateProgram()
 }

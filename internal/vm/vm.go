@@ -67,7 +67,7 @@ type Spec struct {
 	// OCI guests only: these run instead of Process and start in this order. Image is then the base image of the guest
 	// itself; its default is the image of the first app.
 	Containers []Container   `json:"containers,omitempty"`
-	Restart    RestartPolicy `json:"restart,omitempty"` // of Containers, inside the running guest; default always
+	Restart    RestartPolicy `json:"restart,omitempty"` // of Containers without a policy of their own, inside the running guest; default always
 
 	// OCI guests only.
 	Sysctls []Sysctl    `json:"sysctls,omitempty"` // set in the guest before anything starts

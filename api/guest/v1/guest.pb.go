@@ -147,14 +147,15 @@ type SetupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Hostname      string                 `protobuf:"bytes,1,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	Nics          []*NIC                 `protobuf:"bytes,2,rep,name=nics,proto3" json:"nics,omitempty"`
-	Hosts         []string               `protobuf:"bytes,3,rep,name=hosts,proto3" json:"hosts,omitempty"`           // lines for /etc/hosts
-	Process       *Process               `protobuf:"bytes,4,opt,name=process,proto3" json:"process,omitempty"`       // absent: none to start
-	Volumes       []*Volume              `protobuf:"bytes,5,rep,name=volumes,proto3" json:"volumes,omitempty"`       // without their files, which PutVolume has brought
-	Mounts        []*Mount               `protobuf:"bytes,6,rep,name=mounts,proto3" json:"mounts,omitempty"`         // made once, in order, before the process starts
-	Containers    []*Container           `protobuf:"bytes,7,rep,name=containers,proto3" json:"containers,omitempty"` // started once, instead of process
-	Restart       string                 `protobuf:"bytes,8,opt,name=restart,proto3" json:"restart,omitempty"`       // of containers: always, on-failure, never
-	Sysctls       []*Sysctl              `protobuf:"bytes,9,rep,name=sysctls,proto3" json:"sysctls,omitempty"`       // set before anything starts
-	Resolver      []string               `protobuf:"bytes,10,rep,name=resolver,proto3" json:"resolver,omitempty"`    // lines of resolv.conf that name no server
+	Hosts         []string               `protobuf:"bytes,3,rep,name=hosts,proto3" json:"hosts,omitempty"`                                    // lines for /etc/hosts
+	Process       *Process               `protobuf:"bytes,4,opt,name=process,proto3" json:"process,omitempty"`                                // absent: none to start
+	Volumes       []*Volume              `protobuf:"bytes,5,rep,name=volumes,proto3" json:"volumes,omitempty"`                                // without their files, which PutVolume has brought
+	Mounts        []*Mount               `protobuf:"bytes,6,rep,name=mounts,proto3" json:"mounts,omitempty"`                                  // made once, in order, before the process starts
+	Containers    []*Container           `protobuf:"bytes,7,rep,name=containers,proto3" json:"containers,omitempty"`                          // started once, instead of process
+	Restart       string                 `protobuf:"bytes,8,opt,name=restart,proto3" json:"restart,omitempty"`                                // of containers without a restart: always, on-failure, never
+	Sysctls       []*Sysctl              `protobuf:"bytes,9,rep,name=sysctls,proto3" json:"sysctls,omitempty"`                                // set before anything starts
+	Resolver      []string               `protobuf:"bytes,10,rep,name=resolver,proto3" json:"resolver,omitempty"`                             // lines of resolv.conf that name no server
+	NowUnixNano   int64                  `protobuf:"varint,11,opt,name=now_unix_nano,json=nowUnixNano,proto3" json:"now_unix_nano,omitempty"` // the guest's clock is set to it before anything starts; 0: it stays
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -259,6 +260,13 @@ func (x *SetupRequest) GetResolver() []string {
 	return nil
 }
 
+func (x *SetupRequest) GetNowUnixNano() int64 {
+	if x != nil {
+		return x.NowUnixNano
+	}
+	return 0
+}
+
 // Container is one of several programs, with a root file system of its own.
 type Container struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -273,6 +281,7 @@ type Container struct {
 	MessageFromLog bool                   `protobuf:"varint,10,opt,name=message_from_log,json=messageFromLog,proto3" json:"message_from_log,omitempty"` // a run that fails without such a message has the end of its output as message
 	Root           bool                   `protobuf:"varint,8,opt,name=root,proto3" json:"root,omitempty"`                                              // its root is the guest's own, and it has no layers; the only container of the guest
 	Resources      *Resources             `protobuf:"bytes,60,opt,name=resources,proto3" json:"resources,omitempty"`                                    // absent: no limits
+	Restart        *Restart               `protobuf:"bytes,11,opt,name=restart,proto3" json:"restart,omitempty"`                                        // absent: as the setup says
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -384,6 +393,119 @@ func (x *Container) GetResources() *Resources {
 	return nil
 }
 
+func (x *Container) GetRestart() *Restart {
+	if x != nil {
+		return x.Restart
+	}
+	return nil
+}
+
+// Restart says which ended runs of a container are followed by another one.
+type Restart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"` // always, on-failure, never
+	Rules         []*RestartRule         `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`   // a run that matches one is followed by another, whatever the policy says
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Restart) Reset() {
+	*x = Restart{}
+	mi := &file_guest_v1_guest_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Restart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Restart) ProtoMessage() {}
+
+func (x *Restart) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Restart.ProtoReflect.Descriptor instead.
+func (*Restart) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Restart) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *Restart) GetRules() []*RestartRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+// RestartRule matches runs by their exit code: those with one of the codes, or those with none of them.
+type RestartRule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Not           bool                   `protobuf:"varint,1,opt,name=not,proto3" json:"not,omitempty"`
+	Codes         []int32                `protobuf:"varint,2,rep,packed,name=codes,proto3" json:"codes,omitempty"` // 0 to 255
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartRule) Reset() {
+	*x = RestartRule{}
+	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartRule) ProtoMessage() {}
+
+func (x *RestartRule) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartRule.ProtoReflect.Descriptor instead.
+func (*RestartRule) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RestartRule) GetNot() bool {
+	if x != nil {
+		return x.Not
+	}
+	return false
+}
+
+func (x *RestartRule) GetCodes() []int32 {
+	if x != nil {
+		return x.Codes
+	}
+	return nil
+}
+
 // Resources is what a container may use.
 type Resources struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -397,7 +519,7 @@ type Resources struct {
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_guest_v1_guest_proto_msgTypes[4]
+	mi := &file_guest_v1_guest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -409,7 +531,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[4]
+	mi := &file_guest_v1_guest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -422,7 +544,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{4}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Resources) GetCpuLimit() int64 {
@@ -461,7 +583,7 @@ type ContainersRequest struct {
 
 func (x *ContainersRequest) Reset() {
 	*x = ContainersRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	mi := &file_guest_v1_guest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -473,7 +595,7 @@ func (x *ContainersRequest) String() string {
 func (*ContainersRequest) ProtoMessage() {}
 
 func (x *ContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[5]
+	mi := &file_guest_v1_guest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -486,7 +608,7 @@ func (x *ContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainersRequest.ProtoReflect.Descriptor instead.
 func (*ContainersRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{5}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{7}
 }
 
 type ContainersReply struct {
@@ -498,7 +620,7 @@ type ContainersReply struct {
 
 func (x *ContainersReply) Reset() {
 	*x = ContainersReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[6]
+	mi := &file_guest_v1_guest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +632,7 @@ func (x *ContainersReply) String() string {
 func (*ContainersReply) ProtoMessage() {}
 
 func (x *ContainersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[6]
+	mi := &file_guest_v1_guest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +645,7 @@ func (x *ContainersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainersReply.ProtoReflect.Descriptor instead.
 func (*ContainersReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{6}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ContainersReply) GetContainers() []*ContainerStatus {
@@ -549,7 +671,7 @@ type ContainerStatus struct {
 
 func (x *ContainerStatus) Reset() {
 	*x = ContainerStatus{}
-	mi := &file_guest_v1_guest_proto_msgTypes[7]
+	mi := &file_guest_v1_guest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +683,7 @@ func (x *ContainerStatus) String() string {
 func (*ContainerStatus) ProtoMessage() {}
 
 func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[7]
+	mi := &file_guest_v1_guest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +696,7 @@ func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStatus.ProtoReflect.Descriptor instead.
 func (*ContainerStatus) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{7}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ContainerStatus) GetName() string {
@@ -644,7 +766,7 @@ type KillContainerRequest struct {
 
 func (x *KillContainerRequest) Reset() {
 	*x = KillContainerRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[8]
+	mi := &file_guest_v1_guest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -656,7 +778,7 @@ func (x *KillContainerRequest) String() string {
 func (*KillContainerRequest) ProtoMessage() {}
 
 func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[8]
+	mi := &file_guest_v1_guest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -669,7 +791,7 @@ func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerRequest.ProtoReflect.Descriptor instead.
 func (*KillContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{8}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *KillContainerRequest) GetName() string {
@@ -701,7 +823,7 @@ type KillContainerReply struct {
 
 func (x *KillContainerReply) Reset() {
 	*x = KillContainerReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[9]
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +835,7 @@ func (x *KillContainerReply) String() string {
 func (*KillContainerReply) ProtoMessage() {}
 
 func (x *KillContainerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[9]
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +848,7 @@ func (x *KillContainerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerReply.ProtoReflect.Descriptor instead.
 func (*KillContainerReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{9}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
 }
 
 type ReleaseContainerRequest struct {
@@ -738,7 +860,7 @@ type ReleaseContainerRequest struct {
 
 func (x *ReleaseContainerRequest) Reset() {
 	*x = ReleaseContainerRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +872,7 @@ func (x *ReleaseContainerRequest) String() string {
 func (*ReleaseContainerRequest) ProtoMessage() {}
 
 func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +885,7 @@ func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReleaseContainerRequest) GetName() string {
@@ -781,7 +903,7 @@ type ReleaseContainerReply struct {
 
 func (x *ReleaseContainerReply) Reset() {
 	*x = ReleaseContainerReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +915,7 @@ func (x *ReleaseContainerReply) String() string {
 func (*ReleaseContainerReply) ProtoMessage() {}
 
 func (x *ReleaseContainerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +928,7 @@ func (x *ReleaseContainerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerReply.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
 }
 
 type AddContainerRequest struct {
@@ -818,7 +940,7 @@ type AddContainerRequest struct {
 
 func (x *AddContainerRequest) Reset() {
 	*x = AddContainerRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +952,7 @@ func (x *AddContainerRequest) String() string {
 func (*AddContainerRequest) ProtoMessage() {}
 
 func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +965,7 @@ func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
 func (*AddContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AddContainerRequest) GetContainer() *Container {
@@ -861,7 +983,7 @@ type AddContainerReply struct {
 
 func (x *AddContainerReply) Reset() {
 	*x = AddContainerReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +995,7 @@ func (x *AddContainerReply) String() string {
 func (*AddContainerReply) ProtoMessage() {}
 
 func (x *AddContainerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +1008,7 @@ func (x *AddContainerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerReply.ProtoReflect.Descriptor instead.
 func (*AddContainerReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
 }
 
 type ResizeContainersRequest struct {
@@ -898,7 +1020,7 @@ type ResizeContainersRequest struct {
 
 func (x *ResizeContainersRequest) Reset() {
 	*x = ResizeContainersRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1032,7 @@ func (x *ResizeContainersRequest) String() string {
 func (*ResizeContainersRequest) ProtoMessage() {}
 
 func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1045,7 @@ func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersRequest.ProtoReflect.Descriptor instead.
 func (*ResizeContainersRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ResizeContainersRequest) GetContainers() []*ContainerResources {
@@ -943,7 +1065,7 @@ type ContainerResources struct {
 
 func (x *ContainerResources) Reset() {
 	*x = ContainerResources{}
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1077,7 @@ func (x *ContainerResources) String() string {
 func (*ContainerResources) ProtoMessage() {}
 
 func (x *ContainerResources) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1090,7 @@ func (x *ContainerResources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerResources.ProtoReflect.Descriptor instead.
 func (*ContainerResources) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ContainerResources) GetName() string {
@@ -993,7 +1115,7 @@ type ResizeContainersReply struct {
 
 func (x *ResizeContainersReply) Reset() {
 	*x = ResizeContainersReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1127,7 @@ func (x *ResizeContainersReply) String() string {
 func (*ResizeContainersReply) ProtoMessage() {}
 
 func (x *ResizeContainersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1140,7 @@ func (x *ResizeContainersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersReply.ProtoReflect.Descriptor instead.
 func (*ResizeContainersReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{18}
 }
 
 type ContainerExit struct {
@@ -1034,7 +1156,7 @@ type ContainerExit struct {
 
 func (x *ContainerExit) Reset() {
 	*x = ContainerExit{}
-	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1046,7 +1168,7 @@ func (x *ContainerExit) String() string {
 func (*ContainerExit) ProtoMessage() {}
 
 func (x *ContainerExit) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1059,7 +1181,7 @@ func (x *ContainerExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerExit.ProtoReflect.Descriptor instead.
 func (*ContainerExit) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ContainerExit) GetCode() int32 {
@@ -1105,7 +1227,7 @@ type SetupReply struct {
 
 func (x *SetupReply) Reset() {
 	*x = SetupReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1117,7 +1239,7 @@ func (x *SetupReply) String() string {
 func (*SetupReply) ProtoMessage() {}
 
 func (x *SetupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1130,7 +1252,7 @@ func (x *SetupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetupReply.ProtoReflect.Descriptor instead.
 func (*SetupReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 type Volume struct {
@@ -1151,7 +1273,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1163,7 +1285,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1176,7 +1298,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Volume) GetName() string {
@@ -1261,7 +1383,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1395,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1408,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -1330,7 +1452,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1464,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1477,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Mount) GetVolume() string {
@@ -1403,7 +1525,7 @@ type PutVolumeRequest struct {
 
 func (x *PutVolumeRequest) Reset() {
 	*x = PutVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1537,7 @@ func (x *PutVolumeRequest) String() string {
 func (*PutVolumeRequest) ProtoMessage() {}
 
 func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1550,7 @@ func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PutVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PutVolumeRequest) GetVolume() *Volume {
@@ -1453,7 +1575,7 @@ type PutVolumeReply struct {
 
 func (x *PutVolumeReply) Reset() {
 	*x = PutVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1465,7 +1587,7 @@ func (x *PutVolumeReply) String() string {
 func (*PutVolumeReply) ProtoMessage() {}
 
 func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1478,7 +1600,7 @@ func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeReply.ProtoReflect.Descriptor instead.
 func (*PutVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 type AttachVolumeRequest struct {
@@ -1491,7 +1613,7 @@ type AttachVolumeRequest struct {
 
 func (x *AttachVolumeRequest) Reset() {
 	*x = AttachVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1625,7 @@ func (x *AttachVolumeRequest) String() string {
 func (*AttachVolumeRequest) ProtoMessage() {}
 
 func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1638,7 @@ func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AttachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AttachVolumeRequest) GetVolume() *Volume {
@@ -1541,7 +1663,7 @@ type AttachVolumeReply struct {
 
 func (x *AttachVolumeReply) Reset() {
 	*x = AttachVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1675,7 @@ func (x *AttachVolumeReply) String() string {
 func (*AttachVolumeReply) ProtoMessage() {}
 
 func (x *AttachVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1688,7 @@ func (x *AttachVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeReply.ProtoReflect.Descriptor instead.
 func (*AttachVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 type DetachVolumeRequest struct {
@@ -1579,7 +1701,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1713,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1726,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DetachVolumeRequest) GetName() string {
@@ -1629,7 +1751,7 @@ type DetachVolumeReply struct {
 
 func (x *DetachVolumeReply) Reset() {
 	*x = DetachVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +1763,7 @@ func (x *DetachVolumeReply) String() string {
 func (*DetachVolumeReply) ProtoMessage() {}
 
 func (x *DetachVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +1776,7 @@ func (x *DetachVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeReply.ProtoReflect.Descriptor instead.
 func (*DetachVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 type GrowVolumeRequest struct {
@@ -1668,7 +1790,7 @@ type GrowVolumeRequest struct {
 
 func (x *GrowVolumeRequest) Reset() {
 	*x = GrowVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1680,7 +1802,7 @@ func (x *GrowVolumeRequest) String() string {
 func (*GrowVolumeRequest) ProtoMessage() {}
 
 func (x *GrowVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1693,7 +1815,7 @@ func (x *GrowVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GrowVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GrowVolumeRequest) GetName() string {
@@ -1725,7 +1847,7 @@ type GrowVolumeReply struct {
 
 func (x *GrowVolumeReply) Reset() {
 	*x = GrowVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +1859,7 @@ func (x *GrowVolumeReply) String() string {
 func (*GrowVolumeReply) ProtoMessage() {}
 
 func (x *GrowVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,7 +1872,7 @@ func (x *GrowVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowVolumeReply.ProtoReflect.Descriptor instead.
 func (*GrowVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
 }
 
 type NIC struct {
@@ -1769,7 +1891,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +1903,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +1916,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NIC) GetMac() string {
@@ -1863,7 +1985,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1875,7 +1997,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1888,7 +2010,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Route) GetTo() string {
@@ -1924,7 +2046,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2058,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2071,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Process) GetArgs() []string {
@@ -2046,7 +2168,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +2180,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +2193,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FileKey) GetName() string {
@@ -2130,7 +2252,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2264,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2277,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -2203,7 +2325,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2337,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2350,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Sysctl) GetName() string {
@@ -2255,7 +2377,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2389,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2402,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EnvVar) GetName() string {
@@ -2307,7 +2429,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2319,7 +2441,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2332,7 +2454,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -2366,7 +2488,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2378,7 +2500,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2391,7 +2513,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExecStart) GetCommand() []string {
@@ -2473,7 +2595,7 @@ type ExecInput struct {
 
 func (x *ExecInput) Reset() {
 	*x = ExecInput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2485,7 +2607,7 @@ func (x *ExecInput) String() string {
 func (*ExecInput) ProtoMessage() {}
 
 func (x *ExecInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2498,7 +2620,7 @@ func (x *ExecInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInput.ProtoReflect.Descriptor instead.
 func (*ExecInput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExecInput) GetInput() isExecInput_Input {
@@ -2602,7 +2724,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2736,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2749,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExecOutput) GetOutput() isExecOutput_Output {
@@ -2714,7 +2836,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +2848,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +2861,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *LogsRequest) GetAfter() uint64 {
@@ -2776,7 +2898,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +2910,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2801,7 +2923,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -2847,7 +2969,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +2981,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +2994,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
 }
 
 type WaitReply struct {
@@ -2886,7 +3008,7 @@ type WaitReply struct {
 
 func (x *WaitReply) Reset() {
 	*x = WaitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2898,7 +3020,7 @@ func (x *WaitReply) String() string {
 func (*WaitReply) ProtoMessage() {}
 
 func (x *WaitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2911,7 +3033,7 @@ func (x *WaitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitReply.ProtoReflect.Descriptor instead.
 func (*WaitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WaitReply) GetCode() int32 {
@@ -2943,7 +3065,7 @@ type AckExitRequest struct {
 
 func (x *AckExitRequest) Reset() {
 	*x = AckExitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2955,7 +3077,7 @@ func (x *AckExitRequest) String() string {
 func (*AckExitRequest) ProtoMessage() {}
 
 func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2968,7 +3090,7 @@ func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitRequest.ProtoReflect.Descriptor instead.
 func (*AckExitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
 }
 
 type AckExitReply struct {
@@ -2979,7 +3101,7 @@ type AckExitReply struct {
 
 func (x *AckExitReply) Reset() {
 	*x = AckExitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +3113,7 @@ func (x *AckExitReply) String() string {
 func (*AckExitReply) ProtoMessage() {}
 
 func (x *AckExitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +3126,7 @@ func (x *AckExitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitReply.ProtoReflect.Descriptor instead.
 func (*AckExitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
 }
 
 type PoweroffRequest struct {
@@ -3016,7 +3138,7 @@ type PoweroffRequest struct {
 
 func (x *PoweroffRequest) Reset() {
 	*x = PoweroffRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3150,7 @@ func (x *PoweroffRequest) String() string {
 func (*PoweroffRequest) ProtoMessage() {}
 
 func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3163,7 @@ func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffRequest.ProtoReflect.Descriptor instead.
 func (*PoweroffRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PoweroffRequest) GetGraceMs() int64 {
@@ -3059,7 +3181,7 @@ type PoweroffReply struct {
 
 func (x *PoweroffReply) Reset() {
 	*x = PoweroffReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3193,7 @@ func (x *PoweroffReply) String() string {
 func (*PoweroffReply) ProtoMessage() {}
 
 func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3206,7 @@ func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffReply.ProtoReflect.Descriptor instead.
 func (*PoweroffReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
 }
 
 type StatsRequest struct {
@@ -3095,7 +3217,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3107,7 +3229,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3120,7 +3242,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
 }
 
 type StatsReply struct {
@@ -3142,7 +3264,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3154,7 +3276,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3167,7 +3289,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StatsReply) GetCpuSeconds() float64 {
@@ -3262,7 +3384,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3396,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3409,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -3344,7 +3466,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3478,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3491,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -3409,7 +3531,7 @@ type ResumedRequest struct {
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3543,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3556,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -3504,7 +3626,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3516,7 +3638,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3529,7 +3651,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -3563,7 +3685,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3575,7 +3697,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3588,7 +3710,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -3617,7 +3739,7 @@ type LogPlace struct {
 
 func (x *LogPlace) Reset() {
 	*x = LogPlace{}
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3629,7 +3751,7 @@ func (x *LogPlace) String() string {
 func (*LogPlace) ProtoMessage() {}
 
 func (x *LogPlace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +3764,7 @@ func (x *LogPlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
 func (*LogPlace) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *LogPlace) GetRun() int32 {
@@ -3674,7 +3796,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3686,7 +3808,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3699,7 +3821,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
 }
 
 type SettleReply struct {
@@ -3710,7 +3832,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3722,7 +3844,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3735,7 +3857,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
 }
 
 type SetClockRequest struct {
@@ -3747,7 +3869,7 @@ type SetClockRequest struct {
 
 func (x *SetClockRequest) Reset() {
 	*x = SetClockRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3759,7 +3881,7 @@ func (x *SetClockRequest) String() string {
 func (*SetClockRequest) ProtoMessage() {}
 
 func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3772,7 +3894,7 @@ func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
 func (*SetClockRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *SetClockRequest) GetNowUnixNano() int64 {
@@ -3790,7 +3912,7 @@ type SetClockReply struct {
 
 func (x *SetClockReply) Reset() {
 	*x = SetClockReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3802,7 +3924,7 @@ func (x *SetClockReply) String() string {
 func (*SetClockReply) ProtoMessage() {}
 
 func (x *SetClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3815,7 +3937,7 @@ func (x *SetClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockReply.ProtoReflect.Descriptor instead.
 func (*SetClockReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
 }
 
 type FreezeRequest struct {
@@ -3826,7 +3948,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3838,7 +3960,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3851,7 +3973,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
 }
 
 type FreezeReply struct {
@@ -3863,7 +3985,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3875,7 +3997,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3888,7 +4010,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -3906,7 +4028,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3918,7 +4040,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3931,7 +4053,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{65}
 }
 
 type ThawReply struct {
@@ -3943,7 +4065,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[64]
+	mi := &file_guest_v1_guest_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3955,7 +4077,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[64]
+	mi := &file_guest_v1_guest_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3968,7 +4090,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{64}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -3990,7 +4112,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06set_up\x18\x03 \x01(\bR\x05setUp\x12\x18\n" +
 	"\aprocess\x18\x04 \x01(\bR\aprocess\x12\x1b\n" +
 	"\tuptime_ms\x18\x05 \x01(\x03R\buptimeMs\x12\x1c\n" +
-	"\tabilities\x18( \x03(\tR\tabilities\"\xa6\x03\n" +
+	"\tabilities\x18( \x03(\tR\tabilities\"\xca\x03\n" +
 	"\fSetupRequest\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12(\n" +
 	"\x04nics\x18\x02 \x03(\v2\x14.cocoon.guest.v1.NICR\x04nics\x12\x14\n" +
@@ -4004,7 +4126,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\arestart\x18\b \x01(\tR\arestart\x121\n" +
 	"\asysctls\x18\t \x03(\v2\x17.cocoon.guest.v1.SysctlR\asysctls\x12\x1a\n" +
 	"\bresolver\x18\n" +
-	" \x03(\tR\bresolver\"\xf0\x02\n" +
+	" \x03(\tR\bresolver\x12\"\n" +
+	"\rnow_unix_nano\x18\v \x01(\x03R\vnowUnixNano\"\xa4\x03\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x122\n" +
@@ -4017,7 +4140,14 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x10message_from_log\x18\n" +
 	" \x01(\bR\x0emessageFromLog\x12\x12\n" +
 	"\x04root\x18\b \x01(\bR\x04root\x128\n" +
-	"\tresources\x18< \x01(\v2\x1a.cocoon.guest.v1.ResourcesR\tresources\"\x8e\x01\n" +
+	"\tresources\x18< \x01(\v2\x1a.cocoon.guest.v1.ResourcesR\tresources\x122\n" +
+	"\arestart\x18\v \x01(\v2\x18.cocoon.guest.v1.RestartR\arestart\"U\n" +
+	"\aRestart\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x122\n" +
+	"\x05rules\x18\x02 \x03(\v2\x1c.cocoon.guest.v1.RestartRuleR\x05rules\"5\n" +
+	"\vRestartRule\x12\x10\n" +
+	"\x03not\x18\x01 \x01(\bR\x03not\x12\x14\n" +
+	"\x05codes\x18\x02 \x03(\x05R\x05codes\"\x8e\x01\n" +
 	"\tResources\x12\x1b\n" +
 	"\tcpu_limit\x18\x01 \x01(\x03R\bcpuLimit\x12\x1d\n" +
 	"\n" +
@@ -4309,159 +4439,163 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),               // 1: cocoon.guest.v1.InfoReply
 	(*SetupRequest)(nil),            // 2: cocoon.guest.v1.SetupRequest
 	(*Container)(nil),               // 3: cocoon.guest.v1.Container
-	(*Resources)(nil),               // 4: cocoon.guest.v1.Resources
-	(*ContainersRequest)(nil),       // 5: cocoon.guest.v1.ContainersRequest
-	(*ContainersReply)(nil),         // 6: cocoon.guest.v1.ContainersReply
-	(*ContainerStatus)(nil),         // 7: cocoon.guest.v1.ContainerStatus
-	(*KillContainerRequest)(nil),    // 8: cocoon.guest.v1.KillContainerRequest
-	(*KillContainerReply)(nil),      // 9: cocoon.guest.v1.KillContainerReply
-	(*ReleaseContainerRequest)(nil), // 10: cocoon.guest.v1.ReleaseContainerRequest
-	(*ReleaseContainerReply)(nil),   // 11: cocoon.guest.v1.ReleaseContainerReply
-	(*AddContainerRequest)(nil),     // 12: cocoon.guest.v1.AddContainerRequest
-	(*AddContainerReply)(nil),       // 13: cocoon.guest.v1.AddContainerReply
-	(*ResizeContainersRequest)(nil), // 14: cocoon.guest.v1.ResizeContainersRequest
-	(*ContainerResources)(nil),      // 15: cocoon.guest.v1.ContainerResources
-	(*ResizeContainersReply)(nil),   // 16: cocoon.guest.v1.ResizeContainersReply
-	(*ContainerExit)(nil),           // 17: cocoon.guest.v1.ContainerExit
-	(*SetupReply)(nil),              // 18: cocoon.guest.v1.SetupReply
-	(*Volume)(nil),                  // 19: cocoon.guest.v1.Volume
-	(*VolumeFile)(nil),              // 20: cocoon.guest.v1.VolumeFile
-	(*Mount)(nil),                   // 21: cocoon.guest.v1.Mount
-	(*PutVolumeRequest)(nil),        // 22: cocoon.guest.v1.PutVolumeRequest
-	(*PutVolumeReply)(nil),          // 23: cocoon.guest.v1.PutVolumeReply
-	(*AttachVolumeRequest)(nil),     // 24: cocoon.guest.v1.AttachVolumeRequest
-	(*AttachVolumeReply)(nil),       // 25: cocoon.guest.v1.AttachVolumeReply
-	(*DetachVolumeRequest)(nil),     // 26: cocoon.guest.v1.DetachVolumeRequest
-	(*DetachVolumeReply)(nil),       // 27: cocoon.guest.v1.DetachVolumeReply
-	(*GrowVolumeRequest)(nil),       // 28: cocoon.guest.v1.GrowVolumeRequest
-	(*GrowVolumeReply)(nil),         // 29: cocoon.guest.v1.GrowVolumeReply
-	(*NIC)(nil),                     // 30: cocoon.guest.v1.NIC
-	(*Route)(nil),                   // 31: cocoon.guest.v1.Route
-	(*Process)(nil),                 // 32: cocoon.guest.v1.Process
-	(*FileKey)(nil),                 // 33: cocoon.guest.v1.FileKey
-	(*Security)(nil),                // 34: cocoon.guest.v1.Security
-	(*Sysctl)(nil),                  // 35: cocoon.guest.v1.Sysctl
-	(*EnvVar)(nil),                  // 36: cocoon.guest.v1.EnvVar
-	(*WindowSize)(nil),              // 37: cocoon.guest.v1.WindowSize
-	(*ExecStart)(nil),               // 38: cocoon.guest.v1.ExecStart
-	(*ExecInput)(nil),               // 39: cocoon.guest.v1.ExecInput
-	(*ExecOutput)(nil),              // 40: cocoon.guest.v1.ExecOutput
-	(*LogsRequest)(nil),             // 41: cocoon.guest.v1.LogsRequest
-	(*LogEntry)(nil),                // 42: cocoon.guest.v1.LogEntry
-	(*WaitRequest)(nil),             // 43: cocoon.guest.v1.WaitRequest
-	(*WaitReply)(nil),               // 44: cocoon.guest.v1.WaitReply
-	(*AckExitRequest)(nil),          // 45: cocoon.guest.v1.AckExitRequest
-	(*AckExitReply)(nil),            // 46: cocoon.guest.v1.AckExitReply
-	(*PoweroffRequest)(nil),         // 47: cocoon.guest.v1.PoweroffRequest
-	(*PoweroffReply)(nil),           // 48: cocoon.guest.v1.PoweroffReply
-	(*StatsRequest)(nil),            // 49: cocoon.guest.v1.StatsRequest
-	(*StatsReply)(nil),              // 50: cocoon.guest.v1.StatsReply
-	(*VolumeStats)(nil),             // 51: cocoon.guest.v1.VolumeStats
-	(*ContainerStats)(nil),          // 52: cocoon.guest.v1.ContainerStats
-	(*ResumedRequest)(nil),          // 53: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),           // 54: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),            // 55: cocoon.guest.v1.ResumedReply
-	(*LogPlace)(nil),                // 56: cocoon.guest.v1.LogPlace
-	(*SettleRequest)(nil),           // 57: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),             // 58: cocoon.guest.v1.SettleReply
-	(*SetClockRequest)(nil),         // 59: cocoon.guest.v1.SetClockRequest
-	(*SetClockReply)(nil),           // 60: cocoon.guest.v1.SetClockReply
-	(*FreezeRequest)(nil),           // 61: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),             // 62: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),             // 63: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),               // 64: cocoon.guest.v1.ThawReply
+	(*Restart)(nil),                 // 4: cocoon.guest.v1.Restart
+	(*RestartRule)(nil),             // 5: cocoon.guest.v1.RestartRule
+	(*Resources)(nil),               // 6: cocoon.guest.v1.Resources
+	(*ContainersRequest)(nil),       // 7: cocoon.guest.v1.ContainersRequest
+	(*ContainersReply)(nil),         // 8: cocoon.guest.v1.ContainersReply
+	(*ContainerStatus)(nil),         // 9: cocoon.guest.v1.ContainerStatus
+	(*KillContainerRequest)(nil),    // 10: cocoon.guest.v1.KillContainerRequest
+	(*KillContainerReply)(nil),      // 11: cocoon.guest.v1.KillContainerReply
+	(*ReleaseContainerRequest)(nil), // 12: cocoon.guest.v1.ReleaseContainerRequest
+	(*ReleaseContainerReply)(nil),   // 13: cocoon.guest.v1.ReleaseContainerReply
+	(*AddContainerRequest)(nil),     // 14: cocoon.guest.v1.AddContainerRequest
+	(*AddContainerReply)(nil),       // 15: cocoon.guest.v1.AddContainerReply
+	(*ResizeContainersRequest)(nil), // 16: cocoon.guest.v1.ResizeContainersRequest
+	(*ContainerResources)(nil),      // 17: cocoon.guest.v1.ContainerResources
+	(*ResizeContainersReply)(nil),   // 18: cocoon.guest.v1.ResizeContainersReply
+	(*ContainerExit)(nil),           // 19: cocoon.guest.v1.ContainerExit
+	(*SetupReply)(nil),              // 20: cocoon.guest.v1.SetupReply
+	(*Volume)(nil),                  // 21: cocoon.guest.v1.Volume
+	(*VolumeFile)(nil),              // 22: cocoon.guest.v1.VolumeFile
+	(*Mount)(nil),                   // 23: cocoon.guest.v1.Mount
+	(*PutVolumeRequest)(nil),        // 24: cocoon.guest.v1.PutVolumeRequest
+	(*PutVolumeReply)(nil),          // 25: cocoon.guest.v1.PutVolumeReply
+	(*AttachVolumeRequest)(nil),     // 26: cocoon.guest.v1.AttachVolumeRequest
+	(*AttachVolumeReply)(nil),       // 27: cocoon.guest.v1.AttachVolumeReply
+	(*DetachVolumeRequest)(nil),     // 28: cocoon.guest.v1.DetachVolumeRequest
+	(*DetachVolumeReply)(nil),       // 29: cocoon.guest.v1.DetachVolumeReply
+	(*GrowVolumeRequest)(nil),       // 30: cocoon.guest.v1.GrowVolumeRequest
+	(*GrowVolumeReply)(nil),         // 31: cocoon.guest.v1.GrowVolumeReply
+	(*NIC)(nil),                     // 32: cocoon.guest.v1.NIC
+	(*Route)(nil),                   // 33: cocoon.guest.v1.Route
+	(*Process)(nil),                 // 34: cocoon.guest.v1.Process
+	(*FileKey)(nil),                 // 35: cocoon.guest.v1.FileKey
+	(*Security)(nil),                // 36: cocoon.guest.v1.Security
+	(*Sysctl)(nil),                  // 37: cocoon.guest.v1.Sysctl
+	(*EnvVar)(nil),                  // 38: cocoon.guest.v1.EnvVar
+	(*WindowSize)(nil),              // 39: cocoon.guest.v1.WindowSize
+	(*ExecStart)(nil),               // 40: cocoon.guest.v1.ExecStart
+	(*ExecInput)(nil),               // 41: cocoon.guest.v1.ExecInput
+	(*ExecOutput)(nil),              // 42: cocoon.guest.v1.ExecOutput
+	(*LogsRequest)(nil),             // 43: cocoon.guest.v1.LogsRequest
+	(*LogEntry)(nil),                // 44: cocoon.guest.v1.LogEntry
+	(*WaitRequest)(nil),             // 45: cocoon.guest.v1.WaitRequest
+	(*WaitReply)(nil),               // 46: cocoon.guest.v1.WaitReply
+	(*AckExitRequest)(nil),          // 47: cocoon.guest.v1.AckExitRequest
+	(*AckExitReply)(nil),            // 48: cocoon.guest.v1.AckExitReply
+	(*PoweroffRequest)(nil),         // 49: cocoon.guest.v1.PoweroffRequest
+	(*PoweroffReply)(nil),           // 50: cocoon.guest.v1.PoweroffReply
+	(*StatsRequest)(nil),            // 51: cocoon.guest.v1.StatsRequest
+	(*StatsReply)(nil),              // 52: cocoon.guest.v1.StatsReply
+	(*VolumeStats)(nil),             // 53: cocoon.guest.v1.VolumeStats
+	(*ContainerStats)(nil),          // 54: cocoon.guest.v1.ContainerStats
+	(*ResumedRequest)(nil),          // 55: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),           // 56: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),            // 57: cocoon.guest.v1.ResumedReply
+	(*LogPlace)(nil),                // 58: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),           // 59: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),             // 60: cocoon.guest.v1.SettleReply
+	(*SetClockRequest)(nil),         // 61: cocoon.guest.v1.SetClockRequest
+	(*SetClockReply)(nil),           // 62: cocoon.guest.v1.SetClockReply
+	(*FreezeRequest)(nil),           // 63: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),             // 64: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),             // 65: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),               // 66: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
-	30, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
-	32, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
-	19, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
-	21, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
+	32, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
+	34, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
+	21, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
+	23, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
 	3,  // 4: cocoon.guest.v1.SetupRequest.containers:type_name -> cocoon.guest.v1.Container
-	35, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
-	32, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
-	21, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
-	4,  // 8: cocoon.guest.v1.Container.resources:type_name -> cocoon.guest.v1.Resources
-	7,  // 9: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
-	17, // 10: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
-	17, // 11: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
-	3,  // 12: cocoon.guest.v1.AddContainerRequest.container:type_name -> cocoon.guest.v1.Container
-	15, // 13: cocoon.guest.v1.ResizeContainersRequest.containers:type_name -> cocoon.guest.v1.ContainerResources
-	4,  // 14: cocoon.guest.v1.ContainerResources.resources:type_name -> cocoon.guest.v1.Resources
-	19, // 15: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
-	20, // 16: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
-	19, // 17: cocoon.guest.v1.AttachVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
-	31, // 18: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
-	36, // 19: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
-	34, // 20: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
-	33, // 21: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
-	36, // 22: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
-	37, // 23: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
-	38, // 24: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
-	37, // 25: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	52, // 26: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
-	51, // 27: cocoon.guest.v1.StatsReply.volumes:type_name -> cocoon.guest.v1.VolumeStats
-	30, // 28: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	54, // 29: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	56, // 30: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
-	0,  // 31: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	22, // 32: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 33: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	39, // 34: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	39, // 35: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	39, // 36: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	41, // 37: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	43, // 38: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	45, // 39: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	47, // 40: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	49, // 41: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	57, // 42: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	53, // 43: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	59, // 44: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
-	61, // 45: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	63, // 46: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	5,  // 47: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	8,  // 48: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
-	10, // 49: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
-	12, // 50: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
-	14, // 51: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
-	24, // 52: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
-	26, // 53: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
-	28, // 54: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
-	1,  // 55: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	23, // 56: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	18, // 57: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	40, // 58: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	40, // 59: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	40, // 60: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	42, // 61: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	44, // 62: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	46, // 63: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	48, // 64: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	50, // 65: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	58, // 66: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	55, // 67: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	60, // 68: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
-	62, // 69: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	64, // 70: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	6,  // 71: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	9,  // 72: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
-	11, // 73: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
-	13, // 74: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
-	16, // 75: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
-	25, // 76: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
-	27, // 77: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
-	29, // 78: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
-	55, // [55:79] is the sub-list for method output_type
-	31, // [31:55] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	37, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
+	34, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
+	23, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
+	6,  // 8: cocoon.guest.v1.Container.resources:type_name -> cocoon.guest.v1.Resources
+	4,  // 9: cocoon.guest.v1.Container.restart:type_name -> cocoon.guest.v1.Restart
+	5,  // 10: cocoon.guest.v1.Restart.rules:type_name -> cocoon.guest.v1.RestartRule
+	9,  // 11: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
+	19, // 12: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
+	19, // 13: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
+	3,  // 14: cocoon.guest.v1.AddContainerRequest.container:type_name -> cocoon.guest.v1.Container
+	17, // 15: cocoon.guest.v1.ResizeContainersRequest.containers:type_name -> cocoon.guest.v1.ContainerResources
+	6,  // 16: cocoon.guest.v1.ContainerResources.resources:type_name -> cocoon.guest.v1.Resources
+	21, // 17: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
+	22, // 18: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
+	21, // 19: cocoon.guest.v1.AttachVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
+	33, // 20: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
+	38, // 21: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
+	36, // 22: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
+	35, // 23: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
+	38, // 24: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
+	39, // 25: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
+	40, // 26: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
+	39, // 27: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
+	54, // 28: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	53, // 29: cocoon.guest.v1.StatsReply.volumes:type_name -> cocoon.guest.v1.VolumeStats
+	32, // 30: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	56, // 31: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	58, // 32: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	0,  // 33: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	24, // 34: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 35: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	41, // 36: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	41, // 37: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	41, // 38: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	43, // 39: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	45, // 40: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	47, // 41: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	49, // 42: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	51, // 43: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	59, // 44: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	55, // 45: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	61, // 46: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
+	63, // 47: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	65, // 48: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	7,  // 49: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	10, // 50: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
+	12, // 51: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
+	14, // 52: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
+	16, // 53: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
+	26, // 54: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
+	28, // 55: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
+	30, // 56: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
+	1,  // 57: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	25, // 58: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	20, // 59: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	42, // 60: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	42, // 61: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	42, // 62: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	44, // 63: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	46, // 64: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	48, // 65: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	50, // 66: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	52, // 67: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	60, // 68: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	57, // 69: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	62, // 70: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
+	64, // 71: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	66, // 72: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	8,  // 73: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	11, // 74: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
+	13, // 75: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
+	15, // 76: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
+	18, // 77: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
+	27, // 78: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
+	29, // 79: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
+	31, // 80: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
+	57, // [57:81] is the sub-list for method output_type
+	33, // [33:57] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -4469,16 +4603,16 @@ func file_guest_v1_guest_proto_init() {
 	if File_guest_v1_guest_proto != nil {
 		return
 	}
-	file_guest_v1_guest_proto_msgTypes[19].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[20].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[39].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[21].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[22].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[41].OneofWrappers = []any{
 		(*ExecInput_Start)(nil),
 		(*ExecInput_Stdin)(nil),
 		(*ExecInput_StdinClosed)(nil),
 		(*ExecInput_Resize)(nil),
 		(*ExecInput_Signal)(nil),
 	}
-	file_guest_v1_guest_proto_msgTypes[40].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[42].OneofWrappers = []any{
 		(*ExecOutput_Stdout)(nil),
 		(*ExecOutput_Stderr)(nil),
 		(*ExecOutput_ExitCode)(nil),
@@ -4490,7 +4624,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   65,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

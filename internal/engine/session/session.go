@@ -426,7 +426,7 @@ func containersOf(r vm.Record) []guest.Container {
 		out = append(out, guest.Container{
 			Name: c.Name, Kind: spec.Kind, Process: c.Process.Addressed(r.NICs), Layers: c.Layers, Mounts: spec.Mounts, Run: c.Status.Next(),
 			Hold: spec.Hold, Root: spec.Root, MessagePath: spec.MessagePath, MessageFromLog: spec.MessageFromLog,
-			Resources: spec.Resources,
+			Resources: spec.Resources, Restart: r.Spec.RestartOf(spec),
 		})
 	}
 	return out

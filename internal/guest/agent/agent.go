@@ -218,7 +218,7 @@ func (s *session) Info(ctx context.Context) (guest.Info, error) {
 
 // Setup implements guest.Agent.
 func (s *session) Setup(ctx context.Context, g guest.Setup) error {
-	r := &guestv1.SetupRequest{Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts, Resolver: g.Resolver}
+	r := &guestv1.SetupRequest{Hostname: g.Hostname, Nics: nics(g.NICs), Hosts: g.Hosts, Resolver: g.Resolver, NowUnixNano: time.Now().UnixNano()}
 	if g.Process != nil {
 		r.Process = process(*g.Process)
 	}
@@ -243,8 +243,23 @@ func encodeContainer(c guest.Container) *guestv1.Container {
 	return &guestv1.Container{
 		Name: c.Name, Kind: string(c.Kind), Process: process(c.Process), Layers: c.Layers, Mounts: mounts(c.Mounts), Run: int32(c.Run),
 		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
-		Resources: resources(c.Resources),
+		Resources: resources(c.Resources), Restart: restart(c.Restart),
 	}
+}
+
+func restart(r vm.Restart) *guestv1.Restart {
+	if r.Policy == "" {
+		return nil
+	}
+	m := &guestv1.Restart{Policy: string(r.Policy)}
+	for _, rule := range r.Rules {
+		one := &guestv1.RestartRule{Not: rule.Not}
+		for _, code := range rule.Codes {
+			one.Codes = append(one.Codes, int32(code))
+		}
+		m.Rules = append(m.Rules, one)
+	}
+	return m
 }
 
 func resources(r *vm.Resources) *guestv1.Resources {

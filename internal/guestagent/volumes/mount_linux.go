@@ -230,7 +230,7 @@ func (k *Keeper) makeMemory(v vm.Volume) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
 		return err
 	}
-	options := "mode=0777"
+	options := "mode=1777"
 	if v.SizeLimit > 0 {
 		options += ",size=" + strconv.FormatInt(v.SizeLimit, 10)
 	}
@@ -242,7 +242,7 @@ func (k *Keeper) makeMemory(v vm.Volume) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return share(fd, v.Group)
+	return share(fd, unix.S_ISVTX, v.Group)
 }
 
 // makeImage shows the files of an image in the stage.
@@ -313,21 +313,22 @@ func makeFolderWhole(parent int, name string, group *int64) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := share(fd, group); err != nil {
+	if err := share(fd, 0, group); err != nil {
 		return err
 	}
 	return unix.Renameat(parent, temp, parent, name)
 }
 
-// share lets all users use a folder, and makes new files in it belong to the group.
-func share(fd int, group *int64) error {
+// share lets all users use a folder, and makes new files in it belong to the group. sticky is S_ISVTX or 0. The root of a volume
+// in memory is sticky as with a kubelet, which leaves it as tmpfs makes it.
+func share(fd int, sticky uint32, group *int64) error {
 	if group == nil {
-		return unix.Fchmod(fd, 0o777)
+		return unix.Fchmod(fd, 0o777|sticky)
 	}
 	if err := unix.Fchown(fd, -1, int(*group)); err != nil {
 		return err
 	}
-	return unix.Fchmod(fd, 0o777|unix.S_ISGID)
+	return unix.Fchmod(fd, 0o777|unix.S_ISGID|sticky)
 }
 
 // mount shows v, or the part of it that m names, at m's path in the folder root.

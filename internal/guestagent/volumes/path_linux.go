@@ -112,6 +112,10 @@ func mountable(root, fd int, name string, folder bool) error {
 // subFolder opens a folder inside a volume that starts empty. It makes missing parts of its path with the mode and
 // group of the volume.
 func subFolder(root int, name string, group *int64) (int, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return -1, err
+	}
 	at := ""
 	for _, part := range strings.Split(name, "/") {
 		parent, up := root, at
@@ -130,14 +134,14 @@ func subFolder(root int, name string, group *int64) (int, error) {
 			}
 			defer unix.Close(parent)
 		}
-		if err := makeShared(parent, part, group); err != nil {
+		if err := makeShared(parent, part, st.Mode&unix.S_ISVTX, group); err != nil {
 			return -1, err
 		}
 	}
 	return beneath(root, name)
 }
 
-func makeShared(parent int, name string, group *int64) error {
+func makeShared(parent int, name string, sticky uint32, group *int64) error {
 	if err := unix.Mkdirat(parent, name, 0o777); err != nil {
 		return err
 	}
@@ -146,5 +150,5 @@ func makeShared(parent int, name string, group *int64) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return share(fd, group)
+	return share(fd, sticky, group)
 }

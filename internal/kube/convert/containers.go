@@ -28,7 +28,7 @@ func ImageOf(pod *corev1.Pod, c *corev1.Container) string {
 	return c.Image
 }
 
-// IsSidecar reports whether an init container keeps running.
+// IsSidecar reports whether c, an init container, keeps running.
 func IsSidecar(c *corev1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
 }
@@ -72,7 +72,9 @@ func several(pod *corev1.Pod, env Environment) []vm.Container {
 
 // app returns c as an app container without an image of its own.
 func app(pod *corev1.Pod, c *corev1.Container, env Environment) vm.Container {
-	x := vm.Container{Name: c.Name, Kind: vm.ContainerApp, Process: process(pod, c, env[c.Name]), Mounts: mounts(c, env[c.Name].values())}
+	x := vm.Container{
+		Name: c.Name, Kind: vm.ContainerApp, Process: process(pod, c, env[c.Name]), Mounts: mounts(c, env[c.Name].values()), Restart: ownRestart(c),
+	}
 	if c.TerminationMessagePath != "" { // the API server has filled in the default
 		x.MessagePath = path.Join("/", c.TerminationMessagePath)
 	}
@@ -95,8 +97,11 @@ func Observed(pod *corev1.Pod) []*corev1.Container {
 	})
 }
 
-func restart(pod *corev1.Pod) vm.RestartPolicy {
-	switch pod.Spec.RestartPolicy {
+func restart(pod *corev1.Pod) vm.RestartPolicy { return policy(string(pod.Spec.RestartPolicy)) }
+
+// policy returns the restart policy that a pod or a container names in the same way; Always if it names none.
+func policy(name string) vm.RestartPolicy {
+	switch corev1.RestartPolicy(name) {
 	case corev1.RestartPolicyNever:
 		return vm.RestartNever
 	case corev1.RestartPolicyOnFailure:
@@ -104,6 +109,45 @@ func restart(pod *corev1.Pod) vm.RestartPolicy {
 	case corev1.RestartPolicyAlways:
 	}
 	return vm.RestartAlways
+}
+
+// ownRestart returns what c itself says of its restarts, nil if it has the policy of its pod.
+func ownRestart(c *corev1.Container) *vm.Restart {
+	if c.RestartPolicy == nil {
+		return nil
+	}
+	r := &vm.Restart{Policy: policy(string(*c.RestartPolicy))}
+	for _, rule := range c.RestartPolicyRules {
+		if codes := rule.ExitCodes; codes != nil {
+			one := vm.RestartRule{Not: codes.Operator == corev1.ContainerRestartRuleOnExitCodesOpNotIn}
+			for _, code := range codes.Values {
+				one.Codes = append(one.Codes, int(code))
+			}
+			r.Rules = append(r.Rules, one)
+		}
+	}
+	return r
+}
+
+// Restarts reports whether a run of c, an app or sidecar of pod, that ended with this exit code is followed by another one.
+func Restarts(pod *corev1.Pod, c *corev1.Container, code int, failed bool) bool {
+	r := vm.Restart{Policy: restart(pod)}
+	if own := ownRestart(c); own != nil {
+		r = *own
+	}
+	return r.Again(code, failed)
+}
+
+// AnyRestarts reports whether a container of pod restarts in that way.
+func AnyRestarts(pod *corev1.Pod, code int, failed bool) bool {
+	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool { return Restarts(pod, &c, code, failed) })
+}
+
+// OwnRestarts reports whether containers of pod have restart policies of their own. Sidecars do not count.
+func OwnRestarts(pod *corev1.Pod) bool {
+	own := func(c corev1.Container) bool { return c.RestartPolicy != nil }
+	return slices.ContainsFunc(pod.Spec.Containers, own) ||
+		slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return own(c) && !IsSidecar(&c) })
 }
 
 // checkContainers refuses unsupported settings of containers, and annotations that only a pod with one container can have.
@@ -119,8 +163,11 @@ func checkContainers(pod *corev1.Pod) field.ErrorList {
 		}
 		errs = append(errs, checkContainer(c, at)...)
 		errs = append(errs, checkSecurity(c, at)...)
-		sidecar := i < len(pod.Spec.InitContainers) && IsSidecar(c)
-		no(c.RestartPolicy != nil && !sidecar || len(c.RestartPolicyRules) > 0, at.Child("restartPolicy"), "a container of a VM cannot have its own restart policy; set the pod's restartPolicy")
+		for j, rule := range c.RestartPolicyRules {
+			at := at.Child("restartPolicyRules").Index(j)
+			no(rule.Action != corev1.ContainerRestartRuleActionRestart, at.Child("action"), "a VM starts a container again, but not all containers of its pod; use Restart")
+			no(rule.ExitCodes == nil, at.Child("exitCodes"), "a rule needs exit codes")
+		}
 	}
 	if !Several(pod) {
 		return errs

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -95,5 +96,49 @@ func TestContainersThatHoldOthers(t *testing.T) {
 	}
 	if want := []string{"a-probed", "b-hooked", "c-ready", "e-hooked", "f-probed", "g-last"}; !slices.Equal(observed, want) {
 		t.Errorf("observed: %q, want %q", observed, want)
+	}
+}
+
+func TestContainersWithTheirOwnRestarts(t *testing.T) {
+	pod := plain(func(p *corev1.Pod) {
+		p.Spec.RestartPolicy = corev1.RestartPolicyNever
+		with := func(name string, policy corev1.ContainerRestartPolicy, rules ...corev1.ContainerRestartRule) corev1.Container {
+			c := needs(name, "100m", "64Mi")
+			c.RestartPolicy, c.RestartPolicyRules = &policy, rules
+			return c
+		}
+		rule := func(op corev1.ContainerRestartRuleOnExitCodesOperator, codes ...int32) corev1.ContainerRestartRule {
+			return corev1.ContainerRestartRule{Action: corev1.ContainerRestartRuleActionRestart, ExitCodes: &corev1.ContainerRestartRuleOnExitCodes{Operator: op, Values: codes}}
+		}
+		p.Spec.InitContainers = []corev1.Container{
+			with("init", corev1.ContainerRestartPolicyNever, rule(corev1.ContainerRestartRuleOnExitCodesOpIn, 42)), with("side", corev1.ContainerRestartPolicyAlways),
+		}
+		p.Spec.Containers = []corev1.Container{
+			needs("pods", "100m", "64Mi"), with("always", corev1.ContainerRestartPolicyAlways),
+			with("but", corev1.ContainerRestartPolicyOnFailure, rule(corev1.ContainerRestartRuleOnExitCodesOpNotIn, 0, 1)),
+		}
+	})
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	spec := Spec(pod, Node{}, Environment{})
+	got := map[string]vm.Restart{}
+	for _, c := range spec.Containers {
+		got[c.Name] = spec.RestartOf(c)
+	}
+	want := map[string]vm.Restart{
+		"init": {Policy: vm.RestartNever, Rules: []vm.RestartRule{{Codes: []int{42}}}}, "side": {Policy: vm.RestartAlways},
+		"pods": {Policy: vm.RestartNever}, "always": {Policy: vm.RestartAlways},
+		"but": {Policy: vm.RestartOnFailure, Rules: []vm.RestartRule{{Not: true, Codes: []int{0, 1}}}},
+	}
+	if d := diff.Of(want, got); d != "" {
+		t.Error(d)
+	}
+	if !OwnRestarts(pod) || !AnyRestarts(pod, 137, true) {
+		t.Error("the containers have no policies of their own")
+	}
+	pod.Spec.Containers = pod.Spec.Containers[:1]
+	if pod.Spec.InitContainers = pod.Spec.InitContainers[1:]; OwnRestarts(pod) || AnyRestarts(pod, 137, true) {
+		t.Error("a sidecar counts")
 	}
 }

@@ -80,7 +80,10 @@ func TestCheckRefuses(t *testing.T) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "i", Image: "i"}}
 			p.Annotations[contract.KeyImage], p.Annotations[contract.KeyMode] = "other:1", "run"
 		}, "can have this annotation"},
-		"a policy of its own": {on(func(c *corev1.Container) { c.RestartPolicy = ptr(corev1.ContainerRestartPolicyAlways) }), "set the pod's restartPolicy"},
+		"restart of all containers": {on(func(c *corev1.Container) {
+			c.RestartPolicy = ptr(corev1.ContainerRestartPolicyNever)
+			c.RestartPolicyRules = []corev1.ContainerRestartRule{{Action: corev1.ContainerRestartRuleActionRestartAllContainers, ExitCodes: &corev1.ContainerRestartRuleOnExitCodes{}}}
+		}), "spec.containers[0].restartPolicyRules[0].action"},
 		"host alias": {func(p *corev1.Pod) {
 			p.Spec.HostAliases = []corev1.HostAlias{{IP: "10.0.0.9", Hostnames: []string{"a b"}}}
 		}, "no valid names"},

@@ -131,7 +131,7 @@ func (h *Health) watchContainers(v *guestMonitor, pod *corev1.Pod, rec *vm.Recor
 		delete(v.watches, c.Name)
 		before, known := h.containers[c.Name]
 		known = known && before.run.is(now) && !before.Starting
-		x := &containerMonitor{container: c, run: now, restarts: pod.Spec.RestartPolicy != corev1.RestartPolicyNever || convert.IsSidecar(c)}
+		x := &containerMonitor{container: c, run: now, restarts: convert.Restarts(pod, c, vm.LostExitCode, true)}
 		s := fresh(c, now)
 		began := time.Now()
 		if known {

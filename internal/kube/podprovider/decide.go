@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -173,16 +174,15 @@ func (s observation) stopped() (action, turn) {
 	return actRestart, whenWoken
 }
 
-// restarts applies the pod's restart policy to the end of its VM. A run that was stopped for a probe or hook counts as failed.
+// restarts applies the restart policies of the pod to the end of its VM. A run that was stopped for a probe or hook counts as failed.
+// If containers have policies of their own and have ended by themselves, their guest has applied the policies already.
 func (s observation) restarts() bool {
-	switch s.pod.Spec.RestartPolicy {
-	case corev1.RestartPolicyNever:
+	code := int(podstatus.ExitCode(s.rec))
+	failed := s.killed.Equal(s.rec.StartedAt) || stoppedOutside(s.rec, s.killed)
+	if convert.OwnRestarts(s.pod) && len(s.rec.Containers) > 0 && s.rec.ExitCode != nil && !failed {
 		return false
-	case corev1.RestartPolicyOnFailure:
-		return podstatus.ExitCode(s.rec) != 0 || s.killed.Equal(s.rec.StartedAt) || stoppedOutside(s.rec, s.killed)
-	default:
-		return true
 	}
+	return convert.AnyRestarts(s.pod, code, failed || code != 0)
 }
 
 // stoppedOutside reports whether the run of rec was stopped from outside the pod, for example with `cocoon down`. Such a run

@@ -16,7 +16,9 @@ import (
 
 // seen returns the observation of a pod with annotations and of its VM, on a node with a registry. state "" means no VM.
 func seen(state vm.State, annotations ...string) observation {
-	s := observation{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{}}}, left: math.MaxInt64}
+	s := observation{left: math.MaxInt64, pod: &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}},
+	}}
 	s.node = abilities{snapshots: true, remote: true}
 	for i := 0; i < len(annotations); i += 2 {
 		s.pod.Annotations[annotations[i]] = annotations[i+1]
@@ -84,7 +86,15 @@ func TestDecide(t *testing.T) {
 		"succeeded":                                {exits(seen(vm.StateStopped), 0), actFinish, whenWoken},
 		"failed":                                   {exits(seen(vm.StateStopped), 1), actSchedule, whenWoken},
 		"stopped for a probe":                      {with(exits(seen(vm.StateStopped), 0), func(s *observation) { s.killed = s.rec.StartedAt }), actSchedule, whenWoken},
-		"stopped from outside":                     {with(exits(seen(vm.StateStopped), 0), func(s *observation) { s.rec.Reason = vm.ReasonStopped }), actSchedule, whenWoken},
+		"one keeps on, ended by themselves":        {keepsOn(seen(vm.StateStopped), 1), actFinish, whenWoken},
+		"one keeps on, VM lost":                    {with(keepsOn(seen(vm.StateStopped), 1), func(s *observation) { s.rec.ExitCode, s.rec.State = nil, vm.StateError }), actSchedule, whenWoken},
+		"one keeps on, stopped for a probe":        {with(keepsOn(seen(vm.StateStopped), 0), func(s *observation) { s.killed = s.rec.StartedAt }), actSchedule, whenWoken},
+		"one keeps on, boots itself":               {with(keepsOn(seen(vm.StateStopped), 0), func(s *observation) { s.rec.Containers = nil }), actSchedule, whenWoken},
+		"none keeps on, VM lost": {with(keepsOn(seen(vm.StateStopped), 1), func(s *observation) {
+			s.rec.ExitCode = nil
+			*s.pod.Spec.Containers[0].RestartPolicy = corev1.ContainerRestartPolicyNever
+		}), actFinish, whenWoken},
+		"stopped from outside": {with(exits(seen(vm.StateStopped), 0), func(s *observation) { s.rec.Reason = vm.ReasonStopped }), actSchedule, whenWoken},
 	} {
 		if got, next := decide(tt.s); got != tt.want || next != tt.next {
 			t.Errorf("%s: action %d, turn %d; want %d, %d", name, got, next, tt.want, tt.next)
@@ -96,6 +106,15 @@ func TestDecide(t *testing.T) {
 func exits(s observation, code int) observation {
 	s.pod.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
 	s.rec.ExitCode, s.rec.Reason = &code, vm.ReasonExited
+	return s
+}
+
+// keepsOn makes the VM of s end with a code under the restart policy Never, although its container has the policy Always.
+func keepsOn(s observation, code int) observation {
+	s = exits(s, code)
+	s.pod.Spec.RestartPolicy = corev1.RestartPolicyNever
+	s.pod.Spec.Containers[0].RestartPolicy = new(corev1.ContainerRestartPolicyAlways)
+	s.rec.Containers = []vm.ContainerRecord{{Name: s.pod.Spec.Containers[0].Name, Root: true}}
 	return s
 }
 
