@@ -115,12 +115,16 @@ generate-check:
 	@hack/generate.sh --check
 
 .PHONY: test
-test: setup test-unit test-variants test-vm test-e2e ## all of the tests; like demo, it installs missing Debian packages, unless SETUP=no
+test: setup test-unit test-crash test-variants test-vm test-e2e ## all of the tests; like demo, it installs missing Debian packages, unless SETUP=no
 
 PACKAGES ?= ./...
 .PHONY: test-unit
 test-unit: ## our code alone, with the race detector
 	@umask 022; GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test $(GOFLAGS_) -race -vet=off -ldflags '-s -w' -p 3 -timeout 20m $(PACKAGES) # vet is in lint
+
+.PHONY: test-crash
+test-crash: ## the engine killed at every step of every operation; with the race detector, test-unit does so at every few steps
+	@umask 022; CGO_ENABLED=0 go test $(GOFLAGS_) -vet=off -ldflags '-s -w' -run '^TestKilledAtEveryStep$$' ./internal/engine
 
 .PHONY: test-variants
 test-variants: ## a few tests with another umask, locale, time zone, CPU and /tmp, and by a user with sudo
