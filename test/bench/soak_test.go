@@ -22,9 +22,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 	"cocoonstack.io/cocoon/internal/testkit/leak"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // TestSoak creates and deletes pods while the processes that manage them are killed again and again. It stops the API server
@@ -82,6 +84,10 @@ func (s soak) run(t *testing.T) {
 		defer close(killed)
 		kills = s.kill(ctx, t, engine, node)
 	}()
+	volumes := make(chan moves, 1)
+	if s.guests {
+		go func() { volumes <- moveVolumes(ctx, t, engine) }()
+	}
 	began := time.Now()
 	s.lives(t, c, "soak", s.pods)
 	took := time.Since(began)
@@ -89,6 +95,11 @@ func (s soak) run(t *testing.T) {
 	<-killed
 	if s.guests {
 		away(t, k, c, engine)
+		w := <-volumes
+		t.Logf("%s: volumes attached %d and detached %d times", s.name, w.attached, w.detached)
+		if w.attached == 0 || w.detached == 0 {
+			t.Error("no volume came or went")
+		}
 	}
 	s.lives(t, c, "calm", s.wide)
 	after := s.settle(t, engine, node)
@@ -146,6 +157,46 @@ func (s soak) lives(t *testing.T, c *cluster, prefix string, n int) {
 	if t.Failed() {
 		t.FailNow()
 	}
+}
+
+// moves counts what became of volumes.
+type moves struct{ attached, detached int }
+
+// moveVolumes attaches volumes to VMs that run, and detaches them, until ctx ends. The processes are killed meanwhile, so each act may
+// fail. Then every volume must be free again, when its VM is gone, and it is removed.
+func moveVolumes(ctx context.Context, t *testing.T, engine *daemon) (done moves) {
+	names := []string{"soak-a", "soak-b"}
+	for _, name := range names {
+		reached(t, name+" is made", func() bool {
+			_, err := engine.CreateVolume(t.Context(), volume.Spec{Name: name, Size: 32 << 20})
+			return err == nil || errdefs.IsAlreadyExists(err)
+		})
+	}
+	for ctx.Err() == nil {
+		name := names[rand.IntN(len(names))]
+		all, _ := engine.List(ctx)
+		all = slices.DeleteFunc(all, func(r vm.Record) bool { return !r.AgentReady })
+		if len(all) > 0 {
+			to := string(all[rand.IntN(len(all))].ID)
+			if _, err := engine.AttachVolume(ctx, to, vm.VolumeUse{Ref: name}, "/soak"); err == nil {
+				done.attached++
+				if _, err := engine.DetachVolume(ctx, to, name); err == nil {
+					done.detached++
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(rand.N(time.Second)):
+		}
+	}
+	for _, name := range names {
+		reached(t, name+" is free and gone", func() bool {
+			err := engine.RemoveVolume(t.Context(), name)
+			return err == nil || errdefs.IsNotFound(err)
+		})
+	}
+	return done
 }
 
 // reached is until for the goroutines of a test.
