@@ -5,13 +5,18 @@ import (
 	"context"
 	"errors"
 	"io"
+	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 
+	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
+	volumefile "cocoonstack.io/cocoon/internal/volume/file"
 )
 
 // attachedSpec is a VM that mounts the volume data.
@@ -170,25 +175,81 @@ func TestReadersOfAVolume(t *testing.T) {
 	}
 }
 
-// The bytes of a volume are copied while nobody writes to them.
+// liveVolumes is a store that copies the bytes of one instant. It notes how the guest that writes to a volume is meanwhile.
+type liveVolumes struct {
+	*volumefile.Store
+	guest func() *enginetest.Guest
+	seen  []string
+}
+
+func (l *liveVolumes) note(what string, s volume.Spec) volume.Spec {
+	if s.Live {
+		what += ", live"
+	}
+	if g := l.guest(); g != nil && g.Self().Frozen {
+		what += ", frozen"
+	}
+	l.seen = append(l.seen, what)
+	s.Live = false // the guests of these tests write nothing at that moment
+	return s
+}
+
+func (l *liveVolumes) Snapshot(ctx context.Context, ref string, s volume.Spec) (volume.Snapshot, error) {
+	return l.Store.Snapshot(ctx, ref, l.note("snapshot", s))
+}
+
+func (l *liveVolumes) Clone(ctx context.Context, ref string, s volume.Spec) (volume.Volume, error) {
+	return l.Store.Clone(ctx, ref, l.note("clone", s))
+}
+
+// A copy of a volume has the bytes of one instant. The file systems of the guest that writes to it are frozen meanwhile, if its agent is
+// there.
 func TestCopiesOfAVolume(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
+	var id vm.ID
+	file, err := volumefile.New(ctx, volumefile.Config{Dir: filepath.Join(t.TempDir(), "live")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = file.Close() })
+	store := &liveVolumes{Store: file, guest: func() *enginetest.Guest { return r.world.Guest(id) }}
+	r.stop()
+	r.world.Keep(store)
+	var busy atomic.Bool
+	r.world.Fault = func(call string) error {
+		if call == "agent.Freeze" && busy.Load() {
+			return errdefs.Preconditionf("the guest is busy")
+		}
+		return nil
+	}
+	r.start()
 	v := r.Volumes()
 	if _, err := v.Import(ctx, volume.Spec{Name: "data", Size: 1 << 20}, bytes.NewReader([]byte("one")), nil); err != nil {
 		t.Fatal(err)
 	}
-	r.must(r.Launch(ctx, attachedSpec("web")))
-	_, err := v.Snapshot(ctx, "data", volume.Spec{Name: "kept"})
-	r.refused("a snapshot while a VM writes", errdefs.FailedPrecondition, err)
-	_, err = v.Clone(ctx, "data", volume.Spec{Name: "copy"})
-	r.refused("a clone while a VM writes", errdefs.FailedPrecondition, err)
-	r.refused("an export while a VM writes", errdefs.FailedPrecondition, v.Export(ctx, "data", io.Discard))
-	r.must(r.Stop(ctx, "web", 0))
+	id = r.must(r.Launch(ctx, attachedSpec("web"))).ID
+	r.await("web", "ready", ready)
 	if _, err = v.Snapshot(ctx, "data", volume.Spec{Name: "kept"}); err != nil {
 		t.Error(err)
 	}
 	if _, err = v.Clone(ctx, "data", volume.Spec{Name: "copy"}); err != nil {
 		t.Error(err)
+	}
+	if r.world.Guest(id).Self().Frozen {
+		t.Error("the guest stays frozen")
+	}
+	busy.Store(true)
+	if _, err = v.Snapshot(ctx, "data", volume.Spec{Name: "cut"}); err != nil {
+		t.Error(err)
+	}
+	r.refused("an export while a VM writes", errdefs.FailedPrecondition, v.Export(ctx, "data", io.Discard))
+	r.must(r.Stop(ctx, "web", 0))
+	if _, err = v.Snapshot(ctx, "data", volume.Spec{Name: "still"}); err != nil {
+		t.Error(err)
+	}
+	want := []string{"snapshot, live, frozen", "clone, live, frozen", "snapshot, live", "snapshot"}
+	if d := diff.Of(want, store.seen); d != "" {
+		t.Error(d)
 	}
 	var out bytes.Buffer
 	if err := v.Export(ctx, "copy", &out); err != nil || out.Len() != 1<<20 || !bytes.HasPrefix(out.Bytes(), []byte("one")) {

@@ -204,6 +204,29 @@ func (c *capture) settleGuest(ctx context.Context) {
 	c.log.Debug("guest prepared for the save", "vm", c.id, "dur", time.Since(began), "err", err)
 }
 
+// quiet freezes the file systems of a running guest while a volume of it is copied, and returns what thaws them. A guest that cannot do
+// that goes on: the copy is as after a power cut.
+func (m *machine) quiet(ctx context.Context, volume string) (thaw func()) {
+	thaw = func() {}
+	proc := m.run.Load()
+	if proc == nil || proc.Over() {
+		return thaw
+	}
+	agent, ready, _ := proc.link.Peek()
+	freezer, ok := agent.(guest.Freezer)
+	if !ready || !ok {
+		return thaw
+	}
+	limited, cancel := context.WithTimeout(ctx, freezeTimeout)
+	defer cancel()
+	if _, err := freezer.Freeze(limited); err != nil {
+		m.log.Warn("file systems of guest not frozen, the copy of its volume is as after a power cut", "vm", m.id, "volume", volume, "err", err)
+		return thaw
+	}
+	c := capture{machine: m, freezer: freezer}
+	return func() { c.thaw(ctx) }
+}
+
 // thaw runs even if the caller has gone away: otherwise the guest thaws itself, but only after a while.
 func (c *capture) thaw(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), freezeTimeout)

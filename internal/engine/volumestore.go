@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"io"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -9,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
-// Volumes is the volume store of the node as its users see it: the bytes of a volume are copied only while nobody writes to them.
+// Volumes is the volume store of the node as its users see it: a copy of a volume has the bytes of one instant, whatever VM writes to it.
 type Volumes struct {
 	volume.Store
 	node *node
@@ -100,13 +101,15 @@ func (v *Volumes) Delete(ctx context.Context, ref string) error {
 	return can.Delete(ctx, ref)
 }
 
-// Snapshot implements volume.Snapshotter. FailedPrecondition while a VM that writes to the volume runs.
+// Snapshot implements volume.Snapshotter. The caller leaves Spec.Live to the engine. The guest that writes to the volume, if one runs,
+// has its file systems frozen meanwhile, if its agent can do that.
 func (v *Volumes) Snapshot(ctx context.Context, ref string, s volume.Spec) (out volume.Snapshot, err error) {
 	can, err := able[volume.Snapshotter](v)
 	if err != nil {
 		return out, err
 	}
-	err = v.still(ctx, ref, func(ctx context.Context) error {
+	err = v.still(ctx, ref, func(ctx context.Context, live bool) error {
+		s.Live = live
 		out, err = can.Snapshot(ctx, ref, s)
 		return err
 	})
@@ -158,13 +161,14 @@ func (v *Volumes) DeleteSnapshot(ctx context.Context, ref string) error {
 	return can.DeleteSnapshot(ctx, ref)
 }
 
-// Clone implements volume.Cloner. FailedPrecondition while a VM that writes to the volume runs.
+// Clone implements volume.Cloner, with guests and Spec.Live as in Snapshot.
 func (v *Volumes) Clone(ctx context.Context, ref string, s volume.Spec) (out volume.Volume, err error) {
 	can, err := able[volume.Cloner](v)
 	if err != nil {
 		return out, err
 	}
-	err = v.still(ctx, ref, func(ctx context.Context) error {
+	err = v.still(ctx, ref, func(ctx context.Context, live bool) error {
+		s.Live = live
 		out, err = can.Clone(ctx, ref, s)
 		return err
 	})
@@ -198,8 +202,9 @@ func able[T any](v *Volumes) (T, error) {
 	return can, nil
 }
 
-// still calls fn while no VM writes to the volume ref. It keeps the VM that has it attached from starting meanwhile.
-func (v *Volumes) still(caller context.Context, ref string, fn func(context.Context) error) error {
+// still calls fn while the VM that writes to the volume ref, if there is one, neither starts nor ends nor gives the volume away. live says
+// that its guest runs; the guest's file systems are frozen then, if its agent can do that.
+func (v *Volumes) still(caller context.Context, ref string, fn func(ctx context.Context, live bool) error) error {
 	ctx, leave, err := v.node.life.enter(caller)
 	if err != nil {
 		return err
@@ -216,12 +221,20 @@ func (v *Volumes) still(caller context.Context, ref string, fn func(context.Cont
 	}
 	switch writer := got.Writer(); {
 	case writer == "":
-		return fn(ctx)
+		return fn(ctx, false)
 	case m == nil:
 		return errdefs.Preconditionf("volume %s: VM %s, which has it attached, is not known here, and may write to it", got.Name, writer)
 	}
-	if r := m.record(); r.State == vm.StateRunning || r.State == vm.StateError {
-		return errdefs.Preconditionf("volume %s: VM %s (%s) may write to it; stop or hibernate that VM first", got.Name, r.Spec.Name, r.State)
+	switch r := m.record(); r.State {
+	case vm.StateError:
+		return errdefs.Preconditionf("volume %s: VM %s (%s) may write to it; stop that VM first", got.Name, r.Spec.Name, r.State)
+	case vm.StateRunning:
+		defer m.quiet(ctx, got.Name)()
+		if err := fn(ctx, true); err != nil {
+			return fmt.Errorf("VM %s runs: %w", r.Spec.Name, err)
+		}
+		return nil
+	default:
+		return fn(ctx, false)
 	}
-	return fn(ctx)
 }

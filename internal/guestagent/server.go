@@ -239,12 +239,20 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 	if err := s.mayWrite(); err != nil {
 		return nil, err
 	}
+	first := s.mainProcess() == nil && s.containers() == nil // after that programs of the guest may have changed clock and kernel
+	if now := r.GetNowUnixNano(); first && now > 0 && s.cfg.Init { // the kernel has read it from the machine in whole seconds
+		if err := s.machine.SetClock(time.Unix(0, now)); err != nil {
+			return nil, err
+		}
+	}
 	if err := s.machine.Identify(ctx, identity(r)); err != nil {
 		return nil, fmt.Errorf("set up the guest: %w", err)
 	}
 	s.setHostname(r.GetHostname())
-	if err := s.ready(r); err != nil {
-		return nil, err
+	if first {
+		if err := s.tune(r.GetSysctls()); err != nil {
+			return nil, err
+		}
 	}
 	if len(r.GetContainers()) > 0 {
 		if err := s.setUpContainers(ctx, r); err != nil {
@@ -259,22 +267,13 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 	return &guestv1.SetupReply{}, nil
 }
 
-// ready sets the clock, which the kernel has read from the machine in whole seconds, and applies settings to the kernel before the
-// first program starts. After that it does nothing, because programs of the guest may have changed both.
-func (s *Server) ready(r *guestv1.SetupRequest) error {
-	if s.mainProcess() != nil || s.containers() != nil {
-		return nil
-	}
-	if now := r.GetNowUnixNano(); now > 0 && s.cfg.Init {
-		if err := s.machine.SetClock(time.Unix(0, now)); err != nil {
-			return err
-		}
-	}
-	if len(r.GetSysctls()) == 0 {
+// tune applies settings to the kernel.
+func (s *Server) tune(settings []*guestv1.Sysctl) error {
+	if len(settings) == 0 {
 		return nil
 	}
 	var spec vm.Spec
-	for _, m := range r.GetSysctls() {
+	for _, m := range settings {
 		spec.Sysctls = append(spec.Sysctls, vm.Sysctl{Name: m.GetName(), Value: m.GetValue()})
 	}
 	if err := spec.ValidateSysctls(); err != nil {

@@ -42,6 +42,7 @@ type Spec struct {
 	Name   string            // "": the store chooses one
 	Size   int64             // see RoundSize. A copy may be larger than its source, and 0 means as large.
 	Labels map[string]string // at most MaxLabels bytes
+	Live   bool              // of a snapshot or copy: a VM may write to the source meanwhile
 }
 
 // Limits of volumes, in bytes.
@@ -131,9 +132,9 @@ type Snapshot struct {
 
 // Snapshotter is the ability of a Store to keep the bytes of a volume at one instant, and to go back to them.
 type Snapshotter interface {
-	// Snapshot keeps the bytes of the volume ref. If the volume is attached to a VM that writes, the caller has paused or frozen its guest.
-	// The size in s is 0 or that of the volume.
-	// Errors: NotFound, InvalidArgument, AlreadyExists, ResourceExhausted.
+	// Snapshot keeps the bytes of the volume ref. While a VM may write to it, the caller sets Spec.Live; the bytes are then those of one
+	// instant, as after a power cut. The size in s is 0 or that of the volume.
+	// Errors: NotFound, InvalidArgument, AlreadyExists, ResourceExhausted, FailedPrecondition if the store cannot do that live.
 	Snapshot(ctx context.Context, ref string, s Spec) (Snapshot, error)
 	// GetSnapshot returns the snapshot ref. Errors: NotFound, InvalidArgument if ref is ambiguous.
 	GetSnapshot(ctx context.Context, ref string) (Snapshot, error)
@@ -153,9 +154,9 @@ type Snapshotter interface {
 
 // Cloner is the ability of a Store to copy a volume.
 type Cloner interface {
-	// Clone makes a volume with the bytes of the volume ref, and never writes to that one. If it is attached to a VM that writes, the
-	// caller has paused or frozen its guest.
-	// Errors: NotFound, InvalidArgument for a smaller size, AlreadyExists, ResourceExhausted.
+	// Clone makes a volume with the bytes of the volume ref, and never writes to that one. Spec.Live is as for Snapshot.
+	// Errors: NotFound, InvalidArgument for a smaller size, AlreadyExists, ResourceExhausted, FailedPrecondition if the store cannot do
+	// that live.
 	Clone(ctx context.Context, ref string, s Spec) (Volume, error)
 }
 

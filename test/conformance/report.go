@@ -248,7 +248,11 @@ func summary(tests []string, remarks []remark) []string {
 			}
 		}
 		if others > 0 {
-			rows = append(rows, row(fmt.Sprintf("%d tests without [Conformance] that match %s", others, one.Test), one.Reason))
+			what := fmt.Sprintf("%d tests without [Conformance] that match %s", others, one.Test)
+			if others == 1 {
+				what = "the test without [Conformance] that matches " + one.Test
+			}
+			rows = append(rows, row(what, one.Reason))
 		}
 	}
 	return rows

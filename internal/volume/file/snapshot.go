@@ -44,7 +44,7 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 	owner := vm.Heir(ctx, v.Owner)
 	return s.snapshots.create(ctx, owner, spec.Name, func(id vm.ID, name string, data *os.File) (volume.Snapshot, error) {
 		snap := volume.Snapshot{ID: id, Name: name, Owner: owner, Kind: Kind, Volume: v.ID, Source: v.Name, Size: v.Size, CreatedAt: now(), Labels: spec.Labels}.Clone()
-		return snap, fill(ctx, data, src, v.Size)
+		return snap, fill(ctx, data, src, v.Size, spec.Live)
 	})
 }
 
@@ -56,9 +56,16 @@ func called(name string) string {
 	return " as " + name
 }
 
-// fill copies src to dst, which gets size bytes.
-func fill(ctx context.Context, dst, src *os.File, size int64) error {
-	if err := sparse.Copy(ctx, dst, src); err != nil {
+// fill copies src to dst, which gets size bytes. If src is live, only sharing its content gives the bytes of one instant.
+func fill(ctx context.Context, dst, src *os.File, size int64, live bool) error {
+	err := sparse.Clone(dst, src)
+	switch {
+	case errdefs.Is(err, errdefs.Unsupported) && live:
+		return errdefs.Preconditionf("a VM writes to it, and the file system of this node's volumes cannot keep the bytes of one instant (xfs and btrfs can); stop or hibernate the VM first")
+	case errdefs.Is(err, errdefs.Unsupported):
+		err = sparse.Copy(ctx, dst, src)
+	}
+	if err != nil {
 		return err
 	}
 	return dst.Truncate(size)
@@ -189,7 +196,7 @@ func (s *Store) copy(ctx context.Context, spec volume.Spec, from vm.ID, size int
 	if want < size {
 		return volume.Volume{}, errdefs.Invalidf("a copy cannot have %d bytes, less than its source; choose at least %d", want, size)
 	}
-	return s.make(ctx, spec, from, func(data *os.File) (int64, error) { return want, fill(ctx, data, src, size) })
+	return s.make(ctx, spec, from, func(data *os.File) (int64, error) { return want, fill(ctx, data, src, size, spec.Live) })
 }
 
 // Restore implements volume.Snapshotter.
@@ -233,7 +240,7 @@ func replace(ctx context.Context, path string, src *os.File, size int64) (err er
 			_ = os.Remove(f.Name())
 		}
 	}()
-	err = fill(ctx, f, src, size)
+	err = fill(ctx, f, src, size, false)
 	if err == nil {
 		err = f.Sync()
 	}

@@ -2,9 +2,12 @@ package volumetest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"reflect"
 	"strings"
 	"sync"
@@ -184,6 +187,76 @@ func clones(t *testing.T, s volume.Store) {
 		t.Error(err)
 	}
 	holds(t, s, "c", 2, map[int64]string{0: "mine", MiB: "old"})
+}
+
+// live copies a volume while a VM writes to it all the time. Each copy holds what the VM had written in its order up to one instant. A
+// store that cannot do that says so, and leaves nothing.
+func live(t *testing.T, s volume.Store) {
+	shots, cloner := ability[volume.Snapshotter](t, s), ability[volume.Cloner](t, s)
+	const size, copies = 4, 5
+	create(t, s, "db", size)
+	user := vm.NewID()
+	_, disk, err := s.Attach(t.Context(), "db", user, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shots.Snapshot(t.Context(), "db", volume.Spec{Name: "s", Live: true}); err != nil {
+		class(t, "a live snapshot", err, errdefs.FailedPrecondition)
+		_, err := cloner.Clone(t.Context(), "db", volume.Spec{Name: "c", Live: true})
+		class(t, "a live clone", err, errdefs.FailedPrecondition)
+		if all, err := shots.Snapshots(t.Context()); err != nil || len(all) > 0 {
+			t.Errorf("left are %v, %v", all, err)
+		}
+		return
+	}
+	data, err := os.OpenFile(disk.Path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	go func() { // the first block gets each number first, the last one last
+		block := make([]byte, volume.Block)
+		for n := uint64(1); ; n++ {
+			binary.LittleEndian.PutUint64(block, n)
+			for off := int64(0); off < size*MiB; off += MiB / 4 {
+				if _, err := data.WriteAt(block, off); err != nil {
+					ended <- err
+					return
+				}
+			}
+			select {
+			case <-stop:
+				ended <- nil
+				return
+			default:
+			}
+		}
+	}()
+	for i := range copies {
+		name := fmt.Sprint("copy-", i)
+		if _, err := cloner.Clone(t.Context(), "db", volume.Spec{Name: name, Live: true}); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if err := ability[volume.Carrier](t, s).Export(t.Context(), name, &out); err != nil {
+			t.Fatal(err)
+		}
+		round := binary.LittleEndian.Uint64(out.Bytes())
+		for off, expect := 0, round; off < size*MiB; off += MiB / 4 {
+			got := binary.LittleEndian.Uint64(out.Bytes()[off:])
+			if got != expect && got+1 == round { // the round was not complete
+				expect = got
+			}
+			if got != expect {
+				t.Fatalf("%s is of no instant: the first block has %d, the one at %d has %d", name, round, off, got)
+			}
+		}
+	}
+	close(stop)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
 
 // exportRace exports a volume while VMs come and go. Each stream holds one content, not parts of two.

@@ -43,6 +43,7 @@ func Run(t *testing.T, open func(t *testing.T) volume.Store, reopen func(t *test
 		"SnapshotNames": snapshotNames,
 		"Restore":       restores,
 		"Clone":         clones,
+		"Live":          live,
 		"Carry":         carries,
 		"ImportFails":   importFails,
 		"ExportRefused": exportRefused,
