@@ -209,7 +209,7 @@ func live(t *testing.T, s volume.Store) {
 		}
 		return
 	}
-	data, err := os.OpenFile(disk.Path, os.O_WRONLY, 0)
+	data, err := os.OpenFile(disk.Path, os.O_WRONLY|os.O_SYNC, 0) // the order of writes counts, also on a device
 	if err != nil {
 		t.Fatal(err)
 	}
