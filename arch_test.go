@@ -63,7 +63,7 @@ var layers = []layer{
 	{"L1 cloud-init", 1, []string{"internal/cloudinit/"}, []string{"go.yaml.in/yaml/v3"}},
 	{"L1 manifests", 1, []string{"deploy/"}, nil},
 	{"L1 api", 1, []string{"api/"}, []string{"google.golang.org/", "k8s.io/apimachinery", "k8s.io/api"}},
-	{"L0 ground", 0, []string{"internal/errdefs/", "internal/blockdev/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/batch/", "internal/filelock/", "internal/keylock/", "internal/sparse/", "internal/version/", "internal/reach/", "internal/ociname/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
+	{"L0 ground", 0, []string{"internal/errdefs/", "internal/blockdev/", "internal/hostdir/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/batch/", "internal/filelock/", "internal/keylock/", "internal/sparse/", "internal/version/", "internal/reach/", "internal/ociname/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L0 grpc errors", 0, []string{"internal/grpcerr/"}, []string{"google.golang.org/"}},
 
 	{"tests", 9, []string{"internal/testkit/", "test/", "examples/", "hack/", "guest/"}, []string{"*"}},

@@ -18,7 +18,7 @@ var (
 	wanted = []string{
 		"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "overlay", "virtio_rng", "virtio_balloon",
 	}
-	optional = []string{"erofs", "squashfs", "button", "evdev", "virtio_scsi", "sd_mod", "loop"}
+	optional = []string{"erofs", "squashfs", "button", "evdev", "virtio_scsi", "sd_mod", "loop", "virtiofs"}
 )
 
 func main() {

@@ -130,6 +130,9 @@ func (m *machine) detachVolumes(ctx context.Context, thorough bool) error {
 
 // savable refuses to save a VM for others, if it has volumes: its memory fits only the volumes as they are now.
 func savable(r vm.Record) error {
+	if err := hasNoDirs(r); err != nil {
+		return err
+	}
 	if len(r.Attached) == 0 {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/hostdir"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/journal"
@@ -31,6 +32,7 @@ type Config struct {
 	PoolSize       int      // clones kept ready of each snapshot that VMs are cloned from; 0: no pool
 	PoolMemory     int64    // bytes of memory for all guests in the pool together
 
+	HostPaths hostdir.List                            // folders of the node that VMs may share; none: no VM shares any
 	CloneDirs []string                                // absolute folders with exported snapshots that non-operators may clone from
 	OwnerOf   func(labels map[string]string) vm.Owner // owner of a VM created before records had owners; nil: the operator
 
@@ -80,6 +82,9 @@ func (c *Config) complete() (err error) {
 		if *p, err = filepath.Abs(*p); err != nil {
 			return fmt.Errorf("engine: %w", err)
 		}
+	}
+	if err := c.HostPaths.CheckPaths(c.StateDir, c.RunDir); err != nil {
+		return err
 	}
 	if c.MaxLogBytes <= 0 {
 		c.MaxLogBytes = 16 << 20

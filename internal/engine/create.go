@@ -81,6 +81,9 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 		return vm.Record{}, err
 	}
 	more = append(more, files...)
+	if err := n.designDirs(r); err != nil {
+		return vm.Record{}, err
+	}
 	if err := n.designAttached(ctx, &r); err != nil {
 		return vm.Record{}, err
 	}

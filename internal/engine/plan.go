@@ -109,6 +109,9 @@ func (n *node) startable(r vm.Record) error {
 	if _, err := n.drivers.get(r.Driver); err != nil {
 		return err
 	}
+	if _, err := n.sharesOf(r); err != nil {
+		return err
+	}
 	_, err := n.bootOf(r.Spec, r.ImageType)
 	return err
 }
@@ -151,6 +154,8 @@ func stopped(r *vm.Record, how ending, at time.Time) {
 		r.Reason = vm.ReasonStopped
 	case how.lost:
 		r.Reason, r.Message = vm.ReasonLost, "it ended while cocoond was not running"
+	case how.exit.Cause != "":
+		r.Reason, r.Message = vm.ReasonCrashed, how.exit.Cause
 	case how.exit.GuestShutdown:
 		r.Reason = vm.ReasonPoweredOff
 	case how.exit.GuestReset:

@@ -38,6 +38,9 @@ func (m *machine) launchProcess(ctx context.Context, r vm.Record, f launchOption
 	if inst == nil {
 		plan := planOf(r, m.dirs.run(m.id))
 		plan.Incoming = f.incoming
+		if plan.Shares, err = m.sharesOf(r); err != nil {
+			return outcome{}, err
+		}
 		if inst, err = d.Launch(ctx, plan); err != nil {
 			return outcome{}, err
 		}

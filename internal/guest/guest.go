@@ -95,7 +95,7 @@ type Setup struct {
 	Sysctls []vm.Sysctl // set before anything starts
 
 	VolumeLayers  map[string][]string // serials of the disks with the files of a volume of an image, by its name, lowest first
-	VolumeSerials map[string]string   // serials of the volumes that are disks, by the names of the volumes
+	VolumeSerials map[string]string   // serials of the volumes that are disks and tags of those that are folders of the node, by the names of the volumes
 }
 
 // Container is one of several programs of a guest.

@@ -102,6 +102,9 @@ func volume(m *guestv1.Volume) vm.Volume {
 	if v.Kind == vm.VolumeDisk { // the guest knows it only by its serial
 		v.Disk = &vm.VolumeUse{Ref: m.GetSerial(), ReadOnly: m.GetReadOnly(), FSType: m.GetFsType(), GroupOnMismatch: m.GetGroupOnMismatch()}
 	}
+	if v.Kind == vm.VolumeDir { // the guest knows it only by its tag
+		v.Dir = &vm.HostDir{Path: "/" + m.GetSerial(), ReadOnly: m.GetReadOnly(), GroupOnMismatch: m.GetGroupOnMismatch()}
+	}
 	return v
 }
 

@@ -85,6 +85,8 @@ type Exit struct {
 	GuestReset    bool // the guest reset itself or panicked, which ends a VM of its kind
 	Signal        int  // signal that ended the process, 0 if none or unknown (adopted processes are not our children)
 	Code          int  // exit code of the process, -1 if unknown
+
+	Cause string // why the driver ended the VM by itself, one sentence; "" if it did not
 }
 
 // ExitTeller is the ability of a Driver to report how an instance ended while no process waited for it.
@@ -112,8 +114,19 @@ type Plan struct {
 	NICs   []vm.NIC
 	Agent  string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
 	Dir    string // runtime folder of this VM: sockets, pid file, console log
+	Shares []Share
 
 	Incoming *Incoming // nil: the guest boots
+}
+
+// Share is a folder of the node that the guest can mount by its tag. A VM with shares cannot be saved. A driver that cannot share
+// folders refuses the plan with Unsupported.
+type Share struct {
+	Tag      string // at most 36 bytes
+	Root     string // the folder below which guests may have folders; clean, absolute, without symbolic links
+	Path     string // Root, or a folder below it; the same rules
+	ReadOnly bool   // the guest cannot write to it, whatever it does
+	Create   bool   // make Path if it is missing
 }
 
 // Incoming is saved state from which a VM resumes instead of booting. Its files are only read.

@@ -36,6 +36,9 @@ func encodeVolume(v vm.Volume) *nodev1.Volume {
 	if v.Disk != nil {
 		m.Disk = EncodeVolumeUse(*v.Disk)
 	}
+	if d := v.Dir; d != nil {
+		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch}
+	}
 	return m
 }
 
@@ -46,6 +49,9 @@ func decodeVolume(m *nodev1.Volume) vm.Volume {
 	}
 	if m.GetDisk() != nil {
 		v.Disk = new(DecodeVolumeUse(m.GetDisk()))
+	}
+	if d := m.GetDir(); d != nil {
+		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch()}
 	}
 	return v
 }

@@ -32,6 +32,11 @@ type Spec struct {
 	// Its /proc shows no process of another user (before Linux 5.8 it sees their pids but can do nothing to them).
 	Isolated bool
 
+	// Mapped, if not nil, makes the process root of a user namespace with these ids: it has all capabilities there, and none on the
+	// host. It also gets no_new_privs. User must be nil and Isolated set.
+	Mapped *IDs
+	Mount  *Mount // nil: none; Isolated must be set
+
 	SmallPages bool // no transparent huge pages, even if the process asks for them; ignored if Linux has none
 }
 
@@ -126,6 +131,11 @@ func (s Spec) sys(pidfd *int) *syscall.SysProcAttr {
 			sys.UseCgroupFD, sys.CgroupFD = true, int(fd)
 		}
 	}
+	if s.Mapped != nil {
+		sys.Cloneflags |= unix.CLONE_NEWUSER
+		sys.UidMappings, sys.GidMappings, sys.GidMappingsEnableSetgroups = s.Mapped.mappings(), s.Mapped.mappings(), true
+		sys.Credential = &syscall.Credential{}
+	}
 	if s.User != nil {
 		sys.Credential = &syscall.Credential{Uid: s.User.UID, Gid: s.User.GID, Groups: s.User.Groups}
 	}
@@ -151,10 +161,17 @@ func (s Spec) forkHere(attr *syscall.ProcAttr) (int, error) {
 			return 0, err
 		}
 	}
+	if s.Mount != nil {
+		if err := s.Mount.show(); err != nil {
+			return 0, err
+		}
+	}
 	if s.User != nil {
 		if err := dropBounding(); err != nil {
 			return 0, err
 		}
+	}
+	if s.User != nil || s.Mapped != nil {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return 0, fmt.Errorf("set no_new_privs: %w", err)
 		}

@@ -45,6 +45,10 @@ func (v Volume) Clone() Volume {
 		d := *v.Disk
 		v.Disk = &d
 	}
+	if v.Dir != nil {
+		d := *v.Dir
+		v.Dir = &d
+	}
 	return v
 }
 

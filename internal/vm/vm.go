@@ -4,6 +4,7 @@
 package vm
 
 import (
+	"fmt"
 	"time"
 )
 
@@ -103,6 +104,7 @@ const (
 	VolumeEmpty VolumeKind = "empty" // starts empty and lives as long as the VM
 	VolumeImage VolumeKind = "image" // the files of a container image, read-only; no program in it can be executed
 	VolumeDisk  VolumeKind = "disk"  // a disk of the volume store, which outlives the VM
+	VolumeDir   VolumeKind = "dir"   // a folder of the node
 )
 
 // Volume is a folder that is mounted in an OCI guest, or a disk.
@@ -115,6 +117,16 @@ type Volume struct {
 	Files     []VolumeFile `json:"-"`                    // initial content; may be secret, so no record holds it
 	Image     string       `json:"image,omitempty"`      // VolumeImage: name, name:tag or digest, as given
 	Disk      *VolumeUse   `json:"disk,omitempty"`       // VolumeDisk
+	Dir       *HostDir     `json:"dir,omitempty"`        // VolumeDir
+}
+
+// HostDir names a folder of the node. The node's operator lists those that VMs may have.
+type HostDir struct {
+	Path     string `json:"path"`             // absolute, clean, without symbolic links
+	ReadOnly bool   `json:"ro,omitempty"`     // the VM cannot write to it
+	Create   bool   `json:"create,omitempty"` // it is made if it is missing
+	// GroupOnMismatch gives the files to Volume.Group only if the folder is not that group's (fsGroupChangePolicy).
+	GroupOnMismatch bool `json:"group_on_mismatch,omitempty"`
 }
 
 // VolumeUse says how a VM uses a volume of the volume store.
@@ -165,6 +177,19 @@ func (s Spec) DiskVolumes() (out []Volume) {
 	}
 	return out
 }
+
+// Dirs returns the volumes of s that are folders of the node.
+func (s Spec) Dirs() (out []Volume) {
+	for _, v := range s.Volumes {
+		if v.Kind == VolumeDir {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// DirTag is the tag by which a guest finds the i-th of its Dirs.
+func DirTag(i int) string { return fmt.Sprintf("cocoon-d%03d", i) }
 
 // ImageVolumes returns the volumes of s that hold the files of images.
 func (s Spec) ImageVolumes() (out []Volume) {

@@ -132,8 +132,12 @@ func (v Volume) validate() error {
 	switch {
 	case len(v.Name) > MaxNameLength || !nameRE.MatchString(v.Name):
 		return errdefs.Invalidf("invalid volume name %q; use at most %d letters, digits, '.', '_' and '-', and begin with a letter or digit", v.Name, MaxNameLength)
-	case v.Kind != VolumeFiles && v.Kind != VolumeEmpty && v.Kind != VolumeImage && v.Kind != VolumeDisk:
-		return errdefs.Invalidf("volume %s: invalid kind %q; use %s, %s, %s or %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty, VolumeImage, VolumeDisk)
+	case v.Kind != VolumeFiles && v.Kind != VolumeEmpty && v.Kind != VolumeImage && v.Kind != VolumeDisk && v.Kind != VolumeDir:
+		return errdefs.Invalidf("volume %s: invalid kind %q; use %s, %s, %s, %s or %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty, VolumeImage, VolumeDisk, VolumeDir)
+	case v.Kind == VolumeDir && (v.Memory || v.SizeLimit != 0 || len(v.Files) > 0):
+		return errdefs.Invalidf("volume %s: a folder of the node cannot have a size limit or given files, or be in memory", v.Name)
+	case (v.Kind == VolumeDir) != (v.Dir != nil):
+		return errdefs.Invalidf("volume %s: a volume of kind %s names a folder of the node, and no other volume does", v.Name, VolumeDir)
 	case v.Kind == VolumeDisk && (v.Memory || v.SizeLimit != 0 || len(v.Files) > 0):
 		return errdefs.Invalidf("volume %s: a disk of the volume store cannot have a size limit or given files, or be in memory", v.Name)
 	case (v.Kind == VolumeDisk) != (v.Disk != nil):
@@ -151,8 +155,11 @@ func (v Volume) validate() error {
 	case v.Group != nil && (*v.Group < 0 || *v.Group > maxID):
 		return errdefs.Invalidf("volume %s: %d is not a group id", v.Name, *v.Group)
 	}
-	if v.Disk != nil {
+	switch {
+	case v.Disk != nil:
 		return v.Disk.validate(v.Name)
+	case v.Dir != nil:
+		return v.Dir.validate(v.Name)
 	}
 	return ValidateFiles(v.Name, v.Files)
 }
@@ -163,6 +170,13 @@ func (u VolumeUse) validate(volume string) error {
 		return errdefs.Invalidf("volume %s: name the disk of the volume store, in at most %d characters", volume, maxPathPart)
 	case u.FSType != "" && u.FSType != "ext4" && u.FSType != "xfs":
 		return errdefs.Invalidf("volume %s: invalid file system %q; use ext4 or xfs", volume, u.FSType)
+	}
+	return nil
+}
+
+func (d HostDir) validate(volume string) error {
+	if d.Path != "/" && (!strings.HasPrefix(d.Path, "/") || !localPath(d.Path[1:])) {
+		return errdefs.Invalidf("volume %s: %q is not the path of a folder of the node: it must be absolute and have no empty, \".\" or \"..\" parts", volume, d.Path)
 	}
 	return nil
 }

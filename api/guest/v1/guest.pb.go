@@ -1258,15 +1258,15 @@ func (*SetupReply) Descriptor() ([]byte, []int) {
 type Volume struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Kind            string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                                                  // files, empty, image or disk
+	Kind            string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                                                  // files, empty, image, disk or dir
 	Memory          bool                   `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                                             // empty: in memory instead of on the disk
 	SizeLimit       int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"`                      // bytes; empty only; 0: that of the memory or the disk
 	Group           *int64                 `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`                                         // id of the group that may use it
 	Layers          []string               `protobuf:"bytes,40,rep,name=layers,proto3" json:"layers,omitempty"`                                             // image: serials of the disks that hold it, the lowest first
-	Serial          string                 `protobuf:"bytes,41,opt,name=serial,proto3" json:"serial,omitempty"`                                             // disk: by which it is found
-	ReadOnly        bool                   `protobuf:"varint,42,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`                        // disk: it cannot be written to
+	Serial          string                 `protobuf:"bytes,41,opt,name=serial,proto3" json:"serial,omitempty"`                                             // disk: by which it is found; dir: the tag of the shared folder
+	ReadOnly        bool                   `protobuf:"varint,42,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`                        // disk, dir: it cannot be written to
 	FsType          string                 `protobuf:"bytes,43,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`                               // disk: the file system to make on an empty one, ext4 or xfs; "" is ext4
-	GroupOnMismatch bool                   `protobuf:"varint,44,opt,name=group_on_mismatch,json=groupOnMismatch,proto3" json:"group_on_mismatch,omitempty"` // disk: give the files to group only if the root of the file system is not that group's
+	GroupOnMismatch bool                   `protobuf:"varint,44,opt,name=group_on_mismatch,json=groupOnMismatch,proto3" json:"group_on_mismatch,omitempty"` // disk, dir: give the files to group only if the root of the file system is not that group's
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }

@@ -11,6 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/app/assets"
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hostdir"
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
 	"cocoonstack.io/cocoon/internal/image/pull"
@@ -35,6 +36,7 @@ type Config struct {
 	Pool      Pool
 	CloneDirs []string
 	Devices   []string // volumes: NAME=PATH
+	HostPaths []string // folders that VMs may share: [NAMESPACE=]/PATH[:ro]
 	Log       Log
 
 	olderJournal bool // accept a journal that is older than the other records say; for one start, by flag
@@ -122,6 +124,7 @@ func (c *Config) settings() []settings.Setting {
 		{Flag: "snapshot-form", Env: "COCOOND_SNAPSHOT_FORM", Key: "snapshotForm", Default: formChunks, Value: settings.Text(&c.SnapshotForm), Usage: "how snapshots are pushed: chunks, or whole for other programs of the documented system"},
 		{Key: "cloneDirs", Value: settings.List(&c.CloneDirs), Usage: "folders with exported snapshots that pods of all namespaces may clone from (default: none)"},
 		{Flag: "volume-devices", Env: "COCOOND_VOLUME_DEVICES", Key: "volumeDevices", Value: settings.List(&c.Devices), Usage: "block devices that are volumes: NAME=PATH or NAMESPACE/NAME=PATH, best by /dev/disk/by-id (default: none)"},
+		{Flag: "host-paths", Env: "COCOOND_HOST_PATHS", Key: hostdir.Setting, Value: settings.List(&c.HostPaths), Usage: "folders of the node that VMs may share, with all below them: /PATH, NAMESPACE=/PATH for one namespace, with :ro at the end for reading only (default: none)"},
 		{Flag: "log-level", Env: "COCOOND_LOG_LEVEL", Key: "log.level", Default: "info", Value: settings.Text(&c.Log.Level), Usage: "debug, info, warn or error"},
 		{Flag: "log-format", Env: "COCOOND_LOG_FORMAT", Key: "log.format", Default: "text", Value: settings.Text(&c.Log.Format), Usage: "text or json"},
 		{Key: "network.enabled", Value: settings.Tree(&n.Enabled), Usage: "whether VMs have interfaces (default: true)"},
@@ -199,6 +202,9 @@ func (c *Config) complete() error {
 	if _, err := c.devices(); err != nil {
 		return err
 	}
+	if _, err := c.hostPaths(); err != nil {
+		return err
+	}
 	if err := c.Images.complete(); err != nil {
 		return err
 	}
@@ -223,6 +229,9 @@ func (c *Config) devices() (map[string]string, error) {
 	}
 	return paths, nil
 }
+
+// hostPaths returns the folders that VMs may share.
+func (c *Config) hostPaths() (hostdir.List, error) { return hostdir.Parse(c.HostPaths) }
 
 // loopback rejects metrics addresses that a network can reach: metrics are not authenticated.
 func loopback(addr string) error {

@@ -86,6 +86,19 @@ func TestDevices(t *testing.T) {
 	}
 }
 
+func TestHostPaths(t *testing.T) {
+	cfg := read(t, "hostPaths: [/srv/data, prod=/srv/prod, '/mnt/ro:ro']", nil)
+	if got, err := cfg.hostPaths(); err != nil || cfg.complete() != nil || len(got) != 3 || got[1].Namespace != "prod" || !got[2].ReadOnly {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"srv", "/srv/../etc", "/srv/, /mnt", "/srv, /srv", "=/srv"} {
+		cfg := read(t, "hostPaths: ["+bad+"]", nil)
+		if err := cfg.complete(); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "hostPaths") {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
 func TestImageSettings(t *testing.T) {
 	text := "images:\n  mappings: /file\n  downloadProtocol: http\n  regexpTranslation: true\n  stallTimeout: 45s\n" +
 		"  registries: {r.example: {mirrors: [m.example], insecure: true}}\n  gc: {interval: 1m, maxAge: 720h, maxSize: 10Gi, high: 70}\n" +

@@ -130,12 +130,16 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if err != nil {
 		return nil, err
 	}
+	hostPaths, err := d.cfg.hostPaths()
+	if err != nil {
+		return nil, err
+	}
 	e, err := engine.New(engine.Config{
 		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, StandIns: []string{string(contract.BackendCloudHypervisor), string(contract.BackendFirecracker)}, DefaultNetwork: d.nets.first(),
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
 		Silence:  time.Duration(d.cfg.Guest.SilenceSeconds) * time.Second,
 		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
-		CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
+		HostPaths: hostPaths, CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
 	}, engine.Deps{
 		Journal: j, Drivers: drivers, Images: d.named, Networks: d.nets, Agents: agent.Connector{},
 		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Volumes: volumes, Records: j, Log: d.log.With("component", "engine"),

@@ -406,14 +406,20 @@ func layersOf(r vm.Record) map[string][]string {
 	return out
 }
 
-// serialsOf returns the serials of the volumes that are disks, by their names.
+// serialsOf returns the serials of the volumes that are disks and the tags of those that are folders of the node, by their names.
 func serialsOf(r vm.Record) map[string]string {
 	var out map[string]string
-	for _, v := range r.Attached {
+	set := func(volume, serial string) {
 		if out == nil {
 			out = map[string]string{}
 		}
-		out[v.Volume] = v.Serial
+		out[volume] = serial
+	}
+	for _, v := range r.Attached {
+		set(v.Volume, v.Serial)
+	}
+	for i, v := range r.Spec.Dirs() {
+		set(v.Name, vm.DirTag(i))
 	}
 	return out
 }

@@ -48,5 +48,8 @@ func volume(v vm.Volume) *guestv1.Volume {
 	if d := v.Disk; d != nil {
 		m.ReadOnly, m.FsType, m.GroupOnMismatch = d.ReadOnly, d.FSType, d.GroupOnMismatch
 	}
+	if d := v.Dir; d != nil {
+		m.ReadOnly, m.GroupOnMismatch = d.ReadOnly, d.GroupOnMismatch
+	}
 	return m
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -65,6 +66,11 @@ func Root() (Result, error) {
 	if err := mods.load(early...); err != nil {
 		return Result{}, err
 	}
+	if sharesFolders("/sys/bus/virtio/devices") {
+		if err := mods.load("virtiofs"); err != nil {
+			return Result{}, err
+		}
+	}
 	lateModules, err := mods.prepare(late...)
 	if err != nil {
 		return Result{}, err
@@ -94,6 +100,19 @@ func Root() (Result, error) {
 	}
 	r.HasRoot = true
 	return r, nil
+}
+
+// deviceFS is the number of virtio's file system device, as the kernel prints it.
+const deviceFS = "0x001a"
+
+// sharesFolders reports whether the host shares a folder with the guest. The modules for that take memory, so other guests do not
+// load them.
+func sharesFolders(devices string) bool {
+	kinds, _ := filepath.Glob(devices + "/*/device") // the pattern is valid
+	return slices.ContainsFunc(kinds, func(file string) bool {
+		text, err := os.ReadFile(file)
+		return err == nil && strings.TrimSpace(string(text)) == deviceFS
+	})
 }
 
 // openCheck opens e2fsck, which takes memory as long as it is open, if there is a disk that is not of an image or the writable layer.

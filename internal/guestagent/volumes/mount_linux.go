@@ -214,6 +214,8 @@ func (k *Keeper) make(ctx context.Context, v vm.Volume, image string) error {
 		}
 	case v.Kind == vm.VolumeImage:
 		err = k.makeImage(v, image)
+	case v.Kind == vm.VolumeDir:
+		err = k.makeHostDir(ctx, v)
 	case v.Memory:
 		err = k.makeMemory(v)
 	case limited(v):
@@ -360,7 +362,7 @@ func attributes(v vm.Volume, m vm.Mount) uint64 {
 	switch {
 	case v.Kind == vm.VolumeImage:
 		return unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
-	case m.ReadOnly || v.Kind == vm.VolumeFiles || v.Disk != nil && v.Disk.ReadOnly:
+	case m.ReadOnly || v.Kind == vm.VolumeFiles || v.Disk != nil && v.Disk.ReadOnly || v.Dir != nil && v.Dir.ReadOnly:
 		return unix.MOUNT_ATTR_RDONLY
 	}
 	return 0
@@ -406,6 +408,9 @@ func (k *Keeper) source(v vm.Volume, sub string) (int, error) {
 	open := beneath
 	if v.Kind == vm.VolumeEmpty || v.Kind == vm.VolumeDisk && !v.Disk.ReadOnly {
 		open = func(root int, sub string) (int, error) { return subFolder(root, sub, v.Group) }
+	}
+	if v.Kind == vm.VolumeDir && !v.Dir.ReadOnly {
+		open = subFolderAlike
 	}
 	fd, err := open(root, sub)
 	switch {

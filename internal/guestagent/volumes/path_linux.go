@@ -2,6 +2,7 @@ package volumes
 
 import (
 	"errors"
+	"fmt"
 	"path"
 	"strings"
 
@@ -116,6 +117,29 @@ func subFolder(root int, name string, group *int64) (int, error) {
 	if err := unix.Fstat(root, &st); err != nil {
 		return -1, err
 	}
+	return subFolderBy(root, name, func(parent int, part string) error { return makeShared(parent, part, st.Mode&unix.S_ISVTX, group) })
+}
+
+// subFolderAlike opens a folder inside a volume. It makes missing parts of its path with the permissions of the volume's root.
+func subFolderAlike(root int, name string) (int, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return -1, err
+	}
+	return subFolderBy(root, name, func(parent int, part string) error {
+		if err := unix.Mkdirat(parent, part, st.Mode&0o777); err != nil {
+			return err
+		}
+		fd, err := beneath(parent, part)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), st.Mode&permissions) // independent of the umask
+	})
+}
+
+func subFolderBy(root int, name string, mkdir func(parent int, part string) error) (int, error) {
 	at := ""
 	for _, part := range strings.Split(name, "/") {
 		parent, up := root, at
@@ -134,7 +158,7 @@ func subFolder(root int, name string, group *int64) (int, error) {
 			}
 			defer unix.Close(parent)
 		}
-		if err := makeShared(parent, part, st.Mode&unix.S_ISVTX, group); err != nil {
+		if err := mkdir(parent, part); err != nil {
 			return -1, err
 		}
 	}

@@ -25,13 +25,16 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	p, err := proc.Open(h.PID, h.Start, h.UUID)
 	if err != nil {
 		if errdefs.IsNotFound(err) && !answers(ctx, h.Dir) {
-			err = errors.Join(err, d.clear(h.ID, h.Dir))
+			err = errors.Join(err, endServers(ctx, h), d.clear(h.ID, h.Dir))
 		}
 		return nil, fmt.Errorf("adopt VM %s: %w", h.ID, err)
 	}
 	d.holdUID(h.UID)
 	i := newInstance(d, h, p)
 	i.raw = append(hypervisor.Handle(nil), raw...)
+	if i.shares, err = openServers(h); err != nil {
+		i.lost <- err.Error() // the instance ends at once, and says why
+	}
 	i.run(ctx, nil)
 	return i, nil
 }
@@ -69,7 +72,7 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 func (d *Driver) Reap(ctx context.Context, id vm.ID, dir string) error {
 	want := uuidOf(id)
 	found, err := proc.Find(func(pid int, args []string) bool {
-		if !follows(args, "-uuid", want) {
+		if !follows(args, "-uuid", want) && !slices.Contains(args, marker(want)) {
 			return false
 		}
 		uid, err := proc.UID(pid)
@@ -105,6 +108,9 @@ func (d *Driver) Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error)
 	owners := map[int]vm.ID{}
 	all, err := proc.Find(func(pid int, args []string) bool {
 		id, ok := byUUID[after(args, "-uuid")]
+		if !ok {
+			id, ok = byUUID[marked(args)]
+		}
 		if !ok {
 			return false
 		}

@@ -51,12 +51,13 @@ const (
 	fileSocket fileKind = "listen" // a listening unix socket
 	fileTap    fileKind = "tap"
 	fileMemory fileKind = "memory" // the guest's saved memory, loaded by the driver
+	fileShare  fileKind = "share"  // a connection to the server of a shared folder
 )
 
 // file is one inherited descriptor. The process itself opens no path below the state folder; it may not have the permission.
 type file struct {
 	kind fileKind
-	path string // for a tap: its name
+	path string // for a tap: its name; for a share: its tag
 	nic  int    // index into Plan.NICs, taps only
 }
 
@@ -96,6 +97,9 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	for i, d := range fixed {
 		c.disk(i, d, p.Boot.Kernel == "")
 	}
+	for i, s := range p.Shares {
+		c.share(i, len(fixed)+i, s)
+	}
 	c.ports(len(p.NICs) + f.spare)
 	for i, n := range p.NICs {
 		c.nic(i, n)
@@ -117,8 +121,10 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s: invalid number of CPUs %d; use 1 to %d", p.Name, p.CPUs, vm.MaxCPUs)
 	case p.Memory < 1<<20:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are less than 1 MiB", p.Name, p.Memory)
-	case len(fixed) > maxDisks:
-		return errdefs.Invalidf("VM %s has %d disks; at most %d are possible", p.Name, len(fixed), maxDisks)
+	case len(fixed)+len(p.Shares) > maxDisks:
+		return errdefs.Invalidf("VM %s has %d disks and %d shared folders; at most %d are possible", p.Name, len(fixed), len(p.Shares), maxDisks)
+	case len(p.Shares) > 0 && p.Incoming != nil:
+		return errdefs.Invalidf("VM %s has shared folders, so it cannot resume from saved state", p.Name)
 	case len(plugged) > 0 && len(p.NICs) >= maxPorts:
 		return errdefs.Invalidf("VM %s has %d network interfaces, which leave no port for disks that are plugged while it runs", p.Name, len(p.NICs))
 	case len(p.NICs) > maxPorts:
@@ -129,6 +135,9 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s: the agent's port name %q is longer than %d bytes", p.Name, p.Agent, maxPortName)
 	case p.Boot.Kernel == "" && len(fixed) == 0:
 		return errdefs.Invalidf("VM %s has neither a kernel nor a disk to boot from", p.Name)
+	}
+	if err := checkShares(p); err != nil {
+		return err
 	}
 	ports := map[int]bool{}
 	for _, d := range p.Disks {
@@ -225,6 +234,10 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 	}
 	c.add("-machine", machine, "-accel", accel, "-cpu", cpu, "-smp", fmt.Sprintf("cpus=%d,sockets=1", p.CPUs))
 	c.add("-m", fmt.Sprintf("size=%dM", mib), "-object")
+	if len(p.Shares) > 0 { // their servers read and write the guest's memory
+		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", mib))
+		return
+	}
 	if p.Incoming == nil {
 		c.add(fmt.Sprintf("memory-backend-ram,id=mem,size=%dM", mib))
 		return

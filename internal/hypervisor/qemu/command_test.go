@@ -65,6 +65,8 @@ func TestBuildGolden(t *testing.T) {
 	}, plugged.Disks...)
 	device := ociPlan()
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
+	shared := ociPlan()
+	shared.Shares = []hypervisor.Share{{Tag: "a", Root: "/srv", Path: "/srv/a"}, {Tag: "b", Root: "/srv", Path: "/srv/b", ReadOnly: true}}
 	unknown := testFacts(vm.AccelTCG)
 	unknown.tscKHz = 0
 	tests := []struct {
@@ -75,6 +77,7 @@ func TestBuildGolden(t *testing.T) {
 		{"oci-tcg-unknown-tsc", ociPlan(), unknown},
 		{"plugged", plugged, testFacts(vm.AccelTCG)},
 		{"device", device, testFacts(vm.AccelTCG)},
+		{"shared", shared, testFacts(vm.AccelTCG)},
 		{"oci-tcg", ociPlan(), testFacts(vm.AccelTCG)},
 		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},
 		{"disk-bios", diskPlan(), testFacts(vm.AccelTCG)},
@@ -191,6 +194,14 @@ func TestBuildRefuses(t *testing.T) {
 		{"too many disks", func(p *hypervisor.Plan, _ *facts) { p.Disks = make([]vm.Disk, maxDisks+1) }, errdefs.InvalidArgument},
 		{"firmware", func(p *hypervisor.Plan, _ *facts) { p.Boot = vm.Boot{Firmware: "coreboot"} }, errdefs.InvalidArgument},
 		{"port name", func(p *hypervisor.Plan, _ *facts) { p.Agent = strings.Repeat("x", 65) }, errdefs.InvalidArgument},
+		{"a tag twice", func(p *hypervisor.Plan, _ *facts) { p.Shares = []hypervisor.Share{{Tag: "a"}, {Tag: "a"}} }, errdefs.InvalidArgument},
+		{"a tag with options", func(p *hypervisor.Plan, _ *facts) { p.Shares = []hypervisor.Share{{Tag: "a,fd=3"}} }, errdefs.InvalidArgument},
+		{"a long tag", func(p *hypervisor.Plan, _ *facts) {
+			p.Shares = []hypervisor.Share{{Tag: strings.Repeat("x", maxTag+1)}}
+		}, errdefs.InvalidArgument},
+		{"a folder and saved state", func(p *hypervisor.Plan, _ *facts) {
+			p.Shares, p.Incoming = []hypervisor.Share{{Tag: "a"}}, &hypervisor.Incoming{State: "s", Memory: "m"}
+		}, errdefs.InvalidArgument},
 		{"no ovmf", func(p *hypervisor.Plan, f *facts) {
 			p.Boot, f.ovmfCode = vm.Boot{Firmware: vm.FirmwareUEFI}, ""
 		}, errdefs.Unsupported},

@@ -79,11 +79,11 @@ func (d runtimeDir) remove(names ...string) error {
 }
 
 // sockets are removed when the VM has ended.
-var sockets = []string{qmpSocket, consoleSocket, agentSocket}
+var sockets = []string{qmpSocket, consoleSocket, agentSocket, shareSocket}
 
 // openFiles opens the files that the process inherits, in order. On error nothing stays open. memory is a guest's saved memory,
-// nil for one that boots; the caller keeps owning it.
-func openFiles(ctx context.Context, files []file, dir runtimeDir, p hypervisor.Plan, memory *os.File) (_ []*os.File, err error) {
+// nil for one that boots; the caller keeps owning it, and shares.
+func openFiles(ctx context.Context, files []file, dir runtimeDir, p hypervisor.Plan, memory *os.File, shares servers) (_ []*os.File, err error) {
 	open := make([]*os.File, len(files))
 	defer func() {
 		if err != nil {
@@ -106,6 +106,8 @@ func openFiles(ctx context.Context, files []file, dir runtimeDir, p hypervisor.P
 			open[i], taps[f.nic] = taps[f.nic], nil
 		case fileMemory:
 			open[i], err = duplicate(memory)
+		case fileShare:
+			open[i], err = duplicate(shares.of(f.path).conn)
 		}
 		if err != nil {
 			closeAll(taps)

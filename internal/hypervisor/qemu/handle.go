@@ -25,6 +25,8 @@ type handle struct {
 	UUID    string `json:"uuid"`  // among the arguments of the process
 	Dir     string `json:"dir"`
 	UID     uint32 `json:"uid"`
+
+	Shares []shareHandle `json:"shares,omitempty"`
 }
 
 func (h handle) encode() (hypervisor.Handle, error) {

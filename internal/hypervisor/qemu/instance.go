@@ -27,6 +27,9 @@ type instance struct {
 	raw  hypervisor.Handle
 	proc *proc.Process
 
+	shares servers
+	lost   chan string // passes why the VM cannot go on, from those who watch its servers to the supervisor
+
 	memory *memory // saved memory from which the guest resumed; nil if it booted or if this is unknown
 
 	life     context.Context // ends with Close; set by run
@@ -66,7 +69,7 @@ var (
 func newInstance(d *Driver, h handle, p *proc.Process) *instance {
 	return &instance{
 		d: d, h: h, proc: p,
-		finished: make(chan struct{}), gone: make(chan struct{}), shutdown: make(chan string, 1), changed: make(chan struct{}),
+		finished: make(chan struct{}), gone: make(chan struct{}), shutdown: make(chan string, 1), lost: make(chan string, 1), changed: make(chan struct{}),
 	}
 }
 
@@ -80,6 +83,7 @@ func (i *instance) run(ctx context.Context, client *qmp.Client) {
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	i.life, i.close = life, cancel
 	i.d.logs.add(i.h.Dir)
+	i.watchServers()
 	go i.supervise(life, client)
 }
 
@@ -359,7 +363,11 @@ func (i *instance) over(ctx context.Context, delay time.Duration) bool {
 		i.d.dropUID(i.h.UID)
 		i.memory.release()
 		_ = i.proc.Close()
+		i.shares.close()
 		return true
+	case cause := <-i.lost:
+		i.abandon(ctx, cause)
+		return false
 	case <-i.proc.Done():
 		i.bury(ctx)
 		return true
@@ -402,6 +410,9 @@ func (i *instance) attend(ctx context.Context, c *qmp.Client) {
 		select {
 		case reason := <-i.shutdown:
 			i.lay(ctx, c, reason)
+		case cause := <-i.lost:
+			i.abandon(ctx, cause)
+			return
 		case <-c.Done():
 			return
 		case <-i.proc.Done():
@@ -445,14 +456,17 @@ func (i *instance) bury(ctx context.Context) {
 	if i.reason == "" {
 		i.reason, _ = i.h.readNote() // an earlier daemon may have recorded it and died
 	}
+	cause := i.exit.Cause
 	i.exit = ended(i.reason)
+	i.exit.Cause = cause
 	i.exit.Code, i.exit.Signal = e.Code, e.Signal
 	if i.guest != nil {
 		_ = i.guest.Close()
 	}
 	i.mu.Unlock()
 	i.d.logs.drop(i.h.Dir)
-	i.cleanup = i.d.clear(i.h.ID, i.h.Dir)
+	i.cleanup = errors.Join(i.shares.kill(context.WithoutCancel(ctx)), i.d.clear(i.h.ID, i.h.Dir))
+	i.shares.close()
 	i.d.dropUID(i.h.UID)
 	i.memory.release()
 	_ = i.proc.Close()

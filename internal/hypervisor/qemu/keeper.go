@@ -59,6 +59,7 @@ func (k *keeper) tick() {
 		// An error means that the folder is being removed. If not, the next check finds it again.
 		_ = trim(filepath.Join(d, consoleLog), k.limit)
 		_ = trim(filepath.Join(d, qemuLog), k.limit)
+		_ = trim(filepath.Join(d, shareLog), k.limit)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

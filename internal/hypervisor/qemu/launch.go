@@ -39,6 +39,7 @@ type launch struct {
 	files  []*os.File
 	out    *os.File
 	cgroup *os.File
+	shares servers
 	conn   net.Conn // to QMP, connected before the process exists: the kernel queues it, so there is no polling
 	proc   *proc.Process
 	inst   *instance
@@ -71,7 +72,7 @@ func (l *launch) run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
 	defer cancel()
-	for _, step := range []func(context.Context) error{l.openAll, l.makeCgroup, l.dial, l.start, l.greet} {
+	for _, step := range []func(context.Context) error{l.makeCgroup, l.share, l.openAll, l.dial, l.start, l.greet} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -179,7 +180,7 @@ func (l *launch) openAll(ctx context.Context) (err error) {
 	if l.memory != nil {
 		memory = l.memory.file
 	}
-	if l.files, err = openFiles(ctx, l.cmd.files, l.dir, l.plan, memory); err != nil {
+	if l.files, err = openFiles(ctx, l.cmd.files, l.dir, l.plan, memory, l.shares); err != nil {
 		return err
 	}
 	if l.out, err = l.dir.appendTo(qemuLog); err != nil {
@@ -266,6 +267,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 	}
 	closeAll(l.files) // our copies: while the listening sockets are also open here, we cannot see QEMU hang up
 	l.files = nil
+	l.shares.connected() // so that a server sees QEMU hang up
 	return nil
 }
 
@@ -273,8 +275,9 @@ func (l *launch) start(ctx context.Context) (err error) {
 func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
-		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid,
+		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Shares: l.shares.handles(),
 	}, l.proc)
+	i.shares = l.shares
 	if err := i.encode(); err != nil {
 		return err
 	}
@@ -302,6 +305,9 @@ func (l *launch) greet(ctx context.Context) error {
 func (l *launch) explain(ctx context.Context, class errdefs.Class, err error) error {
 	if ctx.Err() != nil {
 		return err
+	}
+	if fault := l.shareFault(ctx); fault != nil {
+		return fault
 	}
 	wait, cancel := context.WithTimeout(ctx, time.Second) // it hung up, so its process ends soon
 	defer cancel()

@@ -49,6 +49,7 @@ type Config struct {
 	LaunchTime   time.Duration // time limit for a new process to answer; after it the launch fails
 	MemoryCache  int64         // bytes of saved memory kept loaded while no VM uses it; default an eighth of the host's
 	FirmwareDirs []string      // folders to search for OVMF, qboot and SeaBIOS
+	Virtiofsd    []string      // paths of the server of shared folders; the first that exists is used
 }
 
 func (c Config) withDefaults() Config {
@@ -63,6 +64,9 @@ func (c Config) withDefaults() Config {
 	set(&c.MemoryCache, hostMemory()/8)
 	if c.FirmwareDirs == nil {
 		c.FirmwareDirs = []string{"/usr/share/OVMF", "/usr/share/edk2/ovmf", "/usr/share/edk2/x64", "/usr/share/qemu", "/usr/share/seabios"}
+	}
+	if c.Virtiofsd == nil {
+		c.Virtiofsd = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"}
 	}
 	return c
 }

@@ -32,7 +32,7 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
 for m in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_console virtio_blk \
-	failover net_failover virtio_net button evdev scsi_common scsi_mod sd_mod virtio_scsi; do
+	failover net_failover virtio_net button evdev scsi_common scsi_mod sd_mod virtio_scsi fuse virtiofs; do
 	f=$(find / -xdev -name $m.ko | head -n 1)
 	[ -n "$f" ] && insmod $f 2>/dev/null
 done
@@ -67,6 +67,7 @@ while read word arg; do
 			[ -e $b/device/rescan ] && echo 1 >$b/device/rescan
 			echo "SIZE $arg $(cat $b/size)."
 		done 2>/dev/null ;;
+	sh) echo "$(sh -c "$arg" 2>&1 | tr '\n' ' ')." ;;
 	up) ip link set eth0 up; ip addr add $arg dev eth0; echo UP ;;
 	esac
 done
@@ -259,7 +260,9 @@ func TestContract(t *testing.T) {
 // left searches for traces without using the driver.
 func left(t *testing.T, p hypervisor.Plan) []string {
 	var traces []string
-	found, err := proc.Find(func(_ int, args []string) bool { return follows(args, "-uuid", uuidOf(p.ID)) })
+	found, err := proc.Find(func(_ int, args []string) bool {
+		return follows(args, "-uuid", uuidOf(p.ID)) || slices.Contains(args, marker(uuidOf(p.ID)))
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

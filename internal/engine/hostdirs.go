@@ -1,0 +1,58 @@
+package engine
+
+import (
+	"fmt"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hostdir"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file shares folders of the node with VMs: only those that its operator allows to the owner of the VM. That is compared when a VM
+// is created and each time that it starts, because the list may have become shorter. The driver opens the folders.
+
+// sharesOf returns the folders of the node that r asks for.
+// Errors: FailedPrecondition if r may not have one of them.
+func (n *node) sharesOf(r vm.Record) ([]hypervisor.Share, error) {
+	var out []hypervisor.Share
+	for i, v := range r.Spec.Dirs() {
+		allowed, err := n.cfg.HostPaths.Find(r.Owner.Namespace, v.Dir.Path, !v.Dir.ReadOnly)
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		out = append(out, hypervisor.Share{
+			Tag: vm.DirTag(i), Root: allowed.Path, Path: v.Dir.Path, ReadOnly: v.Dir.ReadOnly, Create: v.Dir.Create && !allowed.ReadOnly,
+		})
+	}
+	return out, nil
+}
+
+// designDirs checks the folders of the node that r asks for. It changes nothing.
+func (n *node) designDirs(r vm.Record) error {
+	shares, err := n.sharesOf(r)
+	if err != nil {
+		return err
+	}
+	for i, v := range r.Spec.Dirs() {
+		if r.ImageType != vm.ImageOCI {
+			return errdefs.Invalidf("image %s boots itself, so a folder of the node cannot be mounted in its guest as volume %s", r.Spec.Image, v.Name)
+		}
+		if s := shares[i]; !s.Create { // otherwise the driver makes it when the VM starts
+			dir, err := hostdir.Open(s.Root, s.Path, false)
+			if err != nil {
+				return fmt.Errorf("volume %s: %w", v.Name, err)
+			}
+			_ = dir.Close()
+		}
+	}
+	return nil
+}
+
+// hasNoDirs refuses to save a VM that shares folders of the node: its memory fits the files as they are now, and those change.
+func hasNoDirs(r vm.Record) error {
+	if dirs := r.Spec.Dirs(); len(dirs) > 0 {
+		return errdefs.Preconditionf("it shares the folder %s of the node (volume %s), whose files the node may change at any time, so it cannot be saved, cloned or hibernated; stop it instead", dirs[0].Dir.Path, dirs[0].Name)
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+package engine_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hostdir"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// sharing is a VM that has a folder of the node.
+func sharing(name string, dir vm.HostDir) vm.Spec {
+	s := spec(name)
+	s.Volumes = []vm.Volume{{Name: "data", Kind: vm.VolumeDir, Dir: &dir}}
+	s.Mounts = []vm.Mount{{Volume: "data", Path: "/data"}}
+	return s
+}
+
+// shares are those of the last plan of a driver.
+type shares struct {
+	mu   sync.Mutex
+	last []hypervisor.Share
+}
+
+func (s *shares) watch(r *rig) {
+	r.world.Process = func(p hypervisor.Plan) int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.last = p.Shares
+		return 4711
+	}
+}
+
+func (s *shares) get() []hypervisor.Share {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// folders is a rig that allows folders below the returned one.
+func folders(t *testing.T, opts ...func(*rig)) (r *rig, root string) {
+	t.Helper()
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{
+		os.MkdirAll(root+"/all/in", 0o755), os.Mkdir(root+"/fixed", 0o755), os.Mkdir(root+"/prod", 0o755), os.Mkdir(root+"/other", 0o755),
+		os.Symlink(root+"/other", root+"/all/link"), os.WriteFile(root+"/all/file", nil, 0o644),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := hostdir.List{{Path: root + "/all"}, {Path: root + "/fixed", ReadOnly: true}, {Namespace: "prod", Path: root + "/prod"}}
+	return newRig(t, append(opts, func(r *rig) { r.cfg.HostPaths = list })...), root
+}
+
+// TestHostDirsAllowed: a VM has only the folders that the operator allows to its owner. What is refused leaves nothing behind.
+func TestHostDirsAllowed(t *testing.T) {
+	var seen shares
+	r, root := folders(t, seen.watch)
+	for _, c := range []struct {
+		namespace string
+		dir       vm.HostDir
+		class     errdefs.Class
+		says      string // "": it is allowed
+	}{
+		{"test", vm.HostDir{Path: "/all"}, 0, ""},
+		{"test", vm.HostDir{Path: "/all/in"}, 0, ""},
+		{"test", vm.HostDir{Path: "/all/new/er", Create: true}, 0, ""},
+		{"prod", vm.HostDir{Path: "/prod"}, 0, ""},
+		{"", vm.HostDir{Path: "/prod"}, 0, ""},
+		{"test", vm.HostDir{Path: "/fixed", ReadOnly: true}, 0, ""},
+		{"test", vm.HostDir{Path: "/fixed/new", ReadOnly: true, Create: true}, errdefs.FailedPrecondition, "does not exist"},
+		{"test", vm.HostDir{Path: "/prod"}, errdefs.FailedPrecondition, "hostPaths"},
+		{"test", vm.HostDir{Path: "/fixed"}, errdefs.FailedPrecondition, "read-only"},
+		{"test", vm.HostDir{Path: "/other", Create: true}, errdefs.FailedPrecondition, "hostPaths"},
+		{"", vm.HostDir{Path: "/other"}, errdefs.FailedPrecondition, "hostPaths"},
+		{"test", vm.HostDir{Path: ""}, errdefs.FailedPrecondition, "hostPaths"},
+		{"test", vm.HostDir{Path: "/all/../other"}, errdefs.InvalidArgument, "path"},
+		{"test", vm.HostDir{Path: "/all/link"}, errdefs.FailedPrecondition, "symbolic link"},
+		{"test", vm.HostDir{Path: "/all/file"}, errdefs.FailedPrecondition, "not a folder"},
+		{"test", vm.HostDir{Path: "/all/missing"}, errdefs.FailedPrecondition, "does not exist"},
+	} {
+		ctx := r.as(c.namespace)
+		c.dir.Path = root + c.dir.Path
+		rec, err := r.Launch(ctx, sharing("web", c.dir))
+		if c.says != "" {
+			if errdefs.ClassOf(err) != c.class || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%+v: %v", c, err)
+			}
+			if _, err := r.Inspect(ctx, "web"); !errdefs.IsNotFound(err) {
+				t.Errorf("%+v: it left a VM, %v", c, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%+v: %v", c, err)
+			continue
+		}
+		want := hypervisor.Share{Tag: vm.DirTag(0), Path: c.dir.Path, ReadOnly: c.dir.ReadOnly, Create: c.dir.Create}
+		got := seen.get()
+		if len(got) != 1 || !strings.HasPrefix(got[0].Path, got[0].Root) || got[0].Root == root {
+			t.Errorf("%+v: the driver gets %+v", c, got)
+			continue
+		}
+		want.Root = got[0].Root
+		if got[0] != want {
+			t.Errorf("%+v: the driver gets %+v", c, got)
+		}
+		if err := r.Remove(ctx, string(rec.ID), true); err != nil {
+			t.Error(err)
+		}
+	}
+	boots := sharing("web", vm.HostDir{Path: root + "/all"})
+	boots.Image = "cloud"
+	if _, err := r.Launch(t.Context(), boots); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "boots itself") {
+		t.Errorf("a disk image: %v", err)
+	}
+	r.clean()
+}
+
+// TestHostDirsOff: without configuration, a node shares no folder.
+func TestHostDirsOff(t *testing.T) {
+	r := newRig(t)
+	for _, path := range []string{"/", "/etc", t.TempDir()} {
+		if _, err := r.Launch(t.Context(), sharing("web", vm.HostDir{Path: path})); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "hostPaths") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	r.clean()
+}
+
+// TestHostDirsNeverShareTheState: the configuration cannot give guests the node's own files.
+func TestHostDirsNeverShareTheState(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{"/", dir, dir + "/state", dir + "/state/vms", dir + "/run"} {
+		_, err := engine.New(engine.Config{StateDir: dir + "/state", RunDir: dir + "/run", HostPaths: hostdir.List{{Path: path}}}, engine.Deps{})
+		if !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), hostdir.Setting) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// TestHostDirsCannotBeSaved: what needs the state of the guest is refused before anything changes.
+func TestHostDirsCannotBeSaved(t *testing.T) {
+	r, root := folders(t)
+	ctx := t.Context()
+	was := r.must(r.Launch(ctx, sharing("web", vm.HostDir{Path: root + "/all"})))
+	was = r.await("web", "it is ready", ready)
+	for what, verb := range map[string]func(context.Context) error{
+		"snapshot": func(ctx context.Context) error {
+			_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+			return err
+		},
+		"hibernate": func(ctx context.Context) error {
+			_, err := r.Hibernate(ctx, "web", "")
+			return err
+		},
+	} {
+		err := verb(ctx)
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), root+"/all") || !strings.Contains(err.Error(), "volume data") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if now := r.must(r.Inspect(ctx, "web")); now.Revision != was.Revision || now.State != vm.StateRunning {
+			t.Errorf("%s changed %+v", what, now)
+		}
+	}
+	if all, err := r.world.Snapshots().List(ctx); err != nil || len(all) > 0 {
+		t.Errorf("snapshots %v, %v", all, err)
+	}
+	if _, err := r.Stop(ctx, "web", 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a stopped VM: %v", err)
+	}
+}
+
+// TestHostDirsNoLongerAllowed: a VM that runs keeps its folder, and does not start again with one that is no longer allowed.
+func TestHostDirsNoLongerAllowed(t *testing.T) {
+	r, root := folders(t)
+	ctx := t.Context()
+	r.must(r.Launch(ctx, sharing("web", vm.HostDir{Path: root + "/all"})))
+	allowed := r.cfg.HostPaths
+	r.cfg.HostPaths = nil
+	r.restart()
+	if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateRunning {
+		t.Errorf("after the restart it is %s", now.State)
+	}
+	was := r.must(r.Stop(ctx, "web", 0))
+	if _, err := r.Start(ctx, "web"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "hostPaths") {
+		t.Errorf("started: %v", err)
+	}
+	if now := r.must(r.Inspect(ctx, "web")); now.Revision != was.Revision {
+		t.Errorf("the refusal changed %+v", now)
+	}
+	r.cfg.HostPaths = allowed
+	r.restart()
+	r.must(r.Start(ctx, "web"))
+}

@@ -1,0 +1,185 @@
+// Package hostdir knows which folders of the node may be shared with guests, and opens them.
+//
+// A path with a symbolic link in it is refused. So a path is its own resolved path, comparing paths as text is exact, and a link that
+// somebody puts there later leads nowhere. The package shares and mounts nothing.
+package hostdir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Setting is the name of the setting that lists the folders, for messages.
+const Setting = "hostPaths"
+
+// Allowed is one entry of the list.
+type Allowed struct {
+	Namespace string // whose VMs may have it; "": those of all namespaces
+	Path      string // the folder, and all that is below it; clean and absolute
+	ReadOnly  bool   // no VM may write to it
+}
+
+// List are the folders that may be shared. The operator of the node may share those of all namespaces.
+type List []Allowed
+
+// Parse reads entries of the form [NAMESPACE=]/PATH[:ro].
+// Errors: InvalidArgument, also if two entries are for the same folder and namespace.
+func Parse(entries []string) (List, error) {
+	var list List
+	for _, e := range entries {
+		var a Allowed
+		rest := e
+		if !strings.HasPrefix(e, "/") {
+			var ok bool
+			if a.Namespace, rest, ok = strings.Cut(e, "="); !ok || a.Namespace == "" {
+				return nil, errdefs.Invalidf("%s: %q is not /PATH, /PATH:ro or NAMESPACE=/PATH", Setting, e)
+			}
+		}
+		a.Path, a.ReadOnly = strings.CutSuffix(rest, ":ro")
+		if err := Clean(a.Path); err != nil {
+			return nil, fmt.Errorf("%s: %w", Setting, err)
+		}
+		for _, b := range list {
+			if a.Namespace == b.Namespace && a.Path == b.Path {
+				return nil, errdefs.Invalidf("%s: %s is there twice", Setting, e)
+			}
+		}
+		list = append(list, a)
+	}
+	return list, nil
+}
+
+// Clean returns an InvalidArgument error unless p is absolute and has no empty, "." or ".." part.
+func Clean(p string) error {
+	if !strings.HasPrefix(p, "/") || path.Clean(p) != p || strings.IndexByte(p, 0) >= 0 || len(p) >= unix.PathMax {
+		return errdefs.Invalidf("%q is not an absolute path without empty, \".\" and \"..\" parts", p)
+	}
+	return nil
+}
+
+// CheckPaths returns an InvalidArgument error if an entry has a symbolic link in its path, is no folder, or contains or is inside one
+// of private, which are folders that no guest may see. A folder that does not exist yet is no error.
+func (l List) CheckPaths(private ...string) error {
+	for _, a := range l {
+		for _, p := range private {
+			if below(p, a.Path) || below(a.Path, p) {
+				return errdefs.Invalidf("%s: %s would share %s, which holds what all VMs have; name another folder", Setting, a.Path, p)
+			}
+		}
+		fd, err := open(a.Path)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return errdefs.Invalidf("%s: %w", Setting, explain(a.Path, err))
+		}
+		_ = unix.Close(fd)
+	}
+	return nil
+}
+
+// Find returns the entry by which a VM of namespace ("": the operator's) may have the folder p. The deepest entry decides: one for the
+// namespace before one for all.
+// Errors: InvalidArgument for a path that is not clean, FailedPrecondition if there is no such entry, or if write and it is read-only.
+func (l List) Find(namespace, p string, write bool) (Allowed, error) {
+	if err := Clean(p); err != nil {
+		return Allowed{}, err
+	}
+	var best Allowed
+	for _, a := range l {
+		if a.Namespace != "" && a.Namespace != namespace && namespace != "" || !below(p, a.Path) {
+			continue
+		}
+		if len(a.Path) > len(best.Path) || len(a.Path) == len(best.Path) && best.Namespace == "" {
+			best = a
+		}
+	}
+	switch {
+	case best.Path == "":
+		return best, errdefs.Preconditionf("the folder %s of the node is not below one that its operator has allowed for this namespace (%s of cocoond)", p, Setting)
+	case write && best.ReadOnly:
+		return best, errdefs.Preconditionf("the folder %s of the node may only be shared read-only (%s of cocoond); ask for it read-only", p, Setting)
+	}
+	return best, nil
+}
+
+// below reports whether p is dir or inside it.
+func below(p, dir string) bool {
+	return p == dir || dir == "/" || strings.HasPrefix(p, dir+"/")
+}
+
+// Open opens the folder p, which is below the allowed folder root, as a reference (O_PATH). With create, missing folders below root are
+// made with mode 0755.
+// Errors: FailedPrecondition if it is missing, no folder, or has a symbolic link in its path.
+func Open(root, p string, create bool) (*os.File, error) {
+	if err := errors.Join(Clean(root), Clean(p)); err != nil {
+		return nil, err
+	}
+	if !below(p, root) {
+		return nil, errdefs.Invalidf("folder %s is not below %s", p, root)
+	}
+	fd, err := open(root)
+	if err != nil {
+		return nil, explain(root, err)
+	}
+	rest := strings.Trim(strings.TrimPrefix(p, root), "/")
+	if rest == "" {
+		return os.NewFile(uintptr(fd), p), nil
+	}
+	for part := range strings.SplitSeq(rest, "/") {
+		next, err := enter(fd, part, create)
+		_ = unix.Close(fd)
+		if err != nil {
+			return nil, explain(p, err)
+		}
+		fd = next
+	}
+	return os.NewFile(uintptr(fd), p), nil
+}
+
+// enter opens the folder called part in dir.
+func enter(dir int, part string, create bool) (int, error) {
+	fd, err := resolve(dir, part)
+	if !create || !errors.Is(err, unix.ENOENT) {
+		return fd, err
+	}
+	err = unix.Mkdirat(dir, part, 0o755)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return -1, err
+	}
+	made := err == nil // else somebody else has made it
+	if fd, err = resolve(dir, part); err == nil && made {
+		err = unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o755) // independent of the umask
+	}
+	return fd, err
+}
+
+func open(p string) (int, error) { return resolve(unix.AT_FDCWD, p) }
+
+func resolve(dir int, name string) (int, error) {
+	for {
+		fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) { // EAGAIN: a rename at the same time
+			return fd, err
+		}
+	}
+}
+
+func explain(p string, err error) error {
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return errdefs.Preconditionf("the path of the folder %s of the node has a symbolic link in it; name its real path", p)
+	case errors.Is(err, unix.ENOENT):
+		return errdefs.Preconditionf("the folder %s does not exist on the node", p)
+	case errors.Is(err, unix.ENOTDIR):
+		return errdefs.Preconditionf("%s on the node is not a folder", p)
+	}
+	return errdefs.Preconditionf("open the folder %s of the node: %w", p, err)
+}

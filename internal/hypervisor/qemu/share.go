@@ -1,0 +1,310 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hostdir"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/proc"
+)
+
+// This file shares folders of the node with a guest. Each has a server, virtiofsd, which reads and writes the folder as the guest asks. A
+// server is root only in a user namespace of its own, and sees one mount: that of the folder, where no file but those of the folder can
+// be reached. It ends when QEMU closes the connection. If it ends before, its guest would wait forever, so the VM ends.
+
+const (
+	maxTag = 36 // bytes; of virtio
+
+	// idBlock is how many users and groups a server knows: those of the files that it shows and makes.
+	idBlock = 1 << 16
+	// shareFiles limits the descriptors of a server, which needs one for each file that the guest knows.
+	shareFiles = 1 << 20
+	shareLog   = "virtiofsd.log"
+
+	shareSocket = "share.sock" // exists only while a server is being connected
+)
+
+func checkShares(p hypervisor.Plan) error {
+	for i, s := range p.Shares {
+		switch {
+		case s.Tag == "" || len(s.Tag) > maxTag || strings.ContainsAny(s.Tag, ",="):
+			return errdefs.Invalidf("VM %s: invalid tag %q of a shared folder; use 1 to %d bytes without commas", p.Name, s.Tag, maxTag)
+		case slices.ContainsFunc(p.Shares[:i], func(o hypervisor.Share) bool { return o.Tag == s.Tag }):
+			return errdefs.Invalidf("VM %s: two shared folders have the tag %s", p.Name, s.Tag)
+		}
+	}
+	return nil
+}
+
+// share adds the device of Plan.Shares[i] at a place among those of the disks.
+func (c *command) share(i, place int, s hypervisor.Share) {
+	id := "share" + strconv.Itoa(i)
+	c.add("-chardev", fmt.Sprintf("socket,id=%s,fd=%d", id, c.fd(file{kind: fileShare, path: s.Tag})))
+	c.device(props{"driver": "vhost-user-fs-pci", "chardev": id, "id": "virtio-" + id, "tag": s.Tag}.at(slotDisks+place/8, place%8))
+}
+
+// server is the process that serves one shared folder.
+type server struct {
+	tag  string
+	path string   // of the folder
+	conn *os.File // QEMU's end of the connection; nil once QEMU has it
+	proc *proc.Process
+}
+
+// servers are those of one VM.
+type servers []*server
+
+func (s servers) of(tag string) *server {
+	return s[slices.IndexFunc(s, func(o *server) bool { return o.tag == tag })]
+}
+
+// handles are the servers as the handle of the VM records them.
+func (s servers) handles() (out []shareHandle) {
+	for _, o := range s {
+		out = append(out, shareHandle{Path: o.path, PID: o.proc.PID(), Start: o.proc.StartTime()})
+	}
+	return out
+}
+
+// connected releases QEMU's ends of the connections, which it has inherited.
+func (s servers) connected() {
+	for _, o := range s {
+		if o.conn != nil {
+			_ = o.conn.Close()
+			o.conn = nil
+		}
+	}
+}
+
+// close releases the processes without ending them.
+func (s servers) close() {
+	s.connected()
+	for _, o := range s {
+		_ = o.proc.Close()
+	}
+}
+
+func (s servers) kill(ctx context.Context) error {
+	var errs []error
+	for _, o := range s {
+		errs = append(errs, o.proc.Kill(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// shareHandle is what is needed to find a server again.
+type shareHandle struct {
+	Path  string `json:"path"`
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"`
+}
+
+// marker is the argument by which the processes of the servers of a VM are recognized.
+func marker(uuid string) string { return "source=" + proc.Mount{Name: uuid}.Path() }
+
+// openServers finds the servers of a running VM again. The error names the first one that has ended.
+func openServers(h handle) (found servers, err error) {
+	for _, s := range h.Shares {
+		p, err := proc.Open(s.PID, s.Start, marker(h.UUID))
+		if err != nil {
+			found.close()
+			return nil, errdefs.NotFoundf("%s", lost(s.Path))
+		}
+		found = append(found, &server{path: s.Path, proc: p})
+	}
+	return found, nil
+}
+
+// endServers ends those servers of h that still run.
+func endServers(ctx context.Context, h handle) error {
+	var errs []error
+	for _, s := range h.Shares {
+		p, err := proc.Open(s.PID, s.Start, marker(h.UUID))
+		if err != nil {
+			continue // it has ended
+		}
+		errs = append(errs, p.Kill(ctx), p.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// marked returns the uuid in the marker among args, "" if there is none.
+func marked(args []string) string {
+	for _, a := range args {
+		if uuid, ok := strings.CutPrefix(a, marker("")+"/"); ok {
+			return uuid
+		}
+	}
+	return ""
+}
+
+func lost(path string) string { return "the process that shares the folder " + path + " has ended" }
+
+// watchServers makes the end of a server known.
+func (i *instance) watchServers() {
+	for _, s := range i.shares {
+		go func() {
+			<-s.proc.Done() // also when it is closed
+			select {
+			case i.lost <- lost(s.path):
+			default: // the first one counts
+			}
+		}()
+	}
+}
+
+// quitTime is how long QEMU, which closes its connections when it ends, may need to end.
+const quitTime = time.Second
+
+// abandon ends a VM that has lost a server.
+func (i *instance) abandon(ctx context.Context, cause string) {
+	wait, cancel := context.WithTimeout(ctx, quitTime)
+	defer cancel()
+	if _, err := i.proc.Wait(wait); err == nil || ctx.Err() != nil { // QEMU ended first, or nobody watches any more
+		return
+	}
+	i.d.log.Error("VM ends", "vm", i.h.ID, "err", cause)
+	i.mu.Lock()
+	i.exit.Cause = cause
+	i.mu.Unlock()
+	if err := i.proc.Kill(ctx); err != nil {
+		i.d.log.Error("VM not ended", "vm", i.h.ID, "err", err)
+	}
+}
+
+// shareIDs are those of the servers of the VM that has uid: a whole block of the range. Nothing on the host has such an id.
+func (d *Driver) shareIDs(uid uint32) (proc.IDs, error) {
+	blocks := d.cfg.UIDCount / idBlock
+	if blocks == 0 {
+		return proc.IDs{}, errdefs.Preconditionf("a shared folder needs %d user ids, and the configured range has %d; configure a larger range", idBlock, d.cfg.UIDCount)
+	}
+	return proc.IDs{Base: d.cfg.UIDBase + (uid-d.cfg.UIDBase)/idBlock%blocks*idBlock, Count: idBlock}, nil
+}
+
+// virtiofsd finds the program; distributions keep it outside of PATH.
+func (d *Driver) virtiofsd() (string, error) {
+	for _, path := range d.cfg.Virtiofsd {
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
+			return path, nil
+		}
+	}
+	return "", errdefs.Unavailablef("virtiofsd is missing, which shares folders with guests; run `apt-get install qemu-system-common`, or `apt-get install virtiofsd` where that package exists")
+}
+
+// share starts the servers of the shared folders, and connects them.
+func (l *launch) share(ctx context.Context) error {
+	if len(l.plan.Shares) == 0 {
+		return nil
+	}
+	bin, err := l.d.virtiofsd()
+	if err != nil {
+		return err
+	}
+	log, err := l.dir.appendTo(shareLog)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	if err := log.Truncate(0); err != nil {
+		return fmt.Errorf("empty the log of shared folders: %w", err)
+	}
+	l.undo.Push(func(ctx context.Context) error {
+		err := l.shares.kill(ctx)
+		l.shares.close()
+		return err
+	})
+	for _, s := range l.plan.Shares {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		srv, err := l.serve(ctx, bin, log, s)
+		if err != nil {
+			return fmt.Errorf("share the folder %s: %w", s.Path, err)
+		}
+		l.shares = append(l.shares, srv)
+	}
+	return nil
+}
+
+// serve starts one server. The folder is opened once: who replaces it later changes nothing of what the guest has.
+func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervisor.Share) (*server, error) {
+	dir, err := hostdir.Open(s.Root, s.Path, s.Create)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	ids, err := l.d.shareIDs(l.uid)
+	if err != nil {
+		return nil, err
+	}
+	tree, err := proc.MappedTree(dir, ids, s.ReadOnly)
+	if err != nil {
+		return nil, err
+	}
+	defer tree.Close()
+	listener, err := l.dir.listen(shareSocket)
+	if err != nil {
+		return nil, err
+	}
+	defer listener.Close()
+	conn, err := dialUnix(ctx, l.plan.Dir, shareSocket) // the kernel queues it until the server accepts
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if err := l.dir.remove(shareSocket); err != nil { // nobody else can connect
+		return nil, err
+	}
+	end, err := conn.(*net.UnixConn).File()
+	if err != nil {
+		return nil, fmt.Errorf("connect its server: %w", err)
+	}
+	mount := &proc.Mount{Tree: tree, Name: uuidOf(l.plan.ID)}
+	p, err := proc.Start(proc.Spec{
+		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{listener}, Out: log, CgroupDir: l.cgroup,
+		Args:     []string{filepath.Base(bin), "--fd=" + strconv.Itoa(firstFileFd), "-o", marker(mount.Name), "-o", "sandbox=namespace,cache=auto", "-f", "--rlimit-nofile=0"},
+		Isolated: true, Mapped: &ids, Mount: mount,
+	})
+	if err != nil {
+		_ = end.Close()
+		return nil, err
+	}
+	srv := &server{tag: s.Tag, path: s.Path, conn: end, proc: p}
+	if err := p.LimitFiles(shareFiles); err != nil {
+		srv.conn.Close()
+		return nil, errors.Join(err, p.Kill(ctx), p.Close())
+	}
+	return srv, nil
+}
+
+// shareFault says why a server has ended while QEMU started, nil if none has.
+func (l *launch) shareFault(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for _, s := range l.shares {
+		if exit, err := s.proc.Wait(ctx); err == nil && exit.Code != 0 { // with 0 it ended because QEMU did
+			words, _ := os.ReadFile(filepath.Join(l.plan.Dir, shareLog))
+			return errdefs.New(errdefs.Internal, "%s: %s", lost(s.path), lastLine(string(words)))
+		}
+	}
+	return nil
+}
+
+func lastLine(log string) (last string) {
+	for line := range strings.Lines(log) {
+		if line = strings.TrimSpace(line); line != "" {
+			last = line
+		}
+	}
+	return last[:min(len(last), 500)]
+}

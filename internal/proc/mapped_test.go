@@ -1,0 +1,124 @@
+package proc
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/need"
+)
+
+var testIDs = IDs{Base: 0x71230000, Count: 65536}
+
+// mapped runs a script that sees dir as $D, and returns what it prints.
+func mapped(t *testing.T, dir string, readOnly bool, script string) string {
+	t.Helper()
+	fd, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	tree, err := MappedTree(fd, testIDs, readOnly)
+	if errdefs.Is(err, errdefs.Unsupported) {
+		need.Missing(t, "a folder for temporary files on a file system that maps users, such as ext4")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tree.Close()
+	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	m := &Mount{Tree: tree, Name: "shared"}
+	p, err := Start(Spec{
+		Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "D=" + m.Path()},
+		Out: out, Isolated: true, Mapped: &testIDs, Mount: m,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := p.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(out.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestMapped(t *testing.T) {
+	need.Root(t)
+	dir, outside := t.TempDir(), t.TempDir()
+	for _, err := range []error{
+		os.WriteFile(dir+"/old", []byte("content"), 0o600), os.Chown(dir+"/old", 1000, 1001),
+		os.WriteFile(outside+"/secret", []byte("secret"), 0o644), os.Symlink(outside+"/secret", dir+"/link"),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := mapped(t, dir, false, `
+id -u
+grep NoNewPrivs /proc/self/status
+cat $D/old
+echo
+echo x >$D/new && chown 7:8 $D/new && echo made
+mknod $D/null c 1 3 2>/dev/null || echo no-device
+cat $D/link 2>/dev/null || echo no-link
+cat /etc/shadow 2>/dev/null || echo no-shadow
+mount -o remount,dev,suid,exec $D 2>/dev/null || echo no-remount
+cp /bin/true $D/true; $D/true 2>/dev/null || echo no-program
+`)
+	want := "0\nNoNewPrivs:\t1\ncontent\nmade\nno-device\nno-link\nno-shadow\nno-remount\nno-program\n"
+	if got != want {
+		t.Errorf("%s\nwant:\n%s", got, want)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir+"/new", &st); err != nil || st.Uid != 7 || st.Gid != 8 {
+		t.Errorf("the new file belongs to %d:%d, %v", st.Uid, st.Gid, err)
+	}
+	if _, err := os.Lstat(mountsDir + "/shared"); err == nil {
+		t.Error("others see the mount")
+	}
+	got = mapped(t, dir, true, `cat $D/old; echo x 2>/dev/null >$D/old || echo fixed; mount -o remount,rw,bind $D 2>/dev/null || echo still; rm -f $D/old 2>/dev/null || echo kept`)
+	if got != "contentfixed\nstill\nkept\n" {
+		t.Errorf("read-only: %q", got)
+	}
+}
+
+func TestMappedTreeOfAnUnfitFolder(t *testing.T) {
+	need.Root(t)
+	fd, err := os.Open("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	if tree, err := MappedTree(fd, testIDs, false); !errdefs.Is(err, errdefs.Unsupported) {
+		t.Errorf("%v, %v", tree, err)
+	}
+}
+
+func TestUserNamespaceLeavesNoProcess(t *testing.T) {
+	need.Root(t)
+	ns, err := UserNamespace(testIDs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	found, err := Find(func(_ int, args []string) bool { return len(args) == 1 && args[0] == "userns" })
+	if err != nil || len(found) > 0 {
+		t.Errorf("left: %v, %v", found, err)
+	}
+	if at, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", ns.Fd())); err != nil || !strings.HasPrefix(at, "user:") {
+		t.Errorf("it is %s, %v", at, err)
+	}
+}
