@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -306,10 +307,19 @@ volume that the VM was created with can only be taken while the VM is stopped. W
 
 // parseVolumes parses the values of --volume into volumes and their mounts.
 func parseVolumes(list []string) (volumes []vm.Volume, mounts []vm.Mount, err error) {
-	for _, s := range list {
+	for i, s := range list {
 		use, at, err := parseVolume(s)
 		if err != nil {
 			return nil, nil, err
+		}
+		if filepath.IsAbs(use.Ref) { // a folder of the node
+			if at == "" {
+				return nil, nil, errdefs.Invalidf("volume %q: use /FOLDER:/PATH or /FOLDER:/PATH:ro for a folder of the node", s)
+			}
+			name := "dir-" + strconv.Itoa(i)
+			volumes = append(volumes, vm.Volume{Name: name, Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: filepath.Clean(use.Ref), ReadOnly: use.ReadOnly}})
+			mounts = append(mounts, vm.Mount{Volume: name, Path: at, ReadOnly: use.ReadOnly})
+			continue
 		}
 		name := strings.NewReplacer("/", "-").Replace(use.Ref)
 		volumes = append(volumes, vm.Volume{Name: name, Kind: vm.VolumeDisk, Disk: &use})

@@ -165,6 +165,15 @@ func TestRunWithVolumes(t *testing.T) {
 	if got := n.launched.Mounts; !slices.Equal(got, []vm.Mount{{Volume: "data", Path: "/var/lib/db"}, {Volume: "prod-more", Path: "/more", ReadOnly: true}}) {
 		t.Errorf("mounts %+v", got)
 	}
+	if code, _, errs := run("", "vm", "create", "-v", "/srv/data/:/data", "-v", "/srv/fixed:/fixed:ro", "demo"); code != 0 {
+		t.Fatal(errs)
+	}
+	if got := n.launched.Volumes; len(got) != 2 || *got[0].Dir != (vm.HostDir{Path: "/srv/data"}) || *got[1].Dir != (vm.HostDir{Path: "/srv/fixed", ReadOnly: true}) || got[0].Name == got[1].Name {
+		t.Errorf("folders %+v", got)
+	}
+	if code, _, errs := run("", "vm", "create", "-v", "/srv/data", "demo"); code != 2 || !strings.Contains(errs, "/FOLDER:/PATH") {
+		t.Errorf("a folder without a path: %d %s", code, errs)
+	}
 	for _, bad := range []string{"", ":/x", "data:x"} {
 		if code, _, errs := run("", "vm", "create", "--volume", bad, "demo"); code != 2 || !strings.Contains(errs, "VOLUME:/PATH") {
 			t.Errorf("%q: %d %s", bad, code, errs)

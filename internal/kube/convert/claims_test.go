@@ -76,3 +76,52 @@ func TestDisksThatDoNotFit(t *testing.T) {
 		t.Errorf("a missing claim: %v", err)
 	}
 }
+
+func hostPath(path string, kind corev1.HostPathType) corev1.VolumeSource {
+	return corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path, Type: &kind}}
+}
+
+// reading makes the mounts of a volume read-only.
+func reading(volume string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		for i, m := range p.Spec.Containers[0].VolumeMounts {
+			p.Spec.Containers[0].VolumeMounts[i].ReadOnly = m.ReadOnly || m.Name == volume
+		}
+	}
+}
+
+// TestFolders: hostPath, and claims whose volumes are folders of the node. Nobody may write to what is mounted only for reading.
+func TestFolders(t *testing.T) {
+	pod := plain(
+		vol("any", hostPath("/srv/any/", corev1.HostPathUnset)), vol("made", hostPath("/srv/made", corev1.HostPathDirectoryOrCreate)),
+		vol("there", hostPath("/srv/there", corev1.HostPathDirectory)), reading("there"),
+		vol("local", ofClaim("local", false)), vol("reader", ofClaim("local", true)), vol("pv", ofClaim("hostpath", false)), reading("pv"),
+		func(p *corev1.Pod) {
+			p.Spec.SecurityContext.FSGroup = ptr(int64(2000))
+			p.Spec.SecurityContext.FSGroupChangePolicy = ptr(corev1.FSGroupChangeOnRootMismatch)
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "unused", VolumeSource: hostPath("/srv/unused", corev1.HostPathUnset)})
+		})
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	s := Spec(pod, Node{}, nil)
+	if err := Fill(t.Context(), pod, Node{}, depot{}, s.Volumes); err != nil {
+		t.Fatal(err)
+	}
+	group := ptr(int64(2000))
+	want := []vm.Volume{
+		{Name: "any", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/srv/any", Create: true}},
+		{Name: "made", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/srv/made", Create: true}},
+		{Name: "there", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/srv/there", ReadOnly: true}},
+		{Name: "local", Kind: vm.VolumeDir, Group: group, Dir: &vm.HostDir{Path: "/mnt/local", GroupOnMismatch: true}},
+		{Name: "reader", Kind: vm.VolumeDir, Group: group, Dir: &vm.HostDir{Path: "/mnt/local", ReadOnly: true, GroupOnMismatch: true}},
+		{Name: "pv", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/mnt/hostpath", ReadOnly: true}},
+	}
+	got := slices.DeleteFunc(s.Volumes, func(v vm.Volume) bool { return v.Kind != vm.VolumeDir })
+	if d := diff.Of(want, got); d != "" {
+		t.Errorf("volumes (-want +got):\n%s", d)
+	}
+	if got := HostDirs(pod); !slices.Equal(got, []string{"any", "made", "there"}) {
+		t.Errorf("folders %v", got)
+	}
+}

@@ -2,6 +2,7 @@ package convert
 
 import (
 	"math"
+	"path"
 	"reflect"
 	"slices"
 	"testing"
@@ -106,11 +107,11 @@ func passes(t *testing.T, pod *corev1.Pod) {
 	}
 	for _, v := range spec.Volumes {
 		i := slices.IndexFunc(pod.Spec.Volumes, func(p corev1.Volume) bool { return p.Name == v.Name })
-		if i < 0 || v.Kind != vm.VolumeFiles && v.Kind != vm.VolumeEmpty {
+		if i < 0 || v.Kind != vm.VolumeFiles && v.Kind != vm.VolumeEmpty && v.Kind != vm.VolumeDir {
 			t.Fatalf("volume %q of kind %q", v.Name, v.Kind)
 		}
-		if pod.Spec.Volumes[i].HostPath != nil {
-			t.Errorf("volume %q is a folder of the host", v.Name)
+		if from := pod.Spec.Volumes[i].HostPath; (from != nil) != (v.Kind == vm.VolumeDir) || from != nil && v.Dir.Path != path.Clean(from.Path) {
+			t.Errorf("volume %+v is of the folder %+v", v, from)
 		}
 	}
 	if clone := Clone(pod, Node{}); clone.Name != spec.Name || clone.Hostname != "" && clone.Hostname != spec.Hostname {

@@ -31,7 +31,7 @@ type Source interface {
 	TrustBundle(ctx context.Context, name string) (*certv1.ClusterTrustBundle, error)
 	// TrustBundles returns the ClusterTrustBundles of a signer whose labels match.
 	TrustBundles(ctx context.Context, signer string, match labelset.Selector) ([]certv1.ClusterTrustBundle, error)
-	// Claim returns the disk of a PersistentVolumeClaim of pod's namespace. If ephemeral, the claim must have been made for pod.
+	// Claim returns the disk, or the folder of the node, of a PersistentVolumeClaim of pod's namespace. If ephemeral, the claim must have been made for pod.
 	// Errors: FailedPrecondition while pod cannot use it, or if there is no such claim.
 	Claim(ctx context.Context, pod *corev1.Pod, claim string, ephemeral bool) (Disk, error)
 }
@@ -42,6 +42,9 @@ type Disk struct {
 	Device   bool   // containers use it as a device; else they mount its file system
 	FSType   string // "": the default
 	ReadOnly bool   // nobody may write to it
+
+	Dir   *vm.HostDir // a folder of the node instead of a disk; nil: none
+	Group bool        // of a folder: its files are given to the group of the pod
 }
 
 // Object names what a volume uses: a ConfigMap or Secret of the pod's namespace, a ClusterTrustBundle, or all
@@ -106,14 +109,14 @@ func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes 
 			wg.Go(func() { volumes[i].Files, errs[i] = Files(ctx, pod, node, from, volumes[i].Name) })
 		case vm.VolumeDisk:
 			wg.Go(func() { errs[i] = findDisk(ctx, pod, from, &volumes[i]) })
-		case vm.VolumeEmpty, vm.VolumeImage: // the guest makes the first, and the engine finds the second
+		case vm.VolumeEmpty, vm.VolumeImage, vm.VolumeDir: // the guest makes the first, and the engine finds the others
 		}
 	}
 	wg.Wait()
 	return errors.Join(errs...)
 }
 
-// findDisk replaces the name of v's claim by the disk that the claim has.
+// findDisk replaces the name of v's claim by the disk or the folder that the claim has.
 func findDisk(ctx context.Context, pod *corev1.Pod, from Source, v *vm.Volume) error {
 	at := slices.IndexFunc(pod.Spec.Volumes, func(p corev1.Volume) bool { return p.Name == v.Name })
 	claim := v.Disk.Ref
@@ -123,6 +126,16 @@ func findDisk(ctx context.Context, pod *corev1.Pod, from Source, v *vm.Volume) e
 	}
 	if err != nil {
 		return fmt.Errorf("MountVolume.SetUp failed for volume %q: %w", v.Name, err)
+	}
+	if d.Dir != nil {
+		dir := *d.Dir
+		dir.ReadOnly = dir.ReadOnly || v.Disk.ReadOnly || d.ReadOnly || onlyRead(pod, v.Name)
+		dir.GroupOnMismatch = v.Disk.GroupOnMismatch && d.Group
+		v.Kind, v.Disk, v.Dir = vm.VolumeDir, nil, &dir
+		if !d.Group {
+			v.Group = nil
+		}
+		return nil
 	}
 	v.Disk.Ref, v.Disk.FSType, v.Disk.ReadOnly = d.ID, d.FSType, v.Disk.ReadOnly || d.ReadOnly
 	if d.Device {

@@ -67,7 +67,8 @@ func unservable(v *corev1.Volume) string {
 	case v.PersistentVolumeClaim != nil, v.Ephemeral != nil:
 		return ""
 	case v.HostPath != nil:
-		return "a VM cannot reach hostPath, which is a folder of the node"
+		_, why := HostDir(v.HostPath)
+		return why
 	case v.Image != nil:
 		if v.Image.Reference == "" {
 			return "the volume names no image"
@@ -78,6 +79,41 @@ func unservable(v *corev1.Volume) string {
 		return kind + ": a VM cannot have such a volume; use a PersistentVolumeClaim"
 	}
 	return "the volume has no source"
+}
+
+// HostDir returns the folder of the node that src names, or why a VM cannot have it. The engine compares it with those that the node's
+// operator allows. As with container runtimes, a folder of no type is made if it is missing.
+func HostDir(src *corev1.HostPathVolumeSource) (dir vm.HostDir, why string) {
+	dir.Path = path.Clean(src.Path)
+	switch kind := or(src.Type, corev1.HostPathUnset); kind {
+	case corev1.HostPathUnset, corev1.HostPathDirectoryOrCreate:
+		dir.Create = true
+	case corev1.HostPathDirectory:
+	default:
+		return dir, fmt.Sprintf("hostPath of type %s: a VM can share only folders of its node; use type %s", kind, corev1.HostPathDirectory)
+	}
+	if !path.IsAbs(dir.Path) || slices.Contains(strings.Split(src.Path, "/"), "..") {
+		return dir, fmt.Sprintf("hostPath: %q is not an absolute path without \"..\"", src.Path)
+	}
+	return dir, ""
+}
+
+// onlyRead reports whether no container of pod may write to a volume.
+func onlyRead(pod *corev1.Pod, volume string) bool {
+	return !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool {
+		return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume && !m.ReadOnly })
+	})
+}
+
+// HostDirs returns the names of the volumes of pod that are folders of the node, which the pod's VM has because containers mount them.
+func HostDirs(pod *corev1.Pod) (names []string) {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		if v.HostPath != nil && slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
+			names = append(names, v.Name)
+		}
+	}
+	return names
 }
 
 // kindOf returns the name, as in a manifest, of the field of source that is set.
@@ -102,7 +138,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 			continue // like the kubelet, skip volumes that no container mounts
 		}
 		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles}
-		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil && v.Image == nil {
+		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil && v.Image == nil && v.HostPath == nil {
 			group := *sc.FSGroup
 			def.Group = &group
 		}
@@ -114,6 +150,11 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 		}
 		if v.Image != nil {
 			def.Kind, def.Image = vm.VolumeImage, v.Image.Reference
+		}
+		if v.HostPath != nil {
+			dir, _ := HostDir(v.HostPath)
+			dir.ReadOnly = onlyRead(pod, v.Name)
+			def.Kind, def.Dir = vm.VolumeDir, &dir
 		}
 		if claim := ClaimName(pod, v); claim != "" { // Fill replaces the name by the id of the claim's volume
 			def.Kind, def.Disk = vm.VolumeDisk, &vm.VolumeUse{Ref: claim, ReadOnly: v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly}

@@ -81,6 +81,11 @@ func (c depot) Claim(_ context.Context, pod *corev1.Pod, claim string, ephemeral
 	case claim == pod.Name+"-tmp" && ephemeral:
 		return Disk{ID: "01tmp"}, nil
 	}
+	for name, group := range map[string]bool{"local": true, "hostpath": false} {
+		if claim == name && !ephemeral {
+			return Disk{Dir: &vm.HostDir{Path: "/mnt/" + name}, Group: group}, nil
+		}
+	}
 	return Disk{}, errdefs.Preconditionf("persistentvolumeclaim %q not found", claim)
 }
 
@@ -101,7 +106,13 @@ func ref(name string) corev1.LocalObjectReference { return corev1.LocalObjectRef
 
 func TestVolumesThatAreRefused(t *testing.T) {
 	for want, src := range map[string]corev1.VolumeSource{
-		"a VM cannot reach hostPath":                      {HostPath: &corev1.HostPathVolumeSource{Path: "/"}},
+		"hostPath of type Socket: a VM can share only":    {HostPath: &corev1.HostPathVolumeSource{Path: "/run/x.sock", Type: ptr(corev1.HostPathSocket)}},
+		"hostPath of type File: a VM can share only":      {HostPath: &corev1.HostPathVolumeSource{Path: "/etc/passwd", Type: ptr(corev1.HostPathFile)}},
+		"hostPath of type FileOrCreate":                   {HostPath: &corev1.HostPathVolumeSource{Path: "/etc/passwd", Type: ptr(corev1.HostPathFileOrCreate)}},
+		"hostPath of type CharDevice":                     {HostPath: &corev1.HostPathVolumeSource{Path: "/dev/null", Type: ptr(corev1.HostPathCharDev)}},
+		"hostPath of type BlockDevice":                    {HostPath: &corev1.HostPathVolumeSource{Path: "/dev/sda", Type: ptr(corev1.HostPathBlockDev)}},
+		`hostPath: "srv" is not an absolute path`:         {HostPath: &corev1.HostPathVolumeSource{Path: "srv"}},
+		`hostPath: "/srv/../etc" is not an absolute path`: {HostPath: &corev1.HostPathVolumeSource{Path: "/srv/../etc"}},
 		"nfs: a VM cannot have such a volume":             {NFS: &corev1.NFSVolumeSource{}},
 		"csi: a VM cannot have such a volume":             {CSI: &corev1.CSIVolumeSource{}},
 		"gitRepo: a VM cannot have such a volume":         {GitRepo: &corev1.GitRepoVolumeSource{}},

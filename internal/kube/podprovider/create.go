@@ -131,6 +131,9 @@ func (c *creation) boot(ctx context.Context, pod *corev1.Pod) turn {
 	if errdefs.IsFailedPrecondition(err) && len(spec.DiskVolumes()) > 0 { // as with the kubelet, a pod whose volume another one uses is shown as being created
 		return c.retry(ctx, podstatus.ReasonCreating, err, time.Second, 30*time.Second)
 	}
+	if errdefs.IsFailedPrecondition(err) && len(spec.Dirs()) > 0 { // a folder that the node's operator does not allow, or that is missing
+		return c.retry(ctx, reasonConfigError, err, c.cfg.BackoffBase, c.cfg.BackoffMax)
+	}
 	return c.created(ctx, rec, err, modeRun, c.cfg.BackoffBase, c.cfg.BackoffMax)
 }
 

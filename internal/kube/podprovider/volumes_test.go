@@ -193,3 +193,28 @@ func TestPodWaitsForAVolumeInUse(t *testing.T) {
 		}
 	})
 }
+
+// A pod with a folder that the node's operator does not allow waits, and says why. It runs as soon as the folder is allowed.
+func TestRefusedFolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine()
+		why := errdefs.Preconditionf("volume logs: the folder /var/log of the node is not below one that its operator has allowed")
+		var allowed atomic.Bool
+		e.launchAt = func(s vm.Spec) error {
+			if len(s.Dirs()) == 1 && !allowed.Load() {
+				return why
+			}
+			return nil
+		}
+		w := start(t, e)
+		defer w.stop()
+		w.create(pod(mounting("logs", corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/log"}})))
+		p := w.after(time.Minute)
+		expect(t, p, "Pending waiting:CreateContainerConfigError")
+		if got := p.Status.ContainerStatuses[0].State.Waiting.Message; !strings.Contains(got, why.Error()) {
+			t.Errorf("it says %q", got)
+		}
+		allowed.Store(true)
+		expect(t, w.after(10*time.Minute), "Running running ready")
+	})
+}

@@ -2,15 +2,18 @@ package podvolumes
 
 import (
 	"context"
+	"path"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Claim implements convert.Source. As the kubelet does, it compares the claim with its PersistentVolume, because both can be changed.
@@ -37,15 +40,44 @@ func (o *Objects) Claim(ctx context.Context, pod *corev1.Pod, name string, ephem
 	if ref := pv.Spec.ClaimRef; ref == nil || ref.UID != claim.UID {
 		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q, which persistentvolumeclaim %q names, belongs to another claim", pv.Name, name)
 	}
+	readOnly := !slices.ContainsFunc(pv.Spec.AccessModes, writes)
+	if pv.Spec.HostPath != nil || pv.Spec.Local != nil {
+		return o.folder(ctx, pod, pv, name, readOnly)
+	}
 	csi := pv.Spec.CSI
 	if csi == nil || csi.Driver != contract.VolumeDriver {
-		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is not of driver %s, and a VM can have no other", pv.Name, name, contract.VolumeDriver)
+		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is not of driver %s, nor of kind local or hostPath, and a VM can have no other", pv.Name, name, contract.VolumeDriver)
 	}
 	return convert.Disk{
 		ID: csi.VolumeHandle, FSType: csi.FSType,
 		Device:   pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == corev1.PersistentVolumeBlock,
-		ReadOnly: csi.ReadOnly || !slices.ContainsFunc(pv.Spec.AccessModes, writes),
+		ReadOnly: csi.ReadOnly || readOnly,
 	}, nil
+}
+
+// folder returns the folder of the node that pv names. The engine compares it with those that the node's operator allows. Whoever binds
+// a pod to a node by its name is not bound by the scheduler's choice, so the affinity of pv is compared here, as the kubelet does.
+func (o *Objects) folder(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, claim string, readOnly bool) (convert.Disk, error) {
+	if pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == corev1.PersistentVolumeBlock {
+		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is a block device of the node, which a VM cannot have in this way; use a claim of driver %s", pv.Name, claim, contract.VolumeDriver)
+	}
+	if pv.Spec.NodeAffinity != nil {
+		node, err := o.api.Client.CoreV1().Nodes().Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
+		if err != nil {
+			return convert.Disk{}, classify(err)
+		}
+		if err := volume.CheckNodeAffinity(pv, node.Labels); err != nil {
+			return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is on another node: %w", pv.Name, claim, err)
+		}
+	}
+	if l := pv.Spec.Local; l != nil {
+		return convert.Disk{Dir: &vm.HostDir{Path: path.Clean(l.Path)}, ReadOnly: readOnly, Group: true}, nil
+	}
+	dir, why := convert.HostDir(pv.Spec.HostPath)
+	if why != "" {
+		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q: %s", pv.Name, claim, why)
+	}
+	return convert.Disk{Dir: &dir, ReadOnly: readOnly}, nil
 }
 
 // writes reports whether mode lets pods write.

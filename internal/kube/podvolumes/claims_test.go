@@ -12,10 +12,18 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func TestClaim(t *testing.T) {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "pod"}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "pod"}, Spec: corev1.PodSpec{NodeName: "n1"}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{corev1.LabelHostname: "n1"}}}
+	onNode := func(name string) *corev1.VolumeNodeAffinity {
+		return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{name}}},
+		}}}}
+	}
 	for name, c := range map[string]struct {
 		claim     func(*corev1.PersistentVolumeClaim)
 		volume    func(*corev1.PersistentVolume)
@@ -55,6 +63,45 @@ func TestClaim(t *testing.T) {
 			volume:  func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "example.com/disks" },
 			refused: "is not of driver " + contract.VolumeDriver,
 		},
+		"local": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.Local = nil, &corev1.LocalVolumeSource{Path: "/mnt/disks/one/"}
+				v.Spec.NodeAffinity = onNode("n1")
+			},
+			want: convert.Disk{Dir: &vm.HostDir{Path: "/mnt/disks/one"}, Group: true},
+		},
+		"local, for readers": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.Local = nil, &corev1.LocalVolumeSource{Path: "/mnt/disks/one"}
+				v.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany}
+			},
+			want: convert.Disk{Dir: &vm.HostDir{Path: "/mnt/disks/one"}, Group: true, ReadOnly: true},
+		},
+		"local, of another node": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.Local = nil, &corev1.LocalVolumeSource{Path: "/mnt/disks/one"}
+				v.Spec.NodeAffinity = onNode("n2")
+			},
+			refused: "is on another node",
+		},
+		"local, a block device": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.Local, v.Spec.VolumeMode = nil, &corev1.LocalVolumeSource{Path: "/dev/sdb"}, new(corev1.PersistentVolumeBlock)
+			},
+			refused: "is a block device of the node",
+		},
+		"hostPath": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.HostPath = nil, &corev1.HostPathVolumeSource{Path: "/srv/data"}
+			},
+			want: convert.Disk{Dir: &vm.HostDir{Path: "/srv/data", Create: true}},
+		},
+		"hostPath, a socket": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.HostPath = nil, &corev1.HostPathVolumeSource{Path: "/run/x", Type: new(corev1.HostPathSocket)}
+			},
+			refused: "hostPath of type Socket",
+		},
 		"of another kind": {
 			volume:  func(v *corev1.PersistentVolume) { v.Spec.CSI, v.Spec.NFS = nil, &corev1.NFSVolumeSource{} },
 			refused: "is not of driver " + contract.VolumeDriver,
@@ -75,7 +122,7 @@ func TestClaim(t *testing.T) {
 			if c.volume != nil {
 				c.volume(volume)
 			}
-			o := NewObjects(fake.NewClientset(claim, volume), slog.New(slog.DiscardHandler))
+			o := NewObjects(fake.NewClientset(claim, volume, node), slog.New(slog.DiscardHandler))
 			got, err := o.Claim(t.Context(), pod, "data", c.ephemeral)
 			if c.refused != "" {
 				if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), c.refused) {
@@ -83,8 +130,8 @@ func TestClaim(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || got != c.want {
-				t.Errorf("%+v, %v; want %+v", got, err, c.want)
+			if d := diff.Of(c.want, got); err != nil || d != "" {
+				t.Errorf("%v (-want +got):\n%s", err, d)
 			}
 		})
 	}
