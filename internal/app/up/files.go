@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/app/assets"
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hostdir"
 )
 
 // object is a YAML document under construction.
@@ -136,7 +137,7 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets, services bool) obj
 		virtualNode["epochURL"] = s.epochURL()
 		virtualNode["epochTokenFile"] = n.epochTokens()
 	}
-	return object{
+	config := object{
 		"stateDir":    n.folder("state"),
 		"runDir":      n.folder("run"),
 		"socket":      n.socket(),
@@ -146,6 +147,10 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets, services bool) obj
 		"images":      images,
 		"virtualNode": virtualNode,
 	}
+	if len(s.HostPaths) > 0 {
+		config[hostdir.Setting] = s.HostPaths
+	}
+	return config
 }
 
 // Assets are the files that an instance needs.

@@ -14,6 +14,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hostdir"
 	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/reach"
 )
@@ -53,6 +54,8 @@ type Settings struct {
 	ManagerPort int `json:"managerPort,omitempty"`
 	// ExtraConfig are flags of the control plane's components, each COMPONENT.FLAG=VALUE.
 	ExtraConfig []string `json:"extraConfig,omitempty"`
+	// HostPaths are the folders of this machine that VMs may share.
+	HostPaths []string `json:"hostPaths,omitempty"`
 	// AllowImages is where pods' images may come from, in addition to public addresses.
 	AllowImages []string `json:"allowImages,omitempty"`
 	// CPUOvercommit is how many virtual CPUs pods may request for each CPU of this machine; 0 means defaultOvercommit.
@@ -155,6 +158,9 @@ func (o Options) check() error {
 	if _, err := (reach.Policy{}).Open(o.AllowImages); err != nil {
 		return errdefs.Invalidf("--allow-images: %w", err)
 	}
+	if _, err := hostdir.Parse(o.HostPaths); err != nil {
+		return errdefs.Invalidf("--host-paths: %w", err)
+	}
 	for _, text := range o.ExtraConfig {
 		if !extraConfigRE.MatchString(text) {
 			return errdefs.Invalidf("--extra-config %q must be COMPONENT.FLAG=VALUE; COMPONENT must be one of: apiServer, controllerManager, scheduler", text)
@@ -192,7 +198,7 @@ func nodeName(first string, i int) string {
 
 // check rejects settings that no instance can have stored.
 func (s Settings) check() error {
-	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, AllowImages: s.AllowImages, CPUOvercommit: s.CPUOvercommit}).check(); err != nil {
+	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, HostPaths: s.HostPaths, AllowImages: s.AllowImages, CPUOvercommit: s.CPUOvercommit}).check(); err != nil {
 		return err
 	}
 	for _, n := range s.Nodes {
@@ -236,6 +242,9 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	}
 	if o.ExtraConfig != nil {
 		s.ExtraConfig = o.ExtraConfig
+	}
+	if o.HostPaths != nil {
+		s.HostPaths = o.HostPaths
 	}
 	if o.AllowImages != nil {
 		s.AllowImages = o.AllowImages

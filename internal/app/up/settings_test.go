@@ -83,6 +83,13 @@ func TestSettle(t *testing.T) {
 	if s = settled(Options{AllowImages: []string{}}); len(s.AllowImages) > 0 {
 		t.Errorf("images may still come from %v", s.AllowImages)
 	}
+	settled(Options{HostPaths: []string{"/srv/data", "prod=/srv/prod:ro"}})
+	if s = settled(Options{}); !reflect.DeepEqual(cocoondConfig(layout{"/a"}.node(s, 0), pki{}, s, Assets{}, false)["hostPaths"], []string{"/srv/data", "prod=/srv/prod:ro"}) {
+		t.Errorf("folders %v", s.HostPaths)
+	}
+	if s = settled(Options{HostPaths: []string{}}); cocoondConfig(layout{"/a"}.node(s, 0), pki{}, s, Assets{}, false)["hostPaths"] != nil {
+		t.Errorf("folders %v are still shared", s.HostPaths)
+	}
 	if s = settled(Options{Services: &on}); !s.wantServices() || s.DNSPort == 0 || s.ProxyHealthPort == s.ProxyMetricsPort {
 		t.Errorf("got %+v", s)
 	}
@@ -132,6 +139,7 @@ func TestSettleRefuses(t *testing.T) {
 		{"unknown part", Options{With: []string{"epoch", "docker"}}, "", errdefs.InvalidArgument, `"docker"`},
 		{"flag of nobody", Options{ExtraConfig: []string{"kubelet.v=4"}}, "", errdefs.InvalidArgument, `"kubelet.v=4"`},
 		{"network of nobody", Options{AllowImages: []string{"10.0.0.1/8"}}, "", errdefs.InvalidArgument, `"10.0.0.1/8"`},
+		{"folder by a relative path", Options{HostPaths: []string{"srv"}}, "", errdefs.InvalidArgument, `--host-paths`},
 		{"flag without value", Options{ExtraConfig: []string{"scheduler.v"}}, "", errdefs.InvalidArgument, `"scheduler.v"`},
 		{"damaged file", Options{}, "{", errdefs.DataLoss, "up.json"},
 		{"changed by hand", Options{}, `{"nodeName":"A","apiPort":1}`, errdefs.DataLoss, "up.json"},
