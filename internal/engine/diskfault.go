@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/engine/process"
@@ -95,10 +96,10 @@ func (d diskWatch) retry(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// room reports whether all disks of r can grow a little.
+// room reports whether all disks of r can grow a little. Only a try tells that of a block device.
 func (n *node) room(r vm.Record) (bool, error) {
 	for _, d := range r.Disks {
-		if d.ReadOnly {
+		if d.ReadOnly || d.Device {
 			continue
 		}
 		room, err := n.roomIn(filepath.Dir(d.Path))
@@ -117,7 +118,7 @@ func (d diskWatch) note(ctx context.Context, fault *hypervisor.DiskFault, again 
 	case fault == nil:
 	case fault.Full && fault.Stands:
 		reason = vm.ReasonDiskFull
-		message = "its guest is paused because the file system of " + filepath.Join(d.m.cfg.StateDir, "vms") + " is full; free some space there; the guest then resumes by itself, and no data is lost"
+		message = "its guest is paused because " + d.full() + "; free some space there; the guest then resumes by itself, and no data is lost"
 	case fault.Stands:
 		reason, message = vm.ReasonDiskError, "its guest is paused because the host's disk failed ("+fault.Cause+"); Cocoon retries from time to time"
 	default:
@@ -145,6 +146,15 @@ func (d diskWatch) note(ctx context.Context, fault *hypervisor.DiskFault, again 
 		return false
 	}
 	return true
+}
+
+// full says what may be full.
+func (d diskWatch) full() string {
+	what := "the file system of " + filepath.Join(d.m.cfg.StateDir, "vms") + " is full"
+	if slices.ContainsFunc(d.m.record().Disks, func(d vm.Disk) bool { return d.Device && !d.ReadOnly }) {
+		what += ", or the thin pool of one of its volumes (`cocoon doctor`)"
+	}
+	return what
 }
 
 // disksMayReplace reports whether the disks of a running VM may change the reason was to reason: a fault replaces what may pass,

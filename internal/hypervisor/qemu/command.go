@@ -313,11 +313,12 @@ func fileNode(path string, readOnly bool) props {
 	return props{"driver": "file", "filename": path, "read-only": readOnly, "discard": "unmap"}
 }
 
-// diskFile is fileNode for the lowest node of d. QEMU has a driver of its own for block devices.
+// diskFile is fileNode for the lowest node of d. QEMU has a driver of its own for block devices. Their writes do not go through the host's
+// cache: it would accept them, and a device without space, such as one of a thin pool, would lose them later.
 func diskFile(path string, d vm.Disk) props {
 	n := fileNode(path, d.ReadOnly)
 	if d.Device {
-		n["driver"] = "host_device"
+		n["driver"], n["cache"] = "host_device", props{"direct": true}
 	}
 	return n
 }
