@@ -39,6 +39,10 @@ binaries:
 guest: ## guest kernel and initramfs into bin/guest (cached by content)
 	@guest/build.sh $(BIN)/guest
 
+.PHONY: lvm-guest
+lvm-guest: ## the machine on which volumes on a thin pool are tested, into bin/lvm (cached)
+	@hack/lvm/build.sh $(BIN)/lvm
+
 .PHONY: demo-image
 demo-image: guest
 	@go run $(GOFLAGS_) ./examples/demo-image -busybox $(BIN)/guest/busybox -o $(BIN)/demo.tar
@@ -90,7 +94,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test $(GOFLAGS_) -count=1 . # what it reads is outside its module, which the cache of tests does not see
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments
@@ -131,7 +135,7 @@ test-variants: ## a few tests with another umask, locale, time zone, CPU and /tm
 	@hack/variants.sh
 
 .PHONY: test-vm
-test-vm: binaries guest demo-image ## real QEMU guests, taps, DHCP, rules
+test-vm: binaries guest demo-image lvm-guest ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
 .PHONY: test-e2e

@@ -7,5 +7,8 @@ const VolumeDriver = "volume.cocoonstack.io"
 // ParamFSType is a parameter of a StorageClass whose provisioner is VolumeDriver: ext4 (the default) or xfs.
 const ParamFSType = "csi.storage.k8s.io/fstype"
 
+// ParamKind is another one: file (the default), or lvm for volumes on the thin pool of a node.
+const ParamKind = "kind"
+
 // KeyVolumeClaim is a label that a node writes on a volume of its own: the UID of the claim that the volume was made for.
 const KeyVolumeClaim = "volume.cocoonstack.io/claim"

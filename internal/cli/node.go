@@ -50,6 +50,13 @@ func (a *app) printInfo(i nodewire.NodeInfo) {
 	line("State", i.StateDir)
 	line("Sockets", i.RunDir)
 	line("Networks", cell(strings.Join(i.Networks, ", ")))
+	for _, p := range i.VolumePools {
+		text := fmt.Sprintf("%s (%s), %s of %s in use", p.Name, p.Kind, FormatSize(p.Used), FormatSize(p.Size))
+		if p.Fault != "" {
+			text += ": " + p.Fault
+		}
+		line("Volumes", text)
+	}
 	var counts []string
 	for _, state := range slices.Sorted(maps.Keys(i.VMs)) {
 		if n := i.VMs[state]; n > 0 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
@@ -35,12 +36,14 @@ const volumeHelp = "\n\nVOLUME is the name of a volume, its id, or the beginning
 func (a *app) volumeCreateCommand() *cobra.Command {
 	var out format
 	var size sizeFlag
+	var kind string
 	var labels []string
 	cmd := &cobra.Command{
 		Use: "create NAME --size SIZE", Short: "Make an empty volume", Args: cobra.ExactArgs(1),
 		Long: `Make an empty volume. It takes space on this machine as it is filled. The first VM of a container image that mounts it makes
 a file system on it, inside the VM; this machine never reads what is on a volume.`,
 		Example: `  cocoon volume create data --size 10G
+  cocoon volume create data --size 10G --kind lvm
   cocoon volume create data --size 10G -o json | jq -r .serial`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			of, err := parseLabels(labels)
@@ -51,17 +54,22 @@ a file system on it, inside the VM; this machine never reads what is on a volume
 				return errdefs.Invalidf("a volume needs a size: cocoon volume create %s --size 10G", args[0])
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
-				v, err := c.CreateVolume(cmd.Context(), volume.Spec{Name: args[0], Size: int64(size), Labels: of})
+				v, err := c.CreateVolume(cmd.Context(), volume.Spec{Kind: kind, Name: args[0], Size: int64(size), Labels: of})
 				return a.printVolume(v, out, err)
 			})
 		},
 	}
 	fs := cmd.Flags()
 	fs.Var(&size, "size", "size that a guest sees: 512M, 10G; units are powers of 1024")
+	kindFlag(fs, &kind)
 	fs.StringArrayVar(&labels, "label", nil, "label KEY=VALUE; may be repeated")
 	outputFlag(cmd, &out)
 	fs.SortFlags = false
 	return cmd
+}
+
+func kindFlag(fs *pflag.FlagSet, kind *string) {
+	fs.StringVar(kind, "kind", "", "file, or lvm for a volume on the thin pool of cocoond's --volume-pool (default: file)")
 }
 
 func (a *app) volumeListCommand() *cobra.Command {
@@ -227,6 +235,7 @@ func (a *app) volumeExportCommand() *cobra.Command {
 func (a *app) volumeImportCommand() *cobra.Command {
 	var out format
 	var size sizeFlag
+	var kind string
 	cmd := &cobra.Command{
 		Use: "import NAME [FILE|-]", Short: "Make a volume of the bytes of a file", Args: cobra.RangeArgs(1, 2),
 		Long: `Make a volume of the bytes of a file or of standard input. Zeros take no space. Either the whole volume is there
@@ -242,7 +251,7 @@ afterwards, or nothing is.`,
 			defer r.Close()
 			return a.withClient(func(c *nodeclient.Client) error {
 				bar := a.bar(args[0], out == formatJSON)
-				v, err := c.ImportVolume(cmd.Context(), volume.Spec{Name: args[0], Size: int64(size)}, newCounting(r, bar.counter("importing", total)))
+				v, err := c.ImportVolume(cmd.Context(), volume.Spec{Kind: kind, Name: args[0], Size: int64(size)}, newCounting(r, bar.counter("importing", total)))
 				bar.clear()
 				return a.printVolume(v, out, err)
 			})
@@ -250,6 +259,7 @@ afterwards, or nothing is.`,
 	}
 	fs := cmd.Flags()
 	fs.Var(&size, "size", "size of the volume (default: that of the file)")
+	kindFlag(fs, &kind)
 	outputFlag(cmd, &out)
 	fs.SortFlags = false
 	return cmd

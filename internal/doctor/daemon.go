@@ -58,6 +58,32 @@ func (d doctor) networks(ctx context.Context) finding {
 	return finding{status: OK, detail: strings.Join(up, ", ")}
 }
 
+// pools reports thin pools in which no volume can be made, and how full the others are. A daemon that does not answer is no finding.
+func (d doctor) pools(ctx context.Context) finding {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	all, err := d.cfg.Pools(ctx)
+	if err != nil {
+		return finding{status: OK, detail: notAnswering}
+	}
+	if len(all) == 0 {
+		return finding{status: OK, detail: "none: volumes are files; `cocoond --volume-pool VG/POOL` uses a thin pool of LVM"}
+	}
+	var good, bad []string
+	for _, p := range all {
+		if p.Fault != "" {
+			bad = append(bad, p.Fault)
+			continue
+		}
+		part := func(used, size int64) int64 { return used * 100 / max(size, 1) }
+		good = append(good, fmt.Sprintf("%s zeroes its blocks; %d %% of its data and %d %% of its metadata are in use", p.Name, part(p.Used, p.Size), part(p.MetadataUsed, p.MetadataSize)))
+	}
+	if len(bad) > 0 {
+		return finding{Warn, strings.Join(bad, "; "), "correct what it reports; the pool is examined again every 10 s"}
+	}
+	return finding{status: OK, detail: strings.Join(good, "; ")}
+}
+
 // strays reports VMs on this host that are not on record. A daemon that does not answer is no finding.
 func (d doctor) strays(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)

@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // Statuses of a check.
@@ -41,6 +42,9 @@ type Config struct {
 
 	// Strays returns the VMs on this host that are not on record; nil: unavailable.
 	Strays func(ctx context.Context) ([]vm.Stray, error)
+
+	// Pools returns how full the pools of volumes are; nil: unavailable.
+	Pools func(ctx context.Context) ([]volume.Pool, error)
 
 	Dev  string // /dev
 	Sys  string // /sys
@@ -139,6 +143,9 @@ func (d doctor) checks() []check {
 	}
 	if d.cfg.Strays != nil {
 		all = append(all, check{name: "records", feature: "VMs that survive what happens to cocoond", look: d.strays})
+	}
+	if d.cfg.Pools != nil {
+		all = append(all, check{name: "volume pools", feature: "volumes on a thin pool", look: d.pools})
 	}
 	if d.cfg.Group != "" {
 		all = append(all, check{name: "group", feature: "using cocoon without root", look: d.group})

@@ -11,6 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // host simulates a host with files; apart from these the doctor sees only the real binaries.
@@ -170,6 +171,26 @@ func TestStrays(t *testing.T) {
 	} {
 		d := doctor{Config{Strays: func(context.Context) ([]vm.Stray, error) { return tc.all, tc.err }}}
 		if f := d.strays(t.Context()); f.status != tc.status || f.detail != tc.detail || (f.status == Warn) != (f.remedy != "") {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+func TestPools(t *testing.T) {
+	good := volume.Pool{Name: "vg/pool", Size: 1000, Used: 420, MetadataSize: 100, MetadataUsed: 7}
+	bad := volume.Pool{Name: "vg/pool", Fault: "thin pool vg/pool is too full"}
+	for name, tc := range map[string]struct {
+		all            []volume.Pool
+		err            error
+		status, detail string
+	}{
+		"no daemon": {err: errors.New("nobody"), status: OK, detail: "not examined: cocoond does not answer"},
+		"none":      {status: OK, detail: "none: volumes are files; `cocoond --volume-pool VG/POOL` uses a thin pool of LVM"},
+		"one":       {all: []volume.Pool{good}, status: OK, detail: "vg/pool zeroes its blocks; 42 % of its data and 7 % of its metadata are in use"},
+		"full":      {all: []volume.Pool{good, bad}, status: Warn, detail: "thin pool vg/pool is too full"},
+	} {
+		d := doctor{Config{Pools: func(context.Context) ([]volume.Pool, error) { return tc.all, tc.err }}}
+		if f := d.pools(t.Context()); f.status != tc.status || f.detail != tc.detail || (f.status == Warn) != (f.remedy != "") {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // NodeInfo is the description of a node. The JSON is public API (`cocoon node info -o json`).
@@ -26,6 +27,8 @@ type NodeInfo struct {
 	NetworkDetails []Network `json:"network_details"` // as Networks, the default one first
 
 	Strays int `json:"strays"` // VMs that exist but are not on record
+
+	VolumePools []volume.Pool `json:"volume_pools,omitempty"`
 }
 
 // Network is one network of a node.
@@ -76,7 +79,7 @@ func EncodeNodeInfo(i NodeInfo) *nodev1.NodeInfo {
 		Version: i.Version, Hostname: i.Hostname, StateDir: i.StateDir, RunDir: i.RunDir, Pid: int64(i.PID),
 		StartedAtNs: EncodeTime(i.StartedAt), Cpus: int64(i.CPUs), Memory: i.Memory,
 		Drivers: each(i.Drivers, encodeDriver), Networks: slices.Clone(i.Networks), Vms: maps.Clone(i.VMs),
-		NetworkDetails: each(i.NetworkDetails, encodeNetwork), Strays: int64(i.Strays),
+		NetworkDetails: each(i.NetworkDetails, encodeNetwork), Strays: int64(i.Strays), VolumePools: each(i.VolumePools, encodePool),
 	}
 }
 
@@ -102,7 +105,18 @@ func DecodeNodeInfo(m *nodev1.NodeInfo) NodeInfo {
 		Version: m.GetVersion(), Hostname: m.GetHostname(), StateDir: m.GetStateDir(), RunDir: m.GetRunDir(), PID: int(m.GetPid()),
 		StartedAt: DecodeTime(m.GetStartedAtNs()), CPUs: int(m.GetCpus()), Memory: m.GetMemory(),
 		Drivers: each(m.GetDrivers(), decodeDriver), Networks: cloneSlice(m.GetNetworks()), VMs: cloneMap(m.GetVms()),
-		NetworkDetails: each(m.GetNetworkDetails(), decodeNetwork), Strays: int(m.GetStrays()),
+		NetworkDetails: each(m.GetNetworkDetails(), decodeNetwork), Strays: int(m.GetStrays()), VolumePools: each(m.GetVolumePools(), decodePool),
+	}
+}
+
+func encodePool(p volume.Pool) *nodev1.VolumePool {
+	return &nodev1.VolumePool{Kind: p.Kind, Name: p.Name, Size: p.Size, Used: p.Used, MetadataSize: p.MetadataSize, MetadataUsed: p.MetadataUsed, Free: p.Free, Fault: p.Fault}
+}
+
+func decodePool(m *nodev1.VolumePool) volume.Pool {
+	return volume.Pool{
+		Kind: m.GetKind(), Name: m.GetName(), Size: m.GetSize(), Used: m.GetUsed(), MetadataSize: m.GetMetadataSize(), MetadataUsed: m.GetMetadataUsed(),
+		Free: m.GetFree(), Fault: m.GetFault(),
 	}
 }
 

@@ -74,10 +74,10 @@ func DecodeVolumeSnapshot(m *nodev1.VolumeSnapshot) volume.Snapshot {
 
 // EncodeVolumeSpec returns s as a message.
 func EncodeVolumeSpec(s volume.Spec) *nodev1.VolumeSpec {
-	return &nodev1.VolumeSpec{Name: s.Name, Size: s.Size, Labels: maps.Clone(s.Labels)}
+	return &nodev1.VolumeSpec{Kind: s.Kind, Name: s.Name, Size: s.Size, Labels: maps.Clone(s.Labels)}
 }
 
 // DecodeVolumeSpec returns the spec in m.
 func DecodeVolumeSpec(m *nodev1.VolumeSpec) volume.Spec {
-	return volume.Spec{Name: m.GetName(), Size: m.GetSize(), Labels: cloneMap(m.GetLabels())}
+	return volume.Spec{Kind: m.GetKind(), Name: m.GetName(), Size: m.GetSize(), Labels: cloneMap(m.GetLabels())}
 }

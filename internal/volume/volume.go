@@ -39,6 +39,7 @@ type Attachment struct {
 
 // Spec asks for a volume.
 type Spec struct {
+	Kind   string            // of the store that makes it; "": the node chooses, and a copy has the kind of its source
 	Name   string            // "": the store chooses one
 	Size   int64             // see RoundSize. A copy may be larger than its source, and 0 means as large.
 	Labels map[string]string // at most MaxLabels bytes
@@ -169,4 +170,22 @@ type Carrier interface {
 	// progress, if not nil, is called with the number of bytes so far.
 	// Errors: InvalidArgument if there are more bytes than s.Size, or none; AlreadyExists, ResourceExhausted.
 	Import(ctx context.Context, s Spec, r io.Reader, progress func(bytes int64)) (Volume, error)
+}
+
+// Pool says how full the storage is that the volumes of a kind share. Sizes are in bytes.
+type Pool struct {
+	Kind         string `json:"kind"` // of the volumes
+	Name         string `json:"name"`
+	Size         int64  `json:"size"` // of data
+	Used         int64  `json:"used"`
+	MetadataSize int64  `json:"metadata_size"` // of what says where the data is
+	MetadataUsed int64  `json:"metadata_used"`
+	Free         int64  `json:"free"`            // data that new volumes may take before nothing is made any more
+	Fault        string `json:"fault,omitempty"` // why no volume can be made or grown, for a person; "": they can
+}
+
+// Pooled is the ability of a Store to say how full the storage of its volumes is, if that has a fixed size.
+type Pooled interface {
+	// Pools returns how full each pool is. It starts no program. A pool that cannot be examined has a Fault.
+	Pools(ctx context.Context) []Pool
 }

@@ -19,7 +19,7 @@ var nothing = map[string]string{
 	"KeyDeleteVMNames": "names of VMs of the set's namespace, in whose repositories alone tags are collected",
 
 	// Volumes of claims. A pod names a claim, which is looked up in the pod's namespace.
-	"VolumeDriver": word, "ParamFSType": word, "KeyVolumeClaim": "a node writes it on a volume, and compares it with the claim that it serves",
+	"VolumeDriver": word, "ParamFSType": word, "ParamKind": word, "KeyVolumeClaim": "a node writes it on a volume, and compares it with the claim that it serves",
 
 	// Nodes, which all namespaces share.
 	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "TaintKey": node, "TaintValue": node,

@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/version"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // Main runs one command line (without the program's name) and returns the exit code.
@@ -37,6 +38,10 @@ func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error
 	cfg.Networks = asking(socket, func(c *nodeclient.Client, ctx context.Context) ([]nodewire.Network, error) {
 		i, err := c.Info(ctx)
 		return i.NetworkDetails, err
+	})
+	cfg.Pools = asking(socket, func(c *nodeclient.Client, ctx context.Context) ([]volume.Pool, error) {
+		i, err := c.Info(ctx)
+		return i.VolumePools, err
 	})
 	cfg.Kernel, cfg.Initrd = assets.Path("guest/vmlinux"), assets.Path("guest/initramfs")
 	return doctor.Run(ctx, cfg, fix), nil

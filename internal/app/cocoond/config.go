@@ -20,6 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeapi"
 	"cocoonstack.io/cocoon/internal/settings"
 	"cocoonstack.io/cocoon/internal/volume/block"
+	"cocoonstack.io/cocoon/internal/volume/lvm"
 )
 
 // Config is cocoond's configuration. Its settings say what the fields mean.
@@ -40,6 +41,8 @@ type Config struct {
 	Log       Log
 
 	olderJournal bool // accept a journal that is older than the other records say; for one start, by flag
+
+	VolumePool VolumePool
 
 	VirtualNode *vkcocoon.Config // a virtual node in this process; nil: none
 }
@@ -63,6 +66,12 @@ type QEMU struct {
 	UIDBase  uint32 `json:"uidBase,omitempty"`  // first of the user ids that VM processes get
 	UIDCount uint32 `json:"uidCount,omitempty"` // number of those user ids
 	TBSize   int    `json:"tbSize,omitempty"`   // MiB of translated code per emulated VM
+}
+
+// VolumePool configures the volumes on a thin pool of LVM.
+type VolumePool struct {
+	Name         string // VG/POOL; "": none
+	Warn, Refuse int    // percent
 }
 
 // Fake configures the fake driver, whose VMs exist only as records.
@@ -125,6 +134,9 @@ func (c *Config) settings() []settings.Setting {
 		{Key: "cloneDirs", Value: settings.List(&c.CloneDirs), Usage: "folders with exported snapshots that pods of all namespaces may clone from (default: none)"},
 		{Flag: "volume-devices", Env: "COCOOND_VOLUME_DEVICES", Key: "volumeDevices", Value: settings.List(&c.Devices), Usage: "block devices that are volumes: NAME=PATH or NAMESPACE/NAME=PATH, best by /dev/disk/by-id (default: none)"},
 		{Flag: "host-paths", Env: "COCOOND_HOST_PATHS", Key: hostdir.Setting, Value: settings.List(&c.HostPaths), Usage: "folders of the node that VMs may share, with all below them: /PATH, NAMESPACE=/PATH for one namespace, with :ro at the end for reading only (default: none)"},
+		{Flag: "volume-pool", Env: "COCOOND_VOLUME_POOL", Key: "volumePool", Value: settings.Text(&c.VolumePool.Name), Usage: "thin pool of LVM for volumes of the kind lvm: VG/POOL (default: none)"},
+		{Key: "volumePoolWarn", Default: strconv.Itoa(lvm.DefaultWarn), Value: settings.Number(&c.VolumePool.Warn), Usage: "percent of its data or metadata in use at which the log warns"},
+		{Key: "volumePoolRefuse", Default: strconv.Itoa(lvm.DefaultRefuse), Value: settings.Number(&c.VolumePool.Refuse), Usage: "percent at which no volume is made or grown on it any more"},
 		{Flag: "log-level", Env: "COCOOND_LOG_LEVEL", Key: "log.level", Default: "info", Value: settings.Text(&c.Log.Level), Usage: "debug, info, warn or error"},
 		{Flag: "log-format", Env: "COCOOND_LOG_FORMAT", Key: "log.format", Default: "text", Value: settings.Text(&c.Log.Format), Usage: "text or json"},
 		{Key: "network.enabled", Value: settings.Tree(&n.Enabled), Usage: "whether VMs have interfaces (default: true)"},
@@ -205,6 +217,9 @@ func (c *Config) complete() error {
 	if _, err := c.hostPaths(); err != nil {
 		return err
 	}
+	if err := c.VolumePool.check(); err != nil {
+		return err
+	}
 	if err := c.Images.complete(); err != nil {
 		return err
 	}
@@ -212,6 +227,17 @@ func (c *Config) complete() error {
 		return err
 	}
 	return loopback(c.MetricsAddr)
+}
+
+func (p VolumePool) check() error {
+	err := lvm.CheckLimits(p.Warn, p.Refuse)
+	if err == nil && p.Name != "" {
+		err = lvm.Check(p.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("volumePool: %w", err)
+	}
+	return nil
 }
 
 // devices returns the paths of the devices that are volumes, by the names of the volumes.

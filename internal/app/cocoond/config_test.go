@@ -99,6 +99,19 @@ func TestHostPaths(t *testing.T) {
 	}
 }
 
+func TestVolumePool(t *testing.T) {
+	cfg := read(t, "volumePool: vg/pool\nvolumePoolWarn: 70", nil)
+	if err := cfg.complete(); err != nil || cfg.VolumePool != (VolumePool{Name: "vg/pool", Warn: 70, Refuse: 90}) {
+		t.Errorf("%+v, %v", cfg.VolumePool, err)
+	}
+	for _, bad := range []string{"volumePool: pool", "volumePool: vg/..", "volumePoolWarn: 95", "volumePoolRefuse: 101", "volumePoolWarn: -1"} {
+		cfg := read(t, bad, nil)
+		if err := cfg.complete(); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "volumePool") {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
 func TestImageSettings(t *testing.T) {
 	text := "images:\n  mappings: /file\n  downloadProtocol: http\n  regexpTranslation: true\n  stallTimeout: 45s\n" +
 		"  registries: {r.example: {mirrors: [m.example], insecure: true}}\n  gc: {interval: 1m, maxAge: 720h, maxSize: 10Gi, high: 70}\n" +
@@ -198,7 +211,7 @@ func TestEachFieldHasItsKey(t *testing.T) {
 // leaves calls f for each field that has a key of its own, with its value as text.
 func leaves(path string, v reflect.Value, f func(path, value string)) {
 	switch v.Interface().(type) {
-	case Config, Guest, NetworkConfig, CNIConfig, Images, Log:
+	case Config, Guest, NetworkConfig, CNIConfig, Images, VolumePool, Log:
 		for _, field := range reflect.VisibleFields(v.Type()) {
 			if field.IsExported() {
 				leaves(path+"."+field.Name, v.FieldByIndex(field.Index), f)

@@ -31,10 +31,6 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 	snapshotstore "cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/vm"
-	"cocoonstack.io/cocoon/internal/volume"
-	"cocoonstack.io/cocoon/internal/volume/block"
-	"cocoonstack.io/cocoon/internal/volume/file"
-	"cocoonstack.io/cocoon/internal/volume/kinds"
 )
 
 // daemon is everything that can be made without touching the host.
@@ -73,7 +69,7 @@ type host struct {
 	records   *records.Keeper
 	drivers   map[string]hypervisor.Driver
 	snapshots snapshot.Store
-	volumes   volume.Store
+	volumes   *volumes
 	close     func()
 }
 
@@ -121,11 +117,11 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	closers = append(closers, func() { logFailure(d.log, "snapshot store not closed cleanly", snapshots.Close()) })
-	volumes, closeVolumes, err := d.openVolumes(ctx)
+	volumes, err := d.openVolumes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	closers = append(closers, func() { logFailure(d.log, "volume stores not closed cleanly", closeVolumes()) })
+	closers = append(closers, func() { logFailure(d.log, "volume stores not closed cleanly", volumes.close()) })
 	drivers, err := d.drivers()
 	if err != nil {
 		return nil, err
@@ -142,31 +138,12 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		HostPaths: hostPaths, CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
 	}, engine.Deps{
 		Journal: j, Drivers: drivers, Images: d.named, Networks: d.nets, Agents: agent.Connector{},
-		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Volumes: volumes, Records: j, Log: d.log.With("component", "engine"),
+		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Volumes: volumes.Store, Records: j, Log: d.log.With("component", "engine"),
 	})
 	if err != nil {
 		return nil, err
 	}
 	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, volumes: volumes, close: closeAll}, nil
-}
-
-// openVolumes opens the stores of volumes. close closes them.
-func (d *daemon) openVolumes(ctx context.Context) (_ volume.Store, closeAll func() error, err error) {
-	devices, err := d.cfg.devices()
-	if err != nil {
-		return nil, nil, err
-	}
-	log := d.log.With("component", "volume")
-	files, err := file.New(ctx, file.Config{Dir: filepath.Join(d.cfg.StateDir, "volumes"), Log: log})
-	if err != nil {
-		return nil, nil, err
-	}
-	taken := func(owner vm.Owner, name string) (bool, error) { return kinds.Has(ctx, files, owner, name) }
-	blocks, err := block.New(ctx, block.Config{Dir: filepath.Join(d.cfg.StateDir, "volumes", block.Kind), Devices: devices, Taken: taken, Log: log})
-	if err != nil {
-		return nil, nil, errors.Join(err, files.Close())
-	}
-	return kinds.New(files, blocks), func() error { return errors.Join(blocks.Close(), files.Close()) }, nil
 }
 
 // ownerOf is the owner of objects made before owners existed, taken from the labels of a virtual node.
@@ -230,7 +207,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	d.metrics.watch(h.engine)
-	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots}, volumeCollector{h.volumes}, poolCollector{h.engine}, strayCollector{h.engine})
+	d.metrics.registry.MustRegister(imageCollector{d.images, d.puller}, snapshotCollector{h.snapshots}, volumeCollector{h.volumes.Store}, thinPoolCollector{h.volumes.Store}, poolCollector{h.engine}, strayCollector{h.engine})
 
 	outer, octx := errgroup.WithContext(ctx)
 	inner, ictx := errgroup.WithContext(context.WithoutCancel(ctx))
@@ -239,7 +216,8 @@ func (d *daemon) run(ctx context.Context) error {
 	inner.Go(func() error { return h.engine.Run(ictx) })
 	inner.Go(func() error { return d.nets.run(ictx) })
 	inner.Go(func() error { return h.records.Run(ictx) })
-	// The doors must stop when the engine, the networks or the records stop.
+	inner.Go(func() error { return h.volumes.run(ictx) })
+	// The doors must stop when the engine, the networks, the records or the volumes stop.
 	outer.Go(func() error {
 		select {
 		case <-ictx.Done():

@@ -35,6 +35,6 @@ func (described) Collect(chan<- prometheus.Metric) {}
 func TestMetricsAreDocumented(t *testing.T) {
 	m := newMetrics()
 	m.watch(empty{})
-	m.registry.MustRegister(imageCollector{empty{}, empty{}}, snapshotCollector{emptyCatalog{}}, described{volumeCollector{}}, poolCollector{empty{}}, strayCollector{empty{}}, described{networkCollector{}})
+	m.registry.MustRegister(imageCollector{empty{}, empty{}}, snapshotCollector{emptyCatalog{}}, described{volumeCollector{}}, described{thinPoolCollector{}}, poolCollector{empty{}}, strayCollector{empty{}}, described{networkCollector{}})
 	metricsdoc.Check(t, "cocoond", m.registry)
 }

@@ -20,6 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/version"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // node answers client requests about the machine and the daemon.
@@ -29,6 +30,7 @@ type node struct {
 	drivers  map[string]hypervisor.Driver
 	nets     *networks
 	problems func(context.Context) ([]image.MappingProblem, error)
+	volumes  volume.Pooled // nil: no storage of volumes has a fixed size
 	started  time.Time
 
 	strays
@@ -42,7 +44,8 @@ type strays interface {
 }
 
 func (d *daemon) newNode(h *host) *node {
-	return &node{cfg: d.cfg, engine: h.engine, strays: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
+	volumes, _ := volume.As[volume.Pooled](h.volumes)
+	return &node{cfg: d.cfg, volumes: volumes, engine: h.engine, strays: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
 }
 
 // Info implements nodeapi.Host.
@@ -64,7 +67,7 @@ func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 		CPUs: runtime.NumCPU(), Memory: int64(si.Totalram) * int64(si.Unit), VMs: countByState(all),
 		Strays: n.engine.StrayCount(),
 	}
-	i.NetworkDetails = n.nets.describe(ctx)
+	i.NetworkDetails, i.VolumePools = n.nets.describe(ctx), n.pools(ctx)
 	for _, d := range i.NetworkDetails {
 		i.Networks = append(i.Networks, d.Name)
 	}
@@ -72,6 +75,13 @@ func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 		i.Drivers = append(i.Drivers, n.driver(ctx, name))
 	}
 	return i, nil
+}
+
+func (n *node) pools(ctx context.Context) []volume.Pool {
+	if n.volumes == nil {
+		return nil
+	}
+	return n.volumes.Pools(ctx)
 }
 
 func (n *node) driver(ctx context.Context, name string) nodewire.Driver {
@@ -95,6 +105,7 @@ func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group, MappingProblems: n.problems,
 		Networks: func(ctx context.Context) ([]nodewire.Network, error) { return n.nets.describe(ctx), nil },
 		Strays:   n.Strays,
+		Pools:    func(ctx context.Context) ([]volume.Pool, error) { return n.pools(ctx), nil },
 	}, false), nil
 }
 

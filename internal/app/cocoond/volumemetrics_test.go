@@ -1,6 +1,7 @@
 package cocoond
 
 import (
+	"context"
 	"maps"
 	"path/filepath"
 	"testing"
@@ -41,6 +42,28 @@ func TestVolumesAreMeasured(t *testing.T) {
 		"cocoon_volume_attachments file  data": 0, "cocoon_volume_attachments file dev data": 1,
 		"cocoon_volume_size_bytes file  data": 2 << 20, "cocoon_volume_size_bytes file dev data": 2 << 20,
 		"cocoon_volume_allocated_bytes file  data": allocated, "cocoon_volume_allocated_bytes file dev data": allocated,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+type pools []volume.Pool
+
+func (p pools) Pools(context.Context) []volume.Pool { return p }
+
+func TestPoolsOfVolumesAreMeasured(t *testing.T) {
+	got := gauges(t, thinPoolCollector{pools{
+		{Kind: "lvm", Name: "vg/a", Size: 100, Used: 7, MetadataSize: 10, MetadataUsed: 1},
+		{Kind: "lvm", Name: "vg/b", Size: 100, Used: 95, MetadataSize: 10, MetadataUsed: 2, Fault: "full"},
+		{Kind: "lvm", Name: "vg/c", Fault: "not active"},
+	}})
+	want := map[string]float64{
+		"cocoon_volume_pool_usable lvm vg/a": 1, "cocoon_volume_pool_usable lvm vg/b": 0, "cocoon_volume_pool_usable lvm vg/c": 0,
+		"cocoon_volume_pool_size_bytes lvm vg/a": 100, "cocoon_volume_pool_size_bytes lvm vg/b": 100,
+		"cocoon_volume_pool_used_bytes lvm vg/a": 7, "cocoon_volume_pool_used_bytes lvm vg/b": 95,
+		"cocoon_volume_pool_metadata_size_bytes lvm vg/a": 10, "cocoon_volume_pool_metadata_size_bytes lvm vg/b": 10,
+		"cocoon_volume_pool_metadata_used_bytes lvm vg/a": 1, "cocoon_volume_pool_metadata_used_bytes lvm vg/b": 2,
 	}
 	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)

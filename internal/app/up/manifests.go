@@ -36,14 +36,14 @@ var collections = map[string]string{
 	"APIService":                       "/apis/apiregistration.k8s.io/v1/apiservices",
 }
 
-// baseManifests hold the objects that every instance has: our custom resources, the rights of its nodes, and their storage class.
+// baseManifests hold the objects that every instance has: our custom resources, the rights of its nodes, and their storage classes.
 var baseManifests = [][]byte{
 	crds.ImageMappings, crds.Sets, crds.Hibernations, crds.Placements,
 	vkcocoon.Rights, vkcocoon.NetworkPolicies, vkcocoon.Volumes, vkcocoon.VolumePolicies, vkcocoon.Policies, vkcocoon.Bootstrap,
 	defaultClass(vkcocoon.StorageClass),
 }
 
-// defaultClass makes the storage class in text the one of claims that name none: an instance has no other.
+// defaultClass makes the storage class cocoon-local in text the one of claims that name none.
 func defaultClass(text []byte) []byte {
 	return bytes.Replace(text, []byte("\n  name: cocoon-local\n"), []byte("\n  name: cocoon-local\n  annotations: {storageclass.kubernetes.io/is-default-class: 'true'}\n"), 1)
 }

@@ -3,6 +3,7 @@ package vkcocoon
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	snapshotclient "github.com/kubernetes-csi/external-snapshotter/client/v8/clientset/versioned"
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/storage"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/volume"
+	volumefile "cocoonstack.io/cocoon/internal/volume/file"
 )
 
 // storage makes the part that serves claims. nil: the VMs are reached by the cocoon binary, which gives no access to volumes.
@@ -27,10 +29,10 @@ func (n *Node) storage(c clients, events record.EventRecorder, self *node.Node) 
 	}
 	s, err := storage.New(storage.Config{
 		Node: n.cfg.NodeName, Client: c.main, Volumes: volumes, Snapshots: volumes, Snapshotted: snapshots, Events: events, Log: n.log,
-		Free: func() int64 {
+		Free: free(volumes, func() int64 {
 			room := self.Object().Status.Allocatable[corev1.ResourceEphemeralStorage]
 			return room.Value()
-		},
+		}),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up volumes: %w", err)
@@ -38,10 +40,34 @@ func (n *Node) storage(c clients, events record.EventRecorder, self *node.Node) 
 	return s, nil
 }
 
+// free returns how much room there is for volumes: for files that of the node's disk, for other kinds that of their pool.
+func free(volumes pooled, disk func() int64) storage.Free {
+	return func(ctx context.Context, kind string) (int64, bool, error) {
+		if kind == "" || kind == volumefile.Kind {
+			return disk(), true, nil
+		}
+		all, err := volumes.Pools(ctx)
+		if err != nil {
+			return 0, false, err
+		}
+		at := slices.IndexFunc(all, func(p volume.Pool) bool { return p.Kind == kind })
+		if at < 0 {
+			return 0, false, nil
+		}
+		return all[at].Free, true, nil
+	}
+}
+
+// pooled says how full the pools of the node's volumes are.
+type pooled interface {
+	Pools(ctx context.Context) ([]volume.Pool, error)
+}
+
 // volumesAndSnapshots is what a node keeps for claims.
 type volumesAndSnapshots interface {
 	storage.Volumes
 	storage.Snapshots
+	pooled
 }
 
 // volumesOf returns the volumes of a runtime: those of the engine in this process, or those behind a node API. nil: it has none.
@@ -49,7 +75,7 @@ func volumesOf(r Runtime) volumesAndSnapshots {
 	switch r := r.(type) {
 	case interface{ Volumes() *engine.Volumes }:
 		if v := r.Volumes(); v != nil {
-			return v
+			return localVolumes{v}
 		}
 	case *nodeclient.Client:
 		return remoteVolumes{r}
@@ -57,8 +83,23 @@ func volumesOf(r Runtime) volumesAndSnapshots {
 	return nil
 }
 
+// localVolumes are the volumes of the engine in this process.
+type localVolumes struct{ *engine.Volumes }
+
+func (l localVolumes) Pools(ctx context.Context) ([]volume.Pool, error) {
+	if p, ok := volume.As[volume.Pooled](l.Store); ok {
+		return p.Pools(ctx), nil
+	}
+	return nil, nil
+}
+
 // remoteVolumes are the volumes behind a node API.
 type remoteVolumes struct{ c *nodeclient.Client }
+
+func (r remoteVolumes) Pools(ctx context.Context) ([]volume.Pool, error) {
+	i, err := r.c.Info(ctx)
+	return i.VolumePools, err
+}
 
 func (r remoteVolumes) Create(ctx context.Context, s volume.Spec) (volume.Volume, error) {
 	v, err := r.c.CreateVolume(ctx, s)

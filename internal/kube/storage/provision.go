@@ -49,7 +49,7 @@ func (p *provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	}
 	v, err := p.create(behalf(ctx, o.PVC.Namespace), o)
 	switch {
-	case errdefs.Is(err, errdefs.ResourceExhausted):
+	case errdefs.Is(err, errdefs.ResourceExhausted), errdefs.Is(err, errdefs.Unsupported) && o.StorageClass.Parameters[contract.ParamKind] != "": // another node may have what this one lacks
 		return nil, controller.ProvisioningReschedule, fmt.Errorf("node %s: %w", p.Node, err)
 	case err != nil:
 		return nil, controller.ProvisioningFinished, fmt.Errorf("node %s: %w", p.Node, err)
@@ -64,8 +64,9 @@ func check(o controller.ProvisionOptions) error {
 	for _, name := range slices.Sorted(maps.Keys(o.StorageClass.Parameters)) {
 		value := o.StorageClass.Parameters[name]
 		switch {
+		case name == contract.ParamKind: // the store says which kinds it has
 		case name != contract.ParamFSType:
-			return errdefs.Invalidf("storage class %s has the parameter %s, which is not known; only %s is", o.StorageClass.Name, name, contract.ParamFSType)
+			return errdefs.Invalidf("storage class %s has the parameter %s, which is not known; only %s and %s are", o.StorageClass.Name, name, contract.ParamFSType, contract.ParamKind)
 		case value != "" && value != "ext4" && value != "xfs":
 			return errdefs.Invalidf("storage class %s asks for the file system %q; use ext4 or xfs", o.StorageClass.Name, value)
 		}
@@ -90,7 +91,7 @@ func (p *provisioner) create(ctx context.Context, o controller.ProvisionOptions)
 	if err != nil {
 		return store.Volume{}, err
 	}
-	spec := store.Spec{Name: o.PVName, Size: size, Labels: map[string]string{contract.KeyVolumeClaim: string(o.PVC.UID)}}
+	spec := store.Spec{Kind: o.StorageClass.Parameters[contract.ParamKind], Name: o.PVName, Size: size, Labels: map[string]string{contract.KeyVolumeClaim: string(o.PVC.UID)}}
 	v, err := p.from(ctx, o.PVC, spec)
 	if !errdefs.IsAlreadyExists(err) {
 		return v, err

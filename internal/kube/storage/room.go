@@ -99,10 +99,17 @@ func (s *Storage) sayRoom(ctx context.Context, node *corev1.Node, told *map[stri
 	if err != nil {
 		return err
 	}
-	want, free := map[string]int64{}, max(s.Free(), 0)
+	want := map[string]int64{} // a class that is not in it has no volumes here, as the scheduler understands it
 	for _, c := range classes {
-		if ours(c) {
-			want[c.Name] = free
+		if !ours(c) {
+			continue
+		}
+		free, ok, err := s.Free(ctx, c.Parameters[contract.ParamKind])
+		if err != nil {
+			return fmt.Errorf("look for the room of storage class %s: %w", c.Name, err)
+		}
+		if ok {
+			want[c.Name] = max(free, 0)
 		}
 	}
 	if *told != nil && maps.Equal(*told, want) {

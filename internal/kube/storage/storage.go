@@ -43,6 +43,10 @@ type Volumes interface {
 	Delete(ctx context.Context, ref string) error
 }
 
+// Free returns the bytes that volumes of a kind may still take, "" being the kind of volumes that ask for none. false: the node makes
+// no volumes of that kind.
+type Free func(ctx context.Context, kind string) (bytes int64, ok bool, err error)
+
 // Config holds what a Storage uses. All is required except Snapshots and Snapshotted, which belong together.
 type Config struct {
 	Node        string
@@ -50,7 +54,7 @@ type Config struct {
 	Volumes     Volumes
 	Snapshots   Snapshots                // nil: the node takes none
 	Snapshotted snapshotclient.Interface // client of VolumeSnapshots
-	Free        func() int64             // bytes that volumes may still take
+	Free        Free
 	Events      record.EventRecorder
 	Log         *slog.Logger
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -26,6 +27,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 	"cocoonstack.io/cocoon/internal/volume/file"
+	"cocoonstack.io/cocoon/internal/volume/kinds"
 )
 
 // node is a Storage with a real volume store and a fake API server.
@@ -34,7 +36,8 @@ type node struct {
 	client *fake.Clientset
 	store  *file.Store
 	free   atomic.Int64
-	busy   atomic.Bool // the guest does not use a new size yet
+	thin   atomic.Int64 // room of its thin pool; -1: it has none
+	busy   atomic.Bool  // the guest does not use a new size yet
 	events *record.FakeRecorder
 }
 
@@ -55,6 +58,7 @@ func prepare(t *testing.T, objects ...runtime.Object) *node {
 	t.Cleanup(func() { _ = store.Close() })
 	n := &node{t: t, store: store, events: record.NewFakeRecorder(100)}
 	n.free.Store(1 << 40)
+	n.thin.Store(-1)
 	n.client = fake.NewClientset(append(objects, class("cocoon-local", nil), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}})...)
 	return n
 }
@@ -63,6 +67,18 @@ func prepare(t *testing.T, objects ...runtime.Object) *node {
 type stored struct {
 	*file.Store
 	n *node
+}
+
+func (s stored) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
+	return kinds.New([]kinds.Kind{{Name: file.Kind, Making: s.Store}}).Create(ctx, spec)
+}
+
+func (n *node) room(_ context.Context, kind string) (int64, bool, error) {
+	if kind == "" {
+		return n.free.Load(), true, nil
+	}
+	room := n.thin.Load()
+	return room, kind == "lvm" && room >= 0, nil
 }
 
 func (s stored) Grow(ctx context.Context, ref string, size int64) (volume.Resized, error) {
@@ -76,7 +92,7 @@ func (s stored) Grow(ctx context.Context, ref string, size int64) (volume.Resize
 
 func (n *node) run() {
 	n.t.Helper()
-	s, err := New(Config{Node: "node-1", Client: n.client, Volumes: stored{n.store, n}, Free: n.free.Load, Events: n.events, Log: slog.New(slog.DiscardHandler)})
+	s, err := New(Config{Node: "node-1", Client: n.client, Volumes: stored{n.store, n}, Free: n.room, Events: n.events, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -343,6 +359,37 @@ func TestRoomOfTheNode(t *testing.T) {
 	if err != nil || len(csi.Spec.Drivers) != 1 || csi.Spec.Drivers[0].Name != contract.VolumeDriver || csi.OwnerReferences[0].UID != "node-uid" {
 		t.Errorf("CSINode %+v, %v", csi, err)
 	}
+}
+
+// A node without a thin pool says nothing of the class that wants one, and gives such a claim back to the scheduler.
+func TestThinClass(t *testing.T) {
+	n := start(t, class("cocoon-thin", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{contract.ParamKind: "lvm"} }))
+	room := func() string {
+		all, err := n.client.StorageV1().CSIStorageCapacities(RoomNamespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []string
+		for _, c := range all.Items {
+			list = append(list, c.StorageClassName+" "+c.Capacity.String())
+		}
+		slices.Sort(list)
+		return strings.Join(list, ", ")
+	}
+	is := func(want string) {
+		t.Helper()
+		until(t, want, func() bool { return room() == want })
+	}
+	is("cocoon-local 1Ti")
+	n.create(claim("data", "node-1", func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = new("cocoon-thin") }))
+	n.told("this node makes no volumes of the kind \"lvm\"")
+	until(t, "another choice of the scheduler", func() bool {
+		c, err := n.client.CoreV1().PersistentVolumeClaims("team").Get(t.Context(), "data", metav1.GetOptions{})
+		return err == nil && c.Annotations[component.AnnSelectedNode] == ""
+	})
+	n.thin.Store(3 << 30)
+	n.create(claim("other", "node-1")) // the room is looked at again
+	is("cocoon-local 1Ti, cocoon-thin 3Gi")
 }
 
 // The CSINode may have drivers of others.

@@ -10,6 +10,8 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
+	"sync"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -25,17 +27,31 @@ type Making interface {
 	volume.Carrier
 }
 
-var _ Making = (*Store)(nil)
+var (
+	_ Making        = (*Store)(nil)
+	_ volume.Pooled = (*Store)(nil)
+)
 
-// Store implements volume.Store and all its abilities. New volumes and all snapshots are in one of the stores; the volumes of the others
-// are given by the configuration, and what these stores cannot do is Unsupported.
-type Store struct {
-	making Making
-	given  []volume.Store
+// Kind is a store that makes volumes of one kind.
+type Kind struct {
+	Name string // Volume.Kind of all its volumes
+	Making
 }
 
-// New returns a store of the volumes of all these stores.
-func New(making Making, given ...volume.Store) *Store { return &Store{making: making, given: given} }
+// Store implements volume.Store and all its abilities. A new volume is in the store of its kind, and so are its copies and its snapshots.
+// Some volumes are given by the configuration, and what their stores cannot do is Unsupported.
+type Store struct {
+	makers []Kind
+	given  []volume.Store
+
+	mu     sync.Mutex
+	coming map[string]bool // names, with owner, of objects that are being made
+}
+
+// New returns a store of the volumes of all these stores. Volumes of no certain kind are made by the first of makers.
+func New(makers []Kind, given ...volume.Store) *Store {
+	return &Store{makers: makers, given: given, coming: map[string]bool{}}
+}
 
 // Has reports whether a volume of s, which may be damaged, has that owner and name.
 func Has(ctx context.Context, s volume.Store, owner vm.Owner, name string) (bool, error) {
@@ -50,24 +66,35 @@ func Has(ctx context.Context, s volume.Store, owner vm.Owner, name string) (bool
 }
 
 // stores are all stores.
-func (s *Store) stores() []volume.Store { return append([]volume.Store{s.making}, s.given...) }
-
-// find returns the store that has the volume ref, and the reference by which only that volume is found there.
-func (s *Store) find(ctx context.Context, ref string) (volume.Store, string, error) {
-	if len(s.given) == 0 {
-		return s.making, ref, nil // it says itself what it does not have
+func (s *Store) stores() []volume.Store {
+	all := make([]volume.Store, 0, len(s.makers)+len(s.given))
+	for _, m := range s.makers {
+		all = append(all, m.Making)
 	}
-	found := map[vm.ID]volume.Store{}
-	named := map[vm.ID]vm.Named{}
+	return append(all, s.given...)
+}
+
+// named is a volume or a snapshot.
+type named interface{ Named() vm.Named }
+
+// locate returns the store that has the object ref, and the reference by which only that object is found there. get asks a store.
+func locate[S any, R named](ctx context.Context, kind vm.Kind, stores []S, ref string, get func(S) (R, error)) (S, string, error) {
+	if len(stores) == 1 {
+		return stores[0], ref, nil // it says itself what it does not have
+	}
+	var none S
+	found := map[vm.ID]S{}
+	names := map[vm.ID]vm.Named{}
 	var missing error
 	var errs []error
 	exact := false // several may have the name in one store, but only one has it here
-	for _, one := range s.stores() {
-		v, err := one.Get(ctx, ref)
+	for _, one := range stores {
+		r, err := get(one)
 		switch {
 		case err == nil:
-			found[v.ID], named[v.ID] = one, v.Named()
-			exact = exact || v.Name == ref && v.Owner.Namespace == vm.Behalf(ctx).Namespace
+			n := r.Named()
+			found[n.ID], names[n.ID] = one, n
+			exact = exact || n.Name == ref && n.Owner.Namespace == vm.Behalf(ctx).Namespace
 		case errdefs.IsNotFound(err):
 			missing = err
 		default:
@@ -76,18 +103,40 @@ func (s *Store) find(ctx context.Context, ref string) (volume.Store, string, err
 	}
 	switch err := errors.Join(errs...); {
 	case err != nil && (!exact || !errdefs.IsInvalid(err)):
-		return nil, "", err
+		return none, "", err
 	case len(found) == 0:
-		return nil, "", missing
+		return none, "", missing
 	}
-	id, err := vm.Volumes.Match(vm.Behalf(ctx), ref, maps.Values(named))
+	id, err := kind.Match(vm.Behalf(ctx), ref, maps.Values(names))
 	if err != nil {
-		return nil, "", err
+		return none, "", err
 	}
 	if len(found) > 1 {
 		ref = string(id)
 	}
 	return found[id], ref, nil
+}
+
+// find returns the store that has the volume ref, and the reference by which only that volume is found there.
+func (s *Store) find(ctx context.Context, ref string) (volume.Store, string, error) {
+	return locate(ctx, vm.Volumes, s.stores(), ref, func(one volume.Store) (volume.Volume, error) { return one.Get(ctx, ref) })
+}
+
+// findSnapshot is find for a snapshot.
+func (s *Store) findSnapshot(ctx context.Context, ref string) (Kind, string, error) {
+	return locate(ctx, vm.VolumeSnapshots, s.makers, ref, func(k Kind) (volume.Snapshot, error) { return k.GetSnapshot(ctx, ref) })
+}
+
+// maker returns the store that makes volumes of a kind; "" is that of the first. Errors: Unsupported.
+func (s *Store) maker(kind string) (Kind, error) {
+	var names []string
+	for _, m := range s.makers {
+		if kind == "" || m.Name == kind {
+			return m, nil
+		}
+		names = append(names, m.Name)
+	}
+	return Kind{}, errdefs.Unsupportedf("this node makes no volumes of the kind %.100q, only of %s", kind, strings.Join(names, ", "))
 }
 
 // with calls fn with the store that has the volume ref.
@@ -112,19 +161,63 @@ func able[T, R any](ctx context.Context, s *Store, what, ref string, fn func(one
 	})
 }
 
-// free returns AlreadyExists if a given volume of the owner has the name; "": the store chooses one.
-func (s *Store) free(ctx context.Context, owner vm.Owner, name string) error {
+// taking calls fn, which makes a volume in the store of a maker or renames one there, unless another volume of the owner has the name;
+// "": the store chooses one. what says what is done. Errors: AlreadyExists.
+func taking[R any](ctx context.Context, s *Store, what string, in volume.Store, owner vm.Owner, name string, fn func() (R, error)) (R, error) {
 	if name == "" {
-		return nil
+		return fn()
 	}
-	for _, one := range s.given {
-		taken, err := Has(ctx, one, owner, name)
-		if err != nil {
-			return err
+	var none R
+	release, err := s.reserve(vm.Volumes, owner.Qualify(name))
+	if err != nil {
+		return none, fmt.Errorf("%s: %w", what, err)
+	}
+	defer release()
+	if err := s.free(ctx, in, owner, name); err != nil {
+		return none, fmt.Errorf("%s: %w", what, err)
+	}
+	return fn()
+}
+
+// free returns AlreadyExists if another store than in has a volume of the owner with the name.
+func (s *Store) free(ctx context.Context, in volume.Store, owner vm.Owner, name string) error {
+	for i, one := range s.stores() {
+		if one == in { // it says itself what it has
+			continue
 		}
-		if taken {
+		taken, err := Has(ctx, one, owner, name)
+		switch {
+		case err != nil:
+			return err
+		case taken && i < len(s.makers):
+			return vm.Volumes.Taken(owner.Qualify(name))
+		case taken:
 			return errdefs.Existsf("the name %s is that of a device in the configuration of the node; choose another name", owner.Qualify(name))
 		}
+	}
+	return nil
+}
+
+// reserve keeps others from making an object of the same name. Errors: AlreadyExists.
+func (s *Store) reserve(kind vm.Kind, name string) (release func(), err error) {
+	key := kind.Noun + " " + name
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.coming[key] {
+		return nil, kind.Taken(name)
+	}
+	s.coming[key] = true
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.coming, key)
+	}, nil
+}
+
+// sameKind returns an InvalidArgument error unless a copy of an object of the kind is may be what spec asks for.
+func sameKind(spec volume.Spec, is string) error {
+	if spec.Kind != "" && spec.Kind != is {
+		return errdefs.Invalidf("a copy has the kind of its source, %s, and cannot have the kind %.100q; export the volume and import it instead", is, spec.Kind)
 	}
 	return nil
 }
@@ -156,12 +249,10 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*volume.Volu
 			return v, err
 		}
 		asked := v.Clone()
-		if change(&asked); asked.Name != v.Name {
-			if err := s.free(ctx, v.Owner, asked.Name); err != nil {
-				return volume.Volume{}, fmt.Errorf("update volume %s: %w", ref, err)
-			}
+		if change(&asked); asked.Name == v.Name {
+			return one.Update(ctx, ref, change)
 		}
-		return one.Update(ctx, ref, change)
+		return taking(ctx, s, "update volume "+ref, one, v.Owner, asked.Name, func() (volume.Volume, error) { return one.Update(ctx, ref, change) })
 	})
 }
 
@@ -201,12 +292,24 @@ func (s *Store) Usage(ctx context.Context) (map[vm.ID]volume.Usage, error) {
 	return out, nil
 }
 
+// Pools implements volume.Pooled.
+func (s *Store) Pools(ctx context.Context) []volume.Pool {
+	var out []volume.Pool
+	for _, one := range s.stores() {
+		if p, ok := volume.As[volume.Pooled](one); ok {
+			out = append(out, p.Pools(ctx)...)
+		}
+	}
+	return out
+}
+
 // Create implements volume.Maker.
 func (s *Store) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
-	if err := s.free(ctx, vm.Behalf(ctx), spec.Name); err != nil {
+	m, err := s.maker(spec.Kind)
+	if err != nil {
 		return volume.Volume{}, fmt.Errorf("create volume %s: %w", spec.Name, err)
 	}
-	return s.making.Create(ctx, spec)
+	return taking(ctx, s, "create volume "+spec.Name, m.Making, vm.Behalf(ctx), spec.Name, func() (volume.Volume, error) { return m.Create(ctx, spec) })
 }
 
 // Delete implements volume.Maker.
@@ -217,51 +320,111 @@ func (s *Store) Delete(ctx context.Context, ref string) error {
 
 // Snapshot implements volume.Snapshotter.
 func (s *Store) Snapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Snapshot, error) {
-	return able(ctx, s, "take a snapshot of", ref, func(m volume.Snapshotter, ref string) (volume.Snapshot, error) { return m.Snapshot(ctx, ref, spec) })
+	take := func(m volume.Snapshotter, ref string) (volume.Snapshot, error) { return m.Snapshot(ctx, ref, spec) }
+	if spec.Name == "" || len(s.makers) == 1 {
+		return able(ctx, s, "take a snapshot of", ref, take)
+	}
+	v, err := s.Get(ctx, ref)
+	if err != nil {
+		return volume.Snapshot{}, err
+	}
+	owner := vm.Heir(ctx, v.Owner)
+	release, err := s.reserve(vm.VolumeSnapshots, owner.Qualify(spec.Name))
+	if err != nil {
+		return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s: %w", ref, err)
+	}
+	defer release()
+	for _, k := range s.makers {
+		if k.Name == v.Kind { // it says itself what it has
+			continue
+		}
+		if x, err := k.GetSnapshot(vm.OnBehalf(ctx, owner), owner.Qualify(spec.Name)); err == nil && x.Name == spec.Name || errdefs.Is(err, errdefs.DataLoss) {
+			return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s: %w", ref, vm.VolumeSnapshots.Taken(owner.Qualify(spec.Name)))
+		}
+	}
+	return able(ctx, s, "take a snapshot of", string(v.ID), take)
 }
 
 // GetSnapshot implements volume.Snapshotter.
 func (s *Store) GetSnapshot(ctx context.Context, ref string) (volume.Snapshot, error) {
-	return s.making.GetSnapshot(ctx, ref)
+	k, ref, err := s.findSnapshot(ctx, ref)
+	if err != nil {
+		return volume.Snapshot{}, err
+	}
+	return k.GetSnapshot(ctx, ref)
 }
 
 // Snapshots implements volume.Snapshotter.
 func (s *Store) Snapshots(ctx context.Context) ([]volume.Snapshot, error) {
-	return s.making.Snapshots(ctx)
+	var out []volume.Snapshot
+	for _, k := range s.makers {
+		all, err := k.Snapshots(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, all...)
+	}
+	slices.SortFunc(out, func(a, b volume.Snapshot) int { return a.Named().Compare(b.Named()) })
+	return out, nil
 }
 
 // FromSnapshot implements volume.Snapshotter.
 func (s *Store) FromSnapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
-	snap, err := s.making.GetSnapshot(ctx, ref)
+	what := "make a volume from snapshot " + ref
+	k, ref, err := s.findSnapshot(ctx, ref)
+	var snap volume.Snapshot
 	if err == nil {
-		err = s.free(ctx, vm.Heir(ctx, snap.Owner), spec.Name)
+		snap, err = k.GetSnapshot(ctx, ref)
+	}
+	if err == nil {
+		err = sameKind(spec, snap.Kind)
 	}
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("make a volume from snapshot %s: %w", ref, err)
+		return volume.Volume{}, fmt.Errorf("%s: %w", what, err)
 	}
-	return s.making.FromSnapshot(ctx, ref, spec)
+	return taking(ctx, s, what, k.Making, vm.Heir(ctx, snap.Owner), spec.Name, func() (volume.Volume, error) { return k.FromSnapshot(ctx, ref, spec) })
 }
 
 // Restore implements volume.Snapshotter.
 func (s *Store) Restore(ctx context.Context, ref, snapshot string) (volume.Volume, error) {
-	return able(ctx, s, "restore", ref, func(m volume.Snapshotter, ref string) (volume.Volume, error) { return m.Restore(ctx, ref, snapshot) })
+	return able(ctx, s, "restore", ref, func(m volume.Snapshotter, ref string) (volume.Volume, error) {
+		k, snapshot, err := s.findSnapshot(ctx, snapshot)
+		if err != nil {
+			return volume.Volume{}, err
+		}
+		if len(s.makers) > 1 && volume.Snapshotter(k.Making) != m {
+			return volume.Volume{}, errdefs.Preconditionf("restore volume %s: snapshot %s is of a volume of the kind %s; make a volume from it instead (cocoon volume clone --snapshot)", ref, snapshot, k.Name)
+		}
+		return m.Restore(ctx, ref, snapshot)
+	})
 }
 
 // DeleteSnapshot implements volume.Snapshotter.
 func (s *Store) DeleteSnapshot(ctx context.Context, ref string) error {
-	return s.making.DeleteSnapshot(ctx, ref)
+	k, ref, err := s.findSnapshot(ctx, ref)
+	if err != nil {
+		return err
+	}
+	return k.DeleteSnapshot(ctx, ref)
 }
 
 // Clone implements volume.Cloner.
 func (s *Store) Clone(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
-	v, err := s.Get(ctx, ref)
+	what := "clone volume " + ref
+	one, ref, err := s.find(ctx, ref)
+	var v volume.Volume
 	if err == nil {
-		err = s.free(ctx, vm.Heir(ctx, v.Owner), spec.Name)
+		v, err = one.Get(ctx, ref)
+	}
+	if err == nil {
+		err = sameKind(spec, v.Kind)
 	}
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("clone volume %s: %w", ref, err)
+		return volume.Volume{}, fmt.Errorf("%s: %w", what, err)
 	}
-	return able(ctx, s, "clone", ref, func(m volume.Cloner, ref string) (volume.Volume, error) { return m.Clone(ctx, ref, spec) })
+	return taking(ctx, s, what, one, vm.Heir(ctx, v.Owner), spec.Name, func() (volume.Volume, error) {
+		return able(ctx, s, "clone", ref, func(m volume.Cloner, ref string) (volume.Volume, error) { return m.Clone(ctx, ref, spec) })
+	})
 }
 
 // Export implements volume.Carrier.
@@ -272,8 +435,9 @@ func (s *Store) Export(ctx context.Context, ref string, w io.Writer) error {
 
 // Import implements volume.Carrier.
 func (s *Store) Import(ctx context.Context, spec volume.Spec, r io.Reader, progress func(bytes int64)) (volume.Volume, error) {
-	if err := s.free(ctx, vm.Behalf(ctx), spec.Name); err != nil {
+	m, err := s.maker(spec.Kind)
+	if err != nil {
 		return volume.Volume{}, fmt.Errorf("import volume %s: %w", spec.Name, err)
 	}
-	return s.making.Import(ctx, spec, r, progress)
+	return taking(ctx, s, "import volume "+spec.Name, m.Making, vm.Behalf(ctx), spec.Name, func() (volume.Volume, error) { return m.Import(ctx, spec, r, progress) })
 }

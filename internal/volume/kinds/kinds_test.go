@@ -40,7 +40,7 @@ func open(t *testing.T, dir string, devices map[string]string) *opened {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := &opened{Store: kinds.New(files, blocks), dir: dir, close: func() error { return errors.Join(files.Close(), blocks.Close()) }}
+	o := &opened{Store: kinds.New([]kinds.Kind{{Name: file.Kind, Making: files}}, blocks), dir: dir, close: func() error { return errors.Join(files.Close(), blocks.Close()) }}
 	t.Cleanup(func() { _ = o.close() })
 	return o
 }
