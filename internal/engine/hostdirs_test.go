@@ -15,9 +15,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// sharing is a VM that has a folder of the node.
-func sharing(name string, dir vm.HostDir) vm.Spec {
-	s := spec(name)
+// sharing is the VM web, which has a folder of the node.
+func sharing(dir vm.HostDir) vm.Spec {
+	s := spec("web")
 	s.Volumes = []vm.Volume{{Name: "data", Kind: vm.VolumeDir, Dir: &dir}}
 	s.Mounts = []vm.Mount{{Volume: "data", Path: "/data"}}
 	return s
@@ -92,7 +92,7 @@ func TestHostDirsAllowed(t *testing.T) {
 	} {
 		ctx := r.as(c.namespace)
 		c.dir.Path = root + c.dir.Path
-		rec, err := r.Launch(ctx, sharing("web", c.dir))
+		rec, err := r.Launch(ctx, sharing(c.dir))
 		if c.says != "" {
 			if errdefs.ClassOf(err) != c.class || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%+v: %v", c, err)
@@ -120,7 +120,7 @@ func TestHostDirsAllowed(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	boots := sharing("web", vm.HostDir{Path: root + "/all"})
+	boots := sharing(vm.HostDir{Path: root + "/all"})
 	boots.Image = "cloud"
 	if _, err := r.Launch(t.Context(), boots); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "boots itself") {
 		t.Errorf("a disk image: %v", err)
@@ -132,7 +132,7 @@ func TestHostDirsAllowed(t *testing.T) {
 func TestHostDirsOff(t *testing.T) {
 	r := newRig(t)
 	for _, path := range []string{"/", "/etc", t.TempDir()} {
-		if _, err := r.Launch(t.Context(), sharing("web", vm.HostDir{Path: path})); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "hostPaths") {
+		if _, err := r.Launch(t.Context(), sharing(vm.HostDir{Path: path})); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "hostPaths") {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -154,8 +154,8 @@ func TestHostDirsNeverShareTheState(t *testing.T) {
 func TestHostDirsCannotBeSaved(t *testing.T) {
 	r, root := folders(t)
 	ctx := t.Context()
-	was := r.must(r.Launch(ctx, sharing("web", vm.HostDir{Path: root + "/all"})))
-	was = r.await("web", "it is ready", ready)
+	r.must(r.Launch(ctx, sharing(vm.HostDir{Path: root + "/all"})))
+	was := r.await("web", "it is ready", ready)
 	for what, verb := range map[string]func(context.Context) error{
 		"snapshot": func(ctx context.Context) error {
 			_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
@@ -189,7 +189,7 @@ func TestHostDirsCannotBeSaved(t *testing.T) {
 func TestHostDirsNoLongerAllowed(t *testing.T) {
 	r, root := folders(t)
 	ctx := t.Context()
-	r.must(r.Launch(ctx, sharing("web", vm.HostDir{Path: root + "/all"})))
+	r.must(r.Launch(ctx, sharing(vm.HostDir{Path: root + "/all"})))
 	allowed := r.cfg.HostPaths
 	r.cfg.HostPaths = nil
 	r.restart()
