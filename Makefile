@@ -138,6 +138,11 @@ test-variants: ## a few tests with another umask, locale, time zone, CPU and /tm
 test-vm: binaries guest demo-image lvm-guest ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
+.PHONY: test-lvm
+test-lvm: lvm-guest ## all tests of volumes on a thin pool, in a guest of their own; test-vm has the quick ones
+	@COCOON_LVM_RUN="^($$(grep -hoP '^func \KTest\w+(?=\(t )' internal/volume/lvm/*_guest_test.go | paste -sd '|'))\$$" \
+		go test $(GOFLAGS_) -vet=off -tags vm -count=1 -timeout 40m -v -run '^TestVMThinPool$$' ./internal/volume/lvm
+
 .PHONY: test-e2e
 test-e2e: build origin helm agent-sandbox images cloudimg conformance-programs ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e

@@ -239,7 +239,7 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 	if err := s.mayWrite(); err != nil {
 		return nil, err
 	}
-	first := s.mainProcess() == nil && s.containers() == nil // after that programs of the guest may have changed clock and kernel
+	first := s.mainProcess() == nil && s.containers() == nil       // after that programs of the guest may have changed clock and kernel
 	if now := r.GetNowUnixNano(); first && now > 0 && s.cfg.Init { // the kernel has read it from the machine in whole seconds
 		if err := s.machine.SetClock(time.Unix(0, now)); err != nil {
 			return nil, err

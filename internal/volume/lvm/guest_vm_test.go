@@ -4,6 +4,7 @@ package lvm_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,8 +26,11 @@ const (
 	guestDisk = 1 << 30          // bytes, sparse
 )
 
-// TestVMThinPool runs the tests with the build tag lvmguest in a guest whose kernel has device-mapper, on a real thin pool. COCOON_LVM_RUN
-// chooses some of them.
+// quickTests are the tests of the guest that are quick enough for every run. `make test-lvm` runs all of them.
+const quickTests = "^(TestDevices|TestFull)$"
+
+// TestVMThinPool runs tests with the build tag lvmguest in a guest whose kernel has device-mapper, on a real thin pool. COCOON_LVM_RUN
+// chooses others.
 func TestVMThinPool(t *testing.T) {
 	qemu := need.QEMU(t)
 	kernel, initramfs := need.Built(t, "bin/lvm/vmlinux", "make lvm-guest"), need.Built(t, "bin/lvm/initramfs", "make lvm-guest")
@@ -43,7 +47,7 @@ func TestVMThinPool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := "#!/bin/sh\nexport TMPDIR=/tmp\n/test -test.v -test.timeout 20m -test.run '" + os.Getenv("COCOON_LVM_RUN") + "'\necho \"exit status $?\"\n"
+	run := "#!/bin/sh\nexport TMPDIR=/tmp\n/test -test.v -test.timeout 20m -test.run '" + cmp.Or(os.Getenv("COCOON_LVM_RUN"), quickTests) + "'\necho \"exit status $?\"\n"
 	archive := append(base, cpio(map[string][]byte{"test": tests, "start": []byte(run)})...)
 	disk := filepath.Join(dir, "disk")
 	if err := errors.Join(os.WriteFile(filepath.Join(dir, "initramfs"), archive, 0o600), os.WriteFile(disk, nil, 0o600), os.Truncate(disk, guestDisk)); err != nil {
