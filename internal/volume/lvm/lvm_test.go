@@ -252,7 +252,15 @@ func TestCommandKeepsTheLock(t *testing.T) {
 	if _, err := os.ReadFile(begun); err != nil {
 		t.Fatal(err)
 	}
-	r.Close() // as the end of the process does
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	defer r.Close()
+	if err := unix.Dup3(int(null.Fd()), int(r.lock.Fd()), unix.O_CLOEXEC); err != nil { // closes the lock, as the end of the process does
+		t.Fatal(err)
+	}
 	other, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
