@@ -61,7 +61,7 @@ func (d *daemon) openVolumes(ctx context.Context) (_ *volumes, err error) {
 func (v *volumes) run(ctx context.Context) error {
 	if v.thin == nil {
 		<-ctx.Done()
-		return ctx.Err()
+		return nil
 	}
 	return v.thin.Run(ctx)
 }
