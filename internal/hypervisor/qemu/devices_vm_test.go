@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -424,8 +425,14 @@ func TestSocketsAreOurs(t *testing.T) {
 	start(t, d, p)
 	for _, name := range sockets {
 		st, err := os.Lstat(filepath.Join(p.Dir, name))
+		if name == shareSocket { // it is there only while a server is being connected, and this VM has none
+			if !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
 		if err != nil || st.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %v", name, st.Mode(), err)
+			t.Errorf("%s: %+v, %v", name, st, err)
 		}
 	}
 	if _, err := net.Dial("unix", filepath.Join(p.Dir, qmpSocket)); err == nil {
