@@ -62,7 +62,7 @@ func serversOf(t *testing.T, p hypervisor.Plan) []*proc.Process {
 	}
 	var out []*proc.Process
 	for _, f := range found {
-		if args, err := proc.Args(f.PID()); err == nil && strings.HasPrefix(args[0], "virtiofsd") {
+		if args, err := proc.Args(f.PID()); err == nil && len(args) > 0 && strings.HasPrefix(args[0], "virtiofsd") {
 			out = append(out, f)
 			t.Cleanup(func() { f.Close() })
 		} else {
