@@ -27,7 +27,7 @@ type Mount struct {
 	Name string   // one element of a path; see Path
 }
 
-// mountsDir is where a process sees its Mount. Every host has it. What the host keeps there is hidden from the process.
+// mountsDir is the folder in which a process sees its Mount. Each host has this folder. The process does not see the host's files in it.
 const mountsDir = "/tmp"
 
 // Path is where the process sees the mount.

@@ -148,7 +148,7 @@ type SetupRequest struct {
 	Hostname      string                 `protobuf:"bytes,1,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	Nics          []*NIC                 `protobuf:"bytes,2,rep,name=nics,proto3" json:"nics,omitempty"`
 	Hosts         []string               `protobuf:"bytes,3,rep,name=hosts,proto3" json:"hosts,omitempty"`                                    // lines for /etc/hosts
-	Process       *Process               `protobuf:"bytes,4,opt,name=process,proto3" json:"process,omitempty"`                                // absent: none to start
+	Process       *Process               `protobuf:"bytes,4,opt,name=process,proto3" json:"process,omitempty"`                                // absent: the guest starts no process
 	Volumes       []*Volume              `protobuf:"bytes,5,rep,name=volumes,proto3" json:"volumes,omitempty"`                                // without their files, which PutVolume has brought
 	Mounts        []*Mount               `protobuf:"bytes,6,rep,name=mounts,proto3" json:"mounts,omitempty"`                                  // made once, in order, before the process starts
 	Containers    []*Container           `protobuf:"bytes,7,rep,name=containers,proto3" json:"containers,omitempty"`                          // started once, instead of process
@@ -281,7 +281,7 @@ type Container struct {
 	MessageFromLog bool                   `protobuf:"varint,10,opt,name=message_from_log,json=messageFromLog,proto3" json:"message_from_log,omitempty"` // a run that fails without such a message has the end of its output as message
 	Root           bool                   `protobuf:"varint,8,opt,name=root,proto3" json:"root,omitempty"`                                              // its root is the guest's own, and it has no layers; the only container of the guest
 	Resources      *Resources             `protobuf:"bytes,60,opt,name=resources,proto3" json:"resources,omitempty"`                                    // absent: no limits
-	Restart        *Restart               `protobuf:"bytes,11,opt,name=restart,proto3" json:"restart,omitempty"`                                        // absent: as the setup says
+	Restart        *Restart               `protobuf:"bytes,11,opt,name=restart,proto3" json:"restart,omitempty"`                                        // absent: the policy of the setup
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -457,7 +457,7 @@ func (x *Restart) GetRules() []*RestartRule {
 type RestartRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Not           bool                   `protobuf:"varint,1,opt,name=not,proto3" json:"not,omitempty"`
-	Codes         []int32                `protobuf:"varint,2,rep,packed,name=codes,proto3" json:"codes,omitempty"` // 0 to 255
+	Codes         []int32                `protobuf:"varint,2,rep,packed,name=codes,proto3" json:"codes,omitempty"` // exit codes, from 0 to 255
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

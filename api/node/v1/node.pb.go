@@ -887,7 +887,7 @@ type Container struct {
 	MessagePath    string                 `protobuf:"bytes,8,opt,name=message_path,json=messagePath,proto3" json:"message_path,omitempty"`
 	MessageFromLog bool                   `protobuf:"varint,9,opt,name=message_from_log,json=messageFromLog,proto3" json:"message_from_log,omitempty"`
 	Resources      *Resources             `protobuf:"bytes,60,opt,name=resources,proto3" json:"resources,omitempty"` // absent: no limits
-	Restart        *Restart               `protobuf:"bytes,10,opt,name=restart,proto3" json:"restart,omitempty"`     // absent: as the VM's
+	Restart        *Restart               `protobuf:"bytes,10,opt,name=restart,proto3" json:"restart,omitempty"`     // absent: the policy of the VM
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1056,7 +1056,7 @@ func (x *Restart) GetRules() []*RestartRule {
 type RestartRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Not           bool                   `protobuf:"varint,1,opt,name=not,proto3" json:"not,omitempty"`
-	Codes         []int32                `protobuf:"varint,2,rep,packed,name=codes,proto3" json:"codes,omitempty"` // 0 to 255
+	Codes         []int32                `protobuf:"varint,2,rep,packed,name=codes,proto3" json:"codes,omitempty"` // exit codes, from 0 to 255
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6688,7 +6688,7 @@ func (x *NodeInfo) GetVolumePools() []*VolumePool {
 // VolumePool says how full the storage is that the volumes of a kind share. Sizes are in bytes.
 type VolumePool struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // of the volumes
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // kind of the volumes in the pool
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Size          int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"` // of data
 	Used          int64                  `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"`

@@ -49,7 +49,7 @@ type Config struct {
 	LaunchTime   time.Duration // time limit for a new process to answer; after it the launch fails
 	MemoryCache  int64         // bytes of saved memory kept loaded while no VM uses it; default an eighth of the host's
 	FirmwareDirs []string      // folders to search for OVMF, qboot and SeaBIOS
-	Virtiofsd    []string      // paths of the server of shared folders; the first that exists is used
+	Virtiofsd    []string      // where virtiofsd may be; the driver uses the first path that exists
 }
 
 func (c Config) withDefaults() Config {

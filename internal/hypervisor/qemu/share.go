@@ -18,9 +18,9 @@ import (
 	"cocoonstack.io/cocoon/internal/proc"
 )
 
-// This file shares folders of the node with a guest. Each has a server, virtiofsd, which reads and writes the folder as the guest asks. A
-// server is root only in a user namespace of its own, and sees one mount: that of the folder, where no file but those of the folder can
-// be reached. It ends when QEMU closes the connection. If it ends before, its guest would wait forever, so the VM ends.
+// This file shares folders of the node with a guest. Each folder has a server: a virtiofsd, which reads and writes the folder for the
+// guest. The server is root in its own user namespace only. It sees one mount, which has the files of the folder and no others. The server
+// ends when QEMU closes the connection. If the server ends first, the guest waits forever, so the driver ends the VM.
 
 const (
 	maxTag = 36 // bytes; of virtio

@@ -81,8 +81,8 @@ func unservable(v *corev1.Volume) string {
 	return "the volume has no source"
 }
 
-// HostDir returns the folder of the node that src names, or why a VM cannot have it. The engine compares it with those that the node's
-// operator allows. As with container runtimes, a folder of no type is made if it is missing.
+// HostDir returns the folder of the node that src names. If a VM cannot have it, why says the reason. HostDir does not know which folders
+// the node's operator allows: the engine checks that. A missing folder is made if src has no type, as container runtimes do.
 func HostDir(src *corev1.HostPathVolumeSource) (dir vm.HostDir, why string) {
 	dir.Path = path.Clean(src.Path)
 	switch kind := or(src.Type, corev1.HostPathUnset); kind {

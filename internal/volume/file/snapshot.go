@@ -58,14 +58,16 @@ func called(name string) string {
 
 // fill copies src to dst, which gets size bytes. If src is live, only sharing its content gives the bytes of one instant.
 func fill(ctx context.Context, dst, src *os.File, size int64, live bool) error {
-	err := sparse.Clone(dst, src)
-	switch {
-	case errdefs.Is(err, errdefs.Unsupported) && live:
-		return errdefs.Preconditionf("a VM writes to it, and the file system of this node's volumes cannot keep the bytes of one instant (xfs and btrfs can); stop or hibernate the VM first")
-	case errdefs.Is(err, errdefs.Unsupported):
+	var err error
+	if live {
+		err = sparse.Clone(dst, src)
+	} else {
 		err = sparse.Copy(ctx, dst, src)
 	}
-	if err != nil {
+	switch {
+	case live && errdefs.Is(err, errdefs.Unsupported):
+		return errdefs.Preconditionf("a VM writes to it, and the file system of this node's volumes cannot keep the bytes of one instant (xfs and btrfs can); stop or hibernate the VM first")
+	case err != nil:
 		return err
 	}
 	return dst.Truncate(size)

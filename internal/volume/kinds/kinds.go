@@ -39,7 +39,7 @@ type Kind struct {
 }
 
 // Store implements volume.Store and all its abilities. A new volume is in the store of its kind, and so are its copies and its snapshots.
-// Some volumes are given by the configuration, and what their stores cannot do is Unsupported.
+// The configuration gives the other volumes. Their stores neither make nor copy volumes: they return Unsupported.
 type Store struct {
 	makers []Kind
 	given  []volume.Store
