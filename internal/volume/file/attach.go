@@ -25,26 +25,26 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 	if !to.Valid() {
 		return volume.Volume{}, errdefs.Invalidf("%.100q is not the id of a VM", to)
 	}
-	e, unlock, err := s.volumes.lock(ctx, ref)
+	e, unlock, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	defer unlock()
-	data, err := s.volumes.openData(e.rec, e.rec.Size, os.O_RDONLY) // only a file that is fit for use
+	data, err := s.volumes.openData(e.Rec, e.Rec.Size, os.O_RDONLY) // only a file that is fit for use
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	data.Close()
-	v := e.rec.Clone()
+	v := e.Rec.Clone()
 	has, err := record.Admit(v, to, readOnly)
 	if err != nil || has {
 		return v, err
 	}
-	if n := s.volumes.readers(e); n > 0 && !readOnly {
+	if n := s.volumes.Readers(e); n > 0 && !readOnly {
 		return v, errdefs.Preconditionf("%d other operations read it, such as an export or a copy; try again when they are done", n)
 	}
 	v.Attachments = append(v.Attachments, volume.Attachment{VM: to, ReadOnly: readOnly, Since: now()})
-	return v.Clone(), s.volumes.save(e, v)
+	return v.Clone(), s.volumes.Save(e, v)
 }
 
 // Detach implements volume.Store.

@@ -10,6 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/record"
 	"cocoonstack.io/cocoon/internal/volume/stream"
 )
 
@@ -57,7 +58,7 @@ type onlyWriter struct{ io.Writer }
 func (s *Store) Import(ctx context.Context, spec volume.Spec, r io.Reader, progress func(bytes int64)) (volume.Volume, error) {
 	v, err := s.importFrom(ctx, spec, stream.Interrupted{Ctx: ctx, R: r}, progress)
 	if err != nil {
-		return volume.Volume{}, naming("import", vm.Volumes, spec.Name, err)
+		return volume.Volume{}, record.Failed("import", vm.Volumes, spec.Name, err)
 	}
 	return v, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -14,37 +13,31 @@ import (
 
 // create makes an object: its name is taken first, its folder gets its files under another name, and one rename makes it visible when
 // all is durable. If fill fails, nothing is left. name may be "".
-func (x *index[R]) create(ctx context.Context, owner vm.Owner, name string, fill func(id vm.ID, name string, data *os.File) (R, error)) (R, error) {
+func (x *folders[R]) create(ctx context.Context, owner vm.Owner, name string, fill func(id vm.ID, name string, data *os.File) (R, error)) (R, error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
-	id := vm.NewID()
-	if name == "" {
-		name = strings.ReplaceAll(x.kind.Noun, " ", "-") + "-" + string(id[:10])
-	}
-	taken := owner.Qualify(name)
-	if err := x.reserve(taken, id); err != nil {
+	id, name, err := x.Reserve(owner, name)
+	if err != nil {
 		return none, err
 	}
 	rec, err := x.draft(id, func(data *os.File) (R, error) { return fill(id, name, data) })
 	if err == nil {
 		err = x.publish(id)
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	if err != nil {
-		delete(x.names, taken)
+		x.Free(owner, name)
 		return none, err
 	}
-	x.all[id] = &entry[R]{id: id, rec: rec}
+	x.Put(id, rec, false)
 	return rec.Clone(), nil
 }
 
-func (x *index[R]) draftDir(id vm.ID) string { return filepath.Join(x.dir, draftPrefix+string(id)) }
+func (x *folders[R]) draftDir(id vm.ID) string { return filepath.Join(x.dir, draftPrefix+string(id)) }
 
 // draft writes the files of an object durably.
-func (x *index[R]) draft(id vm.ID, fill func(data *os.File) (R, error)) (rec R, err error) {
+func (x *folders[R]) draft(id vm.ID, fill func(data *os.File) (R, error)) (rec R, err error) {
 	dir := x.draftDir(id)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return rec, err
@@ -69,7 +62,7 @@ func (x *index[R]) draft(id vm.ID, fill func(data *os.File) (R, error)) (rec R, 
 }
 
 // publish makes a draft visible to the next New. If it fails, the draft is removed.
-func (x *index[R]) publish(id vm.ID) error {
+func (x *folders[R]) publish(id vm.ID) error {
 	err := os.Rename(x.draftDir(id), x.path(id))
 	if err == nil {
 		if err = atomicfile.SyncDir(x.dir); err == nil {

@@ -51,8 +51,8 @@ type Config struct {
 type Store struct {
 	cfg       Config
 	lock      *os.File
-	volumes   *index[volume.Volume]
-	snapshots *index[volume.Snapshot]
+	volumes   *folders[volume.Volume]
+	snapshots *folders[volume.Snapshot]
 }
 
 // New locks the store's folder, removes what a killed process left unfinished, and reads all records. A volume or snapshot that is
@@ -65,8 +65,8 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	cfg.Dir = filepath.Clean(cfg.Dir)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	s := &Store{cfg: cfg}
-	s.volumes = newIndex(vm.Volumes, filepath.Join(cfg.Dir, "volumes"), "volume.json", cfg.Log, record.Volume, s.followData)
-	s.snapshots = newIndex(vm.VolumeSnapshots, filepath.Join(cfg.Dir, "snapshots"), "snapshot.json", cfg.Log, record.Snapshot, matchData)
+	s.volumes = newFolders(vm.Volumes, filepath.Join(cfg.Dir, "volumes"), "volume.json", cfg.Log, record.Volume, s.followData)
+	s.snapshots = newFolders(vm.VolumeSnapshots, filepath.Join(cfg.Dir, "snapshots"), "snapshot.json", cfg.Log, record.Snapshot, matchData)
 	if err := s.open(ctx); err != nil {
 		return nil, fmt.Errorf("open the volume store %s: %w", cfg.Dir, record.Full(err))
 	}
@@ -104,11 +104,11 @@ func (s *Store) Close() error { return s.lock.Close() }
 func (s *Store) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	size, err := volume.RoundSize(spec.Size)
 	if err != nil {
-		return volume.Volume{}, naming("create", vm.Volumes, spec.Name, err)
+		return volume.Volume{}, record.Failed("create", vm.Volumes, spec.Name, err)
 	}
 	v, err := s.make(ctx, spec, "", func(*os.File) (int64, error) { return size, nil })
 	if err != nil {
-		return volume.Volume{}, naming("create", vm.Volumes, spec.Name, err)
+		return volume.Volume{}, record.Failed("create", vm.Volumes, spec.Name, err)
 	}
 	return v, nil
 }
@@ -135,11 +135,11 @@ func now() time.Time { return time.Now().UTC().Round(0) }
 
 // Get implements volume.Store.
 func (s *Store) Get(ctx context.Context, ref string) (volume.Volume, error) {
-	return s.volumes.get(ctx, ref)
+	return s.volumes.Get(ctx, ref)
 }
 
 // List implements volume.Store.
-func (s *Store) List(ctx context.Context) ([]volume.Volume, error) { return s.volumes.list(ctx) }
+func (s *Store) List(ctx context.Context) ([]volume.Volume, error) { return s.volumes.List(ctx) }
 
 // Update implements volume.Store.
 func (s *Store) Update(ctx context.Context, ref string, change func(*volume.Volume)) (volume.Volume, error) {
@@ -153,7 +153,7 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*volume.Volu
 		return volume.ValidateLabels(v.Labels)
 	})
 	if err != nil {
-		return volume.Volume{}, naming("update", vm.Volumes, ref, err)
+		return volume.Volume{}, record.Failed("update", vm.Volumes, ref, err)
 	}
 	return v, nil
 }
@@ -163,7 +163,7 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*volume.Volu
 func (s *Store) Resize(ctx context.Context, ref string, size int64) (volume.Volume, error) {
 	v, err := s.resize(ctx, ref, size)
 	if err != nil {
-		return volume.Volume{}, naming("resize", vm.Volumes, ref, err)
+		return volume.Volume{}, record.Failed("resize", vm.Volumes, ref, err)
 	}
 	return v, nil
 }
@@ -173,12 +173,12 @@ func (s *Store) resize(ctx context.Context, ref string, size int64) (volume.Volu
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	e, unlock, err := s.volumes.lock(ctx, ref)
+	e, unlock, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	defer unlock()
-	v := e.rec.Clone()
+	v := e.Rec.Clone()
 	switch {
 	case size < v.Size:
 		return v, errdefs.Invalidf("it has %d bytes and cannot shrink to %d; make a smaller volume and copy the files to it in a guest", v.Size, size)
@@ -197,7 +197,7 @@ func (s *Store) resize(ctx context.Context, ref string, size int64) (volume.Volu
 		err = data.Sync()
 	}
 	if err == nil {
-		err = s.volumes.save(e, v)
+		err = s.volumes.Save(e, v)
 	}
 	if err != nil {
 		_ = data.Truncate(old) // nobody uses what was added
@@ -215,14 +215,14 @@ func (s *Store) Delete(ctx context.Context, ref string) error {
 		return nil
 	})
 	if err != nil {
-		return naming("delete", vm.Volumes, ref, err)
+		return record.Failed("delete", vm.Volumes, ref, err)
 	}
 	return nil
 }
 
 // Usage implements volume.Store. It leaves out a volume whose file it cannot see.
 func (s *Store) Usage(ctx context.Context) (map[vm.ID]volume.Usage, error) {
-	all, err := s.volumes.list(ctx)
+	all, err := s.volumes.List(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -238,12 +238,4 @@ func (s *Store) Usage(ctx context.Context) (map[vm.ID]volume.Usage, error) {
 		}
 	}
 	return out, nil
-}
-
-// naming says in the message of err what failed on which object. name is "" if the store was to choose it.
-func naming(verb string, k vm.Kind, name string, err error) error {
-	if name == "" {
-		return fmt.Errorf("%s a %s: %w", verb, k.Noun, record.Full(err))
-	}
-	return fmt.Errorf("%s %s %s: %w", verb, k.Noun, name, record.Full(err))
 }

@@ -24,7 +24,7 @@ var (
 func (s *Store) Snapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Snapshot, error) {
 	snap, err := s.snapshot(ctx, ref, spec)
 	if err != nil {
-		return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s%s: %w", ref, called(spec.Name), record.Full(err))
+		return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s%s: %w", ref, record.As(spec.Name), record.Full(err))
 	}
 	return snap, nil
 }
@@ -48,14 +48,6 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 	})
 }
 
-// called is " as NAME", for a message.
-func called(name string) string {
-	if name == "" {
-		return ""
-	}
-	return " as " + name
-}
-
 // fill copies src to dst, which gets size bytes. If src is live, only sharing its content gives the bytes of one instant.
 func fill(ctx context.Context, dst, src *os.File, size int64, live bool) error {
 	var err error
@@ -75,12 +67,12 @@ func fill(ctx context.Context, dst, src *os.File, size int64, live bool) error {
 
 // read opens the bytes of a volume for reading. Until done, no VM can be attached that writes. allow, if not nil, may refuse.
 func (s *Store) read(ctx context.Context, ref string, allow func(volume.Volume) error) (v volume.Volume, data *os.File, done func(), err error) {
-	e, unlock, err := s.volumes.lock(ctx, ref)
+	e, unlock, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return v, nil, nil, err
 	}
 	defer unlock()
-	v = e.rec.Clone()
+	v = e.Rec.Clone()
 	if allow != nil {
 		if err := allow(v); err != nil {
 			return v, nil, nil, err
@@ -89,28 +81,15 @@ func (s *Store) read(ctx context.Context, ref string, allow func(volume.Volume) 
 	if data, err = s.volumes.openData(v, v.Size, os.O_RDONLY); err != nil {
 		return v, nil, nil, err
 	}
-	s.volumes.reading(e, 1)
+	s.volumes.Reading(e, 1)
 	return v, data, func() {
 		data.Close()
-		s.volumes.reading(e, -1)
+		s.volumes.Reading(e, -1)
 	}, nil
 }
 
-func (x *index[R]) reading(e *entry[R], n int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	e.reads += n
-}
-
-// readers returns how many operations read the data of e.
-func (x *index[R]) readers(e *entry[R]) int {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return e.reads
-}
-
 // openData opens the bytes of an object, which must have at least size bytes. Errors: DataLoss.
-func (x *index[R]) openData(rec R, size int64, flag int) (*os.File, error) {
+func (x *folders[R]) openData(rec R, size int64, flag int) (*os.File, error) {
 	f, err := record.OpenPlain(x.data(rec.Named().ID), flag)
 	if errdefs.Is(err, errdefs.DataLoss) {
 		return nil, errdefs.DataLossf("%w; put the file of %s %s back", err, x.kind.Noun, rec.Named().Name)
@@ -131,30 +110,30 @@ func (x *index[R]) openData(rec R, size int64, flag int) (*os.File, error) {
 
 // GetSnapshot implements volume.Snapshotter.
 func (s *Store) GetSnapshot(ctx context.Context, ref string) (volume.Snapshot, error) {
-	return s.snapshots.get(ctx, ref)
+	return s.snapshots.Get(ctx, ref)
 }
 
 // Snapshots implements volume.Snapshotter.
 func (s *Store) Snapshots(ctx context.Context) ([]volume.Snapshot, error) {
-	return s.snapshots.list(ctx)
+	return s.snapshots.List(ctx)
 }
 
 // openSnapshot opens the bytes of a snapshot. They stay readable if it is deleted meanwhile.
 func (s *Store) openSnapshot(ctx context.Context, ref string) (volume.Snapshot, *os.File, error) {
-	e, unlock, err := s.snapshots.lock(ctx, ref)
+	e, unlock, err := s.snapshots.Lock(ctx, ref)
 	if err != nil {
 		return volume.Snapshot{}, nil, err
 	}
 	defer unlock()
-	data, err := s.snapshots.openData(e.rec, e.rec.Size, os.O_RDONLY)
-	return e.rec.Clone(), data, err
+	data, err := s.snapshots.openData(e.Rec, e.Rec.Size, os.O_RDONLY)
+	return e.Rec.Clone(), data, err
 }
 
 // FromSnapshot implements volume.Snapshotter.
 func (s *Store) FromSnapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
 	v, err := s.fromSnapshot(ctx, ref, spec)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("make a volume from snapshot %s%s: %w", ref, called(spec.Name), record.Full(err))
+		return volume.Volume{}, fmt.Errorf("make a volume from snapshot %s%s: %w", ref, record.As(spec.Name), record.Full(err))
 	}
 	return v, nil
 }
@@ -172,7 +151,7 @@ func (s *Store) fromSnapshot(ctx context.Context, ref string, spec volume.Spec) 
 func (s *Store) Clone(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
 	v, err := s.clone(ctx, ref, spec)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("clone volume %s%s: %w", ref, called(spec.Name), record.Full(err))
+		return volume.Volume{}, fmt.Errorf("clone volume %s%s: %w", ref, record.As(spec.Name), record.Full(err))
 	}
 	return v, nil
 }
@@ -211,12 +190,12 @@ func (s *Store) Restore(ctx context.Context, ref, snapshot string) (volume.Volum
 }
 
 func (s *Store) restore(ctx context.Context, ref, snapshot string) (volume.Volume, error) {
-	e, unlock, err := s.volumes.lock(ctx, ref)
+	e, unlock, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	defer unlock()
-	v := e.rec.Clone()
+	v := e.Rec.Clone()
 	if len(v.Attachments) > 0 {
 		return v, errdefs.Preconditionf("it is attached to %s; detach it there first", v.Users())
 	}
@@ -255,7 +234,7 @@ func replace(ctx context.Context, path string, src *os.File, size int64) (err er
 // DeleteSnapshot implements volume.Snapshotter.
 func (s *Store) DeleteSnapshot(ctx context.Context, ref string) error {
 	if err := s.snapshots.remove(ctx, ref, func(volume.Snapshot) error { return nil }); err != nil {
-		return naming("delete", vm.VolumeSnapshots, ref, err)
+		return record.Failed("delete", vm.VolumeSnapshots, ref, err)
 	}
 	return nil
 }

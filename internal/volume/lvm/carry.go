@@ -10,6 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/record"
 	"cocoonstack.io/cocoon/internal/volume/stream"
 )
 
@@ -42,26 +43,26 @@ type onlyWriter struct{ io.Writer }
 
 // read returns the device of a volume and its size in bytes. Until done, no VM can be attached that writes.
 func (s *Store) read(ctx context.Context, ref string) (device io.ReaderAt, size int64, done func(), err error) {
-	e, release, err := s.volumes.hold(ctx, ref)
+	e, release, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return nil, 0, nil, err
 	}
 	defer release()
-	if by := e.rec.Object.Writer(); by != "" {
+	if by := e.Rec.Object.Writer(); by != "" {
 		return nil, 0, nil, errdefs.Preconditionf("VM %s has it attached and may write to it; stop that VM, or export a clone or a volume from a snapshot", by)
 	}
 	if err := s.claim(ctx, e); err != nil {
 		return nil, 0, nil, err
 	}
 	s.volumes.reading(e, 1)
-	return e.device, e.rec.Object.Size, func() { s.volumes.reading(e, -1) }, nil
+	return e.Own.file, e.Rec.Object.Size, func() { s.volumes.reading(e, -1) }, nil
 }
 
 // Import implements volume.Carrier. A volume without a size in spec is as large as the stream, rounded up to a size that volumes can have.
 func (s *Store) Import(ctx context.Context, spec volume.Spec, r io.Reader, progress func(bytes int64)) (volume.Volume, error) {
 	v, err := s.importFrom(ctx, spec, stream.Interrupted{Ctx: ctx, R: r}, progress)
 	if err != nil {
-		return volume.Volume{}, naming("import", vm.Volumes, spec.Name, err)
+		return volume.Volume{}, record.Failed("import", vm.Volumes, spec.Name, err)
 	}
 	return v, nil
 }

@@ -18,10 +18,10 @@ import (
 // has grown. Preconditions: the lock of e is held.
 // Errors: DataLoss if the logical volume is missing, FailedPrecondition if the host uses its device.
 func (s *Store) claim(ctx context.Context, e *entry[volume.Volume]) error {
-	device := e.device
+	device := e.Own.file
 	if device == nil {
 		var err error
-		if device, err = s.activate(ctx, e.rec.LV); err != nil {
+		if device, err = s.activate(ctx, e.Rec.LV); err != nil {
 			return err
 		}
 	}
@@ -31,7 +31,7 @@ func (s *Store) claim(ctx context.Context, e *entry[volume.Volume]) error {
 	} else {
 		err = fmt.Errorf("measure %s: %w", device.Name(), err)
 	}
-	if err != nil && e.device == nil {
+	if err != nil && e.Own.file == nil {
 		device.Close()
 	}
 	if err == nil {
@@ -68,8 +68,8 @@ func (s *Store) deactivate(ctx context.Context, lv string) error {
 
 // close ends the store's use of the device of e, which stays. Preconditions: the lock of e is held.
 func (s *Store) close(e *entry[volume.Volume]) {
-	if e.device != nil {
-		e.device.Close()
+	if e.Own.file != nil {
+		e.Own.file.Close()
 		s.volumes.keep(e, nil)
 	}
 }

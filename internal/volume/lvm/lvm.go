@@ -162,9 +162,9 @@ func (s *Store) open(ctx context.Context) (err error) {
 // Close releases the devices and unlocks the store's folder for other processes. The store must not be used afterwards.
 func (s *Store) Close() error {
 	errs := []error{s.lvm.Close(), s.kernel.Close()}
-	for _, e := range s.volumes.entries() {
-		if e.device != nil {
-			errs = append(errs, e.device.Close())
+	for _, e := range s.volumes.Entries() {
+		if e.Own.file != nil {
+			errs = append(errs, e.Own.file.Close())
 		}
 	}
 	return errors.Join(append(errs, s.lock.Close())...)

@@ -8,6 +8,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/index"
 	"cocoonstack.io/cocoon/internal/volume/record"
 )
 
@@ -29,7 +30,7 @@ func (s *Store) settle(ctx context.Context) error {
 	finishAll(ctx, s, s.volumes)
 	finishAll(ctx, s, s.snapshots)
 	if first {
-		for _, e := range s.volumes.entries() {
+		for _, e := range s.volumes.Entries() {
 			s.attached(ctx, e)
 		}
 		s.mu.Lock()
@@ -44,7 +45,7 @@ func (s *Store) compare(ctx context.Context, all map[string]logical) {
 	known := map[string]bool{}
 	compared(ctx, s, s.volumes, all, known)
 	compared(ctx, s, s.snapshots, all, known)
-	for _, e := range s.volumes.entries() {
+	for _, e := range s.volumes.Entries() {
 		s.follow(ctx, e, all)
 	}
 	for name, l := range all {
@@ -55,36 +56,36 @@ func (s *Store) compare(ctx context.Context, all map[string]logical) {
 }
 
 // compared marks the objects of a table whose logical volumes are missing. known gets the logical volumes that are on record.
-func compared[R object[R]](ctx context.Context, s *Store, x *table[R], all map[string]logical, known map[string]bool) {
-	for _, e := range x.entries() {
-		release, err := x.locks.Lock(ctx, e.id)
+func compared[R index.Record[R]](ctx context.Context, s *Store, x *table[R], all map[string]logical, known map[string]bool) {
+	for _, e := range x.Entries() {
+		release, err := x.LockID(ctx, e.ID)
 		if err != nil {
 			return
 		}
-		known[e.rec.LV] = true
-		for _, lv := range e.rec.Gone {
+		known[e.Rec.LV] = true
+		for _, lv := range e.Rec.Gone {
 			known[lv] = true
 		}
-		if l, there := all[e.rec.LV]; e.bad == nil && e.rec.LV != "" && (!there || l.pool != s.pool) {
-			x.damage(e, errdefs.DataLossf("its logical volume %s/%s is missing in thin pool %s", s.vg, e.rec.LV, s.pool), s.cfg.Log)
+		if l, there := all[e.Rec.LV]; e.Bad == nil && e.Rec.LV != "" && (!there || l.pool != s.pool) {
+			x.damage(e, errdefs.DataLossf("its logical volume %s/%s is missing in thin pool %s", s.vg, e.Rec.LV, s.pool), s.cfg.Log)
 		}
 		release()
 	}
 }
 
 // finishAll finishes or undoes what was begun with the objects of a table.
-func finishAll[R object[R]](ctx context.Context, s *Store, x *table[R]) {
-	for _, e := range x.entries() {
+func finishAll[R index.Record[R]](ctx context.Context, s *Store, x *table[R]) {
+	for _, e := range x.Entries() {
 		if !x.unfinished(e) {
 			continue
 		}
-		release, err := x.locks.Lock(ctx, e.id)
+		release, err := x.LockID(ctx, e.ID)
 		if err != nil {
 			return
 		}
 		if x.unfinished(e) {
 			if err := finish(ctx, s, x, e); err != nil {
-				s.cfg.Log.Warn("logical volume that is to be removed is left, and tried again later", "kind", x.kind.Noun, "id", string(e.id), "lv", e.rec.Gone, "err", err)
+				s.cfg.Log.Warn("logical volume that is to be removed is left, and tried again later", "kind", x.kind.Noun, "id", string(e.ID), "lv", e.Rec.Gone, "err", err)
 			}
 		}
 		release()
@@ -111,22 +112,22 @@ func (s *Store) examine(ctx context.Context) (map[string]logical, int64, error) 
 
 // finish removes the logical volumes that the record of e says are to be removed, and then the record, or its part about them.
 // Preconditions: the lock of e is held.
-func finish[R object[R]](ctx context.Context, s *Store, x *table[R], e *entry[R]) error {
-	for _, lv := range e.rec.Gone {
+func finish[R index.Record[R]](ctx context.Context, s *Store, x *table[R], e *entry[R]) error {
+	for _, lv := range e.Rec.Gone {
 		if err := s.remove(ctx, lv); err != nil {
 			return err
 		}
 	}
-	if e.rec.LV == "" {
-		if err := x.drop(e.id); err != nil {
+	if e.Rec.LV == "" {
+		if err := x.drop(e.ID); err != nil {
 			return err
 		}
-		x.take(e)
+		x.Forget(e)
 		return nil
 	}
-	next := e.rec.clone()
+	next := e.Rec.Clone()
 	next.Gone = nil
-	return x.save(e, next)
+	return x.Save(e, next)
 }
 
 // remove removes a logical volume. It is no error if there is none.
@@ -145,78 +146,78 @@ func (s *Store) remove(ctx context.Context, lv string) error {
 
 // follow gives the record of a volume the size of its logical volume, which is larger if a process was killed while it grew the volume.
 func (s *Store) follow(ctx context.Context, e *entry[volume.Volume], all map[string]logical) {
-	release, err := s.volumes.locks.Lock(ctx, e.id)
+	release, err := s.volumes.LockID(ctx, e.ID)
 	if err != nil {
 		return
 	}
 	defer release()
-	l, there := all[e.rec.LV]
-	if !there || e.bad != nil || e.gone || e.rec.LV == "" {
+	l, there := all[e.Rec.LV]
+	if !there || e.Bad != nil || e.Hidden || e.Rec.LV == "" {
 		return
 	}
 	switch err := s.sized(e, l.size); {
 	case errdefs.Is(err, errdefs.DataLoss):
 		s.volumes.damage(e, err, s.cfg.Log)
 	case err != nil:
-		s.cfg.Log.Warn("size of a volume not recorded; the next start repeats that", "volume", string(e.id), "err", err)
+		s.cfg.Log.Warn("size of a volume not recorded; the next start repeats that", "volume", string(e.ID), "err", err)
 	}
 }
 
 // sized makes the record of e say size, the bytes that its logical volume has. Preconditions: the lock of e is held.
 // Errors: DataLoss if no volume that was recorded like e can have that size.
 func (s *Store) sized(e *entry[volume.Volume], size int64) error {
-	has := e.rec.Object.Size
+	has := e.Rec.Object.Size
 	if size == has {
 		return nil
 	}
 	if size < has || size > volume.MaxSize || size%volume.Block != 0 {
-		return errdefs.DataLossf("its logical volume %s/%s has %d bytes, but its record says %d", s.vg, e.rec.LV, size, has)
+		return errdefs.DataLossf("its logical volume %s/%s has %d bytes, but its record says %d", s.vg, e.Rec.LV, size, has)
 	}
-	next := e.rec.clone()
+	next := e.Rec.Clone()
 	next.Object.Size = size
-	s.cfg.Log.Info("volume has grown; its record follows", "volume", string(e.id), "size", size)
-	return record.Full(s.volumes.save(e, next))
+	s.cfg.Log.Info("volume has grown; its record follows", "volume", string(e.ID), "size", size)
+	return record.Full(s.volumes.Save(e, next))
 }
 
 // attached opens the device of a volume that VMs have attached, and removes the device of one that nobody has.
 func (s *Store) attached(ctx context.Context, e *entry[volume.Volume]) {
-	release, err := s.volumes.locks.Lock(ctx, e.id)
+	release, err := s.volumes.LockID(ctx, e.ID)
 	if err != nil {
 		return
 	}
 	defer release()
-	if e.bad != nil || e.gone || e.device != nil {
+	if e.Bad != nil || e.Hidden || e.Own.file != nil {
 		return
 	}
-	log := s.cfg.Log.With("op", "open", "volume", e.rec.Object.Name)
-	if len(e.rec.Object.Attachments) > 0 {
+	log := s.cfg.Log.With("op", "open", "volume", e.Rec.Object.Name)
+	if len(e.Rec.Object.Attachments) > 0 {
 		if err := s.claim(ctx, e); err != nil {
 			log.Warn("volume cannot be used", "err", err)
 		}
 		return
 	}
-	if _, _, err := s.kernel.thin(deviceName(s.vg, e.rec.LV)); errors.Is(err, errNoDevice) || s.volumes.readers(e) > 0 {
+	if _, _, err := s.kernel.thin(deviceName(s.vg, e.Rec.LV)); errors.Is(err, errNoDevice) || s.volumes.Readers(e) > 0 {
 		return
 	}
-	if err := s.deactivate(ctx, e.rec.LV); err != nil {
+	if err := s.deactivate(ctx, e.Rec.LV); err != nil {
 		log.Warn("device of a volume that nobody has is left", "err", err)
 	}
 }
 
 // rest removes the devices of volumes that nobody has used for some time.
 func (s *Store) rest(ctx context.Context, after time.Duration) {
-	for _, e := range s.volumes.entries() {
+	for _, e := range s.volumes.Entries() {
 		if !s.idle(e, after) {
 			continue
 		}
-		release, err := s.volumes.locks.Lock(ctx, e.id)
+		release, err := s.volumes.LockID(ctx, e.ID)
 		if err != nil {
 			return
 		}
 		if s.idle(e, after) {
 			s.close(e)
-			if err := s.deactivate(ctx, e.rec.LV); err != nil {
-				s.cfg.Log.Warn("device of a volume that nobody has is left", "volume", e.rec.Object.Name, "err", err)
+			if err := s.deactivate(ctx, e.Rec.LV); err != nil {
+				s.cfg.Log.Warn("device of a volume that nobody has is left", "volume", e.Rec.Object.Name, "err", err)
 			}
 		}
 		release()
@@ -225,7 +226,9 @@ func (s *Store) rest(ctx context.Context, after time.Duration) {
 
 // idle reports whether e has a device that nobody has used for some time.
 func (s *Store) idle(e *entry[volume.Volume], after time.Duration) bool {
-	s.volumes.mu.Lock()
-	defer s.volumes.mu.Unlock()
-	return e.device != nil && e.reads == 0 && !e.gone && len(e.rec.Object.Attachments) == 0 && time.Since(e.idle) >= after
+	var is bool
+	s.volumes.Locked(func() {
+		is = e.Own.file != nil && e.Reads == 0 && !e.Hidden && len(e.Rec.Object.Attachments) == 0 && time.Since(e.Own.idle) >= after
+	})
+	return is
 }

@@ -14,7 +14,7 @@ import (
 func (s *Store) Snapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Snapshot, error) {
 	snap, err := s.snapshot(ctx, ref, spec)
 	if err != nil {
-		return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s%s: %w", ref, called(spec.Name), record.Full(err))
+		return volume.Snapshot{}, fmt.Errorf("take a snapshot of volume %s%s: %w", ref, record.As(spec.Name), record.Full(err))
 	}
 	return snap, nil
 }
@@ -28,34 +28,26 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 		return volume.Snapshot{}, err
 	}
 	defer release()
-	v := e.rec.Object
+	v := e.Rec.Object
 	if spec.Size != 0 && spec.Size != v.Size {
 		return volume.Snapshot{}, errdefs.Invalidf("a snapshot has the size of its volume, %d bytes, and cannot have %d", v.Size, spec.Size)
 	}
 	owner := vm.Heir(ctx, v.Owner)
 	return create(ctx, s, s.snapshots, owner, spec.Name, func(id vm.ID, name, lv string) (rec recorded[volume.Snapshot], err error) {
 		rec.Object = volume.Snapshot{ID: id, Name: name, Owner: owner, Kind: Kind, Volume: v.ID, Source: v.Name, Size: v.Size, CreatedAt: now(), Labels: spec.Labels}.Clone()
-		rec.Allocated = s.allocated(e.rec.state)
-		return rec, s.copyOf(ctx, lv, e.rec.LV, v.Size, v.Size)
+		rec.Allocated = s.allocated(e.Rec.state)
+		return rec, s.copyOf(ctx, lv, e.Rec.LV, v.Size, v.Size)
 	})
-}
-
-// called is " as NAME", for a message.
-func called(name string) string {
-	if name == "" {
-		return ""
-	}
-	return " as " + name
 }
 
 // source holds a volume that is to be copied. What hypervisors have written to it is in the pool then.
 func (s *Store) source(ctx context.Context, ref string) (*entry[volume.Volume], func(), error) {
-	e, release, err := s.volumes.hold(ctx, ref)
+	e, release, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return nil, nil, err
 	}
-	if e.device != nil {
-		if err := e.device.Sync(); err != nil {
+	if e.Own.file != nil {
+		if err := e.Own.file.Sync(); err != nil {
 			release()
 			return nil, nil, fmt.Errorf("write what the host has cached of it: %w", err)
 		}
@@ -65,38 +57,39 @@ func (s *Store) source(ctx context.Context, ref string) (*entry[volume.Volume], 
 
 // GetSnapshot implements volume.Snapshotter.
 func (s *Store) GetSnapshot(ctx context.Context, ref string) (volume.Snapshot, error) {
-	return s.snapshots.get(ctx, ref)
+	rec, err := s.snapshots.Get(ctx, ref)
+	return rec.Object, err
 }
 
 // Snapshots implements volume.Snapshotter.
 func (s *Store) Snapshots(ctx context.Context) ([]volume.Snapshot, error) {
-	return objects(s.snapshots.list(ctx))
+	return objects(s.snapshots.List(ctx))
 }
 
 // FromSnapshot implements volume.Snapshotter.
 func (s *Store) FromSnapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
 	v, err := s.fromSnapshot(ctx, ref, spec)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("make a volume from snapshot %s%s: %w", ref, called(spec.Name), record.Full(err))
+		return volume.Volume{}, fmt.Errorf("make a volume from snapshot %s%s: %w", ref, record.As(spec.Name), record.Full(err))
 	}
 	return v, nil
 }
 
 func (s *Store) fromSnapshot(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
-	e, release, err := s.snapshots.hold(ctx, ref)
+	e, release, err := s.snapshots.Lock(ctx, ref)
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	defer release()
-	snap := e.rec.Object
-	return s.copy(vm.OnBehalf(ctx, vm.Heir(ctx, snap.Owner)), spec, snap.ID, snap.Size, e.rec.state)
+	snap := e.Rec.Object
+	return s.copy(vm.OnBehalf(ctx, vm.Heir(ctx, snap.Owner)), spec, snap.ID, snap.Size, e.Rec.state)
 }
 
 // Clone implements volume.Cloner.
 func (s *Store) Clone(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
 	v, err := s.clone(ctx, ref, spec)
 	if err != nil {
-		return volume.Volume{}, fmt.Errorf("clone volume %s%s: %w", ref, called(spec.Name), record.Full(err))
+		return volume.Volume{}, fmt.Errorf("clone volume %s%s: %w", ref, record.As(spec.Name), record.Full(err))
 	}
 	return v, nil
 }
@@ -107,8 +100,8 @@ func (s *Store) clone(ctx context.Context, ref string, spec volume.Spec) (volume
 		return volume.Volume{}, err
 	}
 	defer release()
-	v := e.rec.Object
-	return s.copy(vm.OnBehalf(ctx, vm.Heir(ctx, v.Owner)), spec, v.ID, v.Size, e.rec.state)
+	v := e.Rec.Object
+	return s.copy(vm.OnBehalf(ctx, vm.Heir(ctx, v.Owner)), spec, v.ID, v.Size, e.Rec.state)
 }
 
 // copy makes a volume of the logical volume of an object that is held.
@@ -138,54 +131,54 @@ func (s *Store) Restore(ctx context.Context, ref, snapshot string) (volume.Volum
 }
 
 func (s *Store) restore(ctx context.Context, ref, snapshot string) (volume.Volume, error) {
-	e, release, err := s.volumes.hold(ctx, ref)
+	e, release, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	defer release()
-	v := e.rec.Object
+	v := e.Rec.Object
 	if len(v.Attachments) > 0 {
 		return v, errdefs.Preconditionf("it is attached to %s; detach it there first", v.Users())
 	}
 	if err := s.unread(e); err != nil {
 		return v, err
 	}
-	from, done, err := s.snapshots.hold(ctx, snapshot)
+	from, done, err := s.snapshots.Lock(ctx, snapshot)
 	if err != nil {
 		return v, err
 	}
 	defer done()
-	snap := from.rec.Object
+	snap := from.Rec.Object
 	if snap.Size > v.Size {
 		return v, errdefs.Invalidf("the snapshot has %d bytes, more than the volume; resize that to %d bytes first", snap.Size, snap.Size)
 	}
 	if err := s.guard(); err != nil {
 		return v, err
 	}
-	return v.Clone(), s.replace(ctx, e, from.rec, v.Size)
+	return v.Clone(), s.replace(ctx, e, from.Rec, v.Size)
 }
 
 // replace gives the volume e, which nobody uses, a copy of the snapshot with size bytes in place of its logical volume. Preconditions: the
 // locks of both are held.
 func (s *Store) replace(ctx context.Context, e *entry[volume.Volume], snap recorded[volume.Snapshot], size int64) error {
-	old, lv := e.rec.clone(), prefix+string(vm.NewID())
-	next := old.clone()
+	old, lv := e.Rec.Clone(), prefix+string(vm.NewID())
+	next := old.Clone()
 	next.Gone = append(next.Gone, lv)
-	if err := s.volumes.save(e, next); err != nil {
+	if err := s.volumes.Save(e, next); err != nil {
 		return err
 	}
 	allocated := s.allocated(snap.state)
 	err := s.copyOf(ctx, lv, snap.LV, snap.Object.Size, size)
 	if err == nil {
-		next = old.clone()
+		next = old.Clone()
 		next.LV, next.Gone, next.Allocated = lv, append(next.Gone, old.LV), allocated
-		err = s.volumes.save(e, next)
+		err = s.volumes.Save(e, next)
 	}
 	if err == nil {
 		s.close(e)
 	}
 	if ferr := finish(context.WithoutCancel(ctx), s, s.volumes, e); ferr != nil { // removes the old one, or the new one after a failure
-		s.cfg.Log.Warn("removed logical volume is left, and tried again later", "volume", string(e.id), "lv", e.rec.Gone, "err", ferr)
+		s.cfg.Log.Warn("removed logical volume is left, and tried again later", "volume", string(e.ID), "lv", e.Rec.Gone, "err", ferr)
 	}
 	return err
 }
@@ -193,13 +186,13 @@ func (s *Store) replace(ctx context.Context, e *entry[volume.Volume], snap recor
 // DeleteSnapshot implements volume.Snapshotter.
 func (s *Store) DeleteSnapshot(ctx context.Context, ref string) error {
 	if err := s.deleteSnapshot(ctx, ref); err != nil {
-		return naming("delete", vm.VolumeSnapshots, ref, err)
+		return record.Failed("delete", vm.VolumeSnapshots, ref, err)
 	}
 	return nil
 }
 
 func (s *Store) deleteSnapshot(ctx context.Context, ref string) error {
-	e, release, err := s.snapshots.hold(ctx, ref)
+	e, release, err := s.snapshots.Lock(ctx, ref)
 	if err != nil {
 		return err
 	}

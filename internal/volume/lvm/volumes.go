@@ -5,25 +5,26 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/index"
 	"cocoonstack.io/cocoon/internal/volume/record"
 )
 
 // Get implements volume.Store.
 func (s *Store) Get(ctx context.Context, ref string) (volume.Volume, error) {
-	return s.volumes.get(ctx, ref)
+	rec, err := s.volumes.Get(ctx, ref)
+	return rec.Object, err
 }
 
 // List implements volume.Store.
 func (s *Store) List(ctx context.Context) ([]volume.Volume, error) {
-	return objects(s.volumes.list(ctx))
+	return objects(s.volumes.List(ctx))
 }
 
-func objects[R object[R]](all []recorded[R], err error) ([]R, error) {
+func objects[R index.Record[R]](all []recorded[R], err error) ([]R, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +37,7 @@ func objects[R object[R]](all []recorded[R], err error) ([]R, error) {
 
 // Usage implements volume.Store. It asks the kernel.
 func (s *Store) Usage(ctx context.Context) (map[vm.ID]volume.Usage, error) {
-	all, err := s.volumes.list(ctx)
+	all, err := s.volumes.List(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +70,7 @@ func fits(size int64) error {
 func (s *Store) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	v, err := s.create(ctx, spec)
 	if err != nil {
-		return volume.Volume{}, naming("create", vm.Volumes, spec.Name, err)
+		return volume.Volume{}, record.Failed("create", vm.Volumes, spec.Name, err)
 	}
 	return v, nil
 }
@@ -103,52 +104,46 @@ func (s *Store) make(ctx context.Context, spec volume.Spec, from vm.ID, fill fun
 
 // create makes an object: its name is taken first, a record names the logical volume, build makes that, and another record makes the
 // object exist. If build fails, nothing is left. name may be "".
-func create[R object[R]](ctx context.Context, s *Store, x *table[R], owner vm.Owner, name string, build func(id vm.ID, name, lv string) (recorded[R], error)) (R, error) {
+func create[R index.Record[R]](ctx context.Context, s *Store, x *table[R], owner vm.Owner, name string, build func(id vm.ID, name, lv string) (recorded[R], error)) (R, error) {
 	var none R
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
-	id := vm.NewID()
-	if name == "" {
-		name = strings.ReplaceAll(x.kind.Noun, " ", "-") + "-" + string(id[:10])
-	}
-	taken := owner.Qualify(name)
-	if err := x.reserve(taken, id); err != nil {
+	id, name, err := x.Reserve(owner, name)
+	if err != nil {
 		return none, err
 	}
-	release, err := x.locks.Lock(ctx, id) // settle waits for it
+	release, err := x.LockID(ctx, id) // settle waits for it
 	if err != nil {
-		x.free(taken)
+		x.Free(owner, name)
 		return none, err
 	}
 	defer release()
-	e := &entry[R]{id: id, gone: true}
-	e.rec.Gone = []string{prefix + string(id)}
+	lv := prefix + string(id)
+	making := recorded[R]{state: state{Gone: []string{lv}}}
 	err = s.guard()
 	if err == nil {
-		err = record.Write(x.file(id), e.rec)
+		err = record.Write(x.file(id), making)
 	}
 	if err != nil {
-		x.free(taken)
+		x.Free(owner, name)
 		return none, err
 	}
-	x.put(e)
-	rec, err := build(id, name, e.rec.Gone[0])
+	e := x.Put(id, making, true)
+	rec, err := build(id, name, lv)
 	if err == nil {
-		rec.LV, rec.Gone = e.rec.Gone[0], nil
+		rec.LV, rec.Gone = lv, nil
 		err = record.Write(x.file(id), rec)
 	}
 	if err != nil {
-		x.free(taken)
+		x.Free(owner, name)
 		undo := context.WithoutCancel(ctx)
-		if uerr := errorOf(record.Write(x.file(id), e.rec), func() error { return finish(undo, s, x, e) }); uerr != nil {
-			s.cfg.Log.Warn("logical volume that was not completed is left, and removed later", "lv", e.rec.Gone, "err", uerr)
+		if uerr := errorOf(record.Write(x.file(id), making), func() error { return finish(undo, s, x, e) }); uerr != nil {
+			s.cfg.Log.Warn("logical volume that was not completed is left, and removed later", "lv", lv, "err", uerr)
 		}
 		return none, err
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	e.rec, e.gone = rec.clone(), false
+	x.Show(e, rec)
 	return rec.Object.Clone(), nil
 }
 
@@ -195,18 +190,18 @@ func bytesOf(n int64) string { return strconv.FormatInt(n, 10) + "b" }
 func (s *Store) Update(ctx context.Context, ref string, change func(*volume.Volume)) (volume.Volume, error) {
 	v, err := s.update(ctx, ref, change)
 	if err != nil {
-		return volume.Volume{}, naming("update", vm.Volumes, ref, err)
+		return volume.Volume{}, record.Failed("update", vm.Volumes, ref, err)
 	}
 	return v, nil
 }
 
 func (s *Store) update(ctx context.Context, ref string, change func(*volume.Volume)) (volume.Volume, error) {
-	e, release, err := s.volumes.hold(ctx, ref)
+	e, release, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	defer release()
-	asked, next := e.rec.Object.Clone(), e.rec.clone()
+	asked, next := e.Rec.Object.Clone(), e.Rec.Clone()
 	change(&asked)
 	next.Object.Name, next.Object.Labels = asked.Name, asked.Clone().Labels
 	if err := vm.Volumes.ValidateName(asked.Name); err != nil {
@@ -215,7 +210,7 @@ func (s *Store) update(ctx context.Context, ref string, change func(*volume.Volu
 	if err := volume.ValidateLabels(asked.Labels); err != nil {
 		return volume.Volume{}, err
 	}
-	return next.Object.Clone(), s.volumes.save(e, next)
+	return next.Object.Clone(), s.volumes.Save(e, next)
 }
 
 // Resize implements volume.Store. The logical volume grows before its record. If the process is killed in between, New gives the record
@@ -223,7 +218,7 @@ func (s *Store) update(ctx context.Context, ref string, change func(*volume.Volu
 func (s *Store) Resize(ctx context.Context, ref string, size int64) (volume.Volume, error) {
 	v, err := s.resize(ctx, ref, size)
 	if err != nil {
-		return volume.Volume{}, naming("resize", vm.Volumes, ref, err)
+		return volume.Volume{}, record.Failed("resize", vm.Volumes, ref, err)
 	}
 	return v, nil
 }
@@ -232,12 +227,12 @@ func (s *Store) resize(ctx context.Context, ref string, size int64) (v volume.Vo
 	if size, err = s.round(size); err != nil {
 		return v, err
 	}
-	e, release, err := s.volumes.hold(ctx, ref)
+	e, release, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return v, err
 	}
 	defer release()
-	next := e.rec.clone()
+	next := e.Rec.Clone()
 	switch has := next.Object.Size; {
 	case size < has:
 		return v, errdefs.Invalidf("it has %d bytes and cannot shrink to %d; make a smaller volume and copy the files to it in a guest", has, size)
@@ -251,24 +246,24 @@ func (s *Store) resize(ctx context.Context, ref string, size int64) (v volume.Vo
 		return v, err
 	}
 	next.Object.Size = size
-	return next.Object.Clone(), s.volumes.save(e, next)
+	return next.Object.Clone(), s.volumes.Save(e, next)
 }
 
 // Delete implements volume.Maker.
 func (s *Store) Delete(ctx context.Context, ref string) error {
 	if err := s.delete(ctx, ref); err != nil {
-		return naming("delete", vm.Volumes, ref, err)
+		return record.Failed("delete", vm.Volumes, ref, err)
 	}
 	return nil
 }
 
 func (s *Store) delete(ctx context.Context, ref string) error {
-	e, release, err := s.volumes.hold(ctx, ref)
+	e, release, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if v := e.rec.Object; len(v.Attachments) > 0 {
+	if v := e.Rec.Object; len(v.Attachments) > 0 {
 		return errdefs.Preconditionf("it is attached to %s; detach it there first", v.Users())
 	}
 	if err := s.unread(e); err != nil {
@@ -280,7 +275,7 @@ func (s *Store) delete(ctx context.Context, ref string) error {
 
 // unread returns a FailedPrecondition error while operations read the bytes of e.
 func (s *Store) unread(e *entry[volume.Volume]) error {
-	if n := s.volumes.readers(e); n > 0 {
+	if n := s.volumes.Readers(e); n > 0 {
 		return errdefs.Preconditionf("%d other operations read it, such as an export; try again when they are done", n)
 	}
 	return nil
@@ -288,24 +283,20 @@ func (s *Store) unread(e *entry[volume.Volume]) error {
 
 // erase removes an object. It is gone when its record says so; if its logical volume cannot be removed now, that is done later.
 // Preconditions: the lock of e is held, and nobody uses its device.
-func erase[R object[R]](ctx context.Context, s *Store, x *table[R], e *entry[R]) error {
+func erase[R index.Record[R]](ctx context.Context, s *Store, x *table[R], e *entry[R]) error {
 	if err := s.examined(); err != nil {
 		return err
 	}
-	next := recorded[R]{state: state{Gone: append(slices.Clone(e.rec.Gone), e.rec.LV)}}
-	x.mark(e, true)
-	if err := record.Write(x.file(e.id), next); err != nil {
-		_ = record.Write(x.file(e.id), e.rec)
-		x.mark(e, false)
+	next := recorded[R]{state: state{Gone: append(slices.Clone(e.Rec.Gone), e.Rec.LV)}}
+	x.Hide(e, true)
+	if err := record.Write(x.file(e.ID), next); err != nil {
+		_ = record.Write(x.file(e.ID), e.Rec)
+		x.Hide(e, false)
 		return err
 	}
-	name := key(e.named())
-	x.mu.Lock()
-	e.rec = next
-	delete(x.names, name)
-	x.mu.Unlock()
+	x.Empty(e, next)
 	if err := finish(context.WithoutCancel(ctx), s, x, e); err != nil {
-		s.cfg.Log.Warn("removed logical volume is left, and tried again later", "kind", x.kind.Noun, "id", string(e.id), "lv", e.rec.Gone, "err", err)
+		s.cfg.Log.Warn("removed logical volume is left, and tried again later", "kind", x.kind.Noun, "id", string(e.ID), "lv", e.Rec.Gone, "err", err)
 	}
 	return nil
 }
@@ -323,12 +314,12 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 	if !to.Valid() {
 		return v, d, errdefs.Invalidf("%.100q is not the id of a VM", to)
 	}
-	e, release, err := s.volumes.hold(ctx, ref)
+	e, release, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return v, d, err
 	}
 	defer release()
-	has, err := record.Admit(e.rec.Object, to, readOnly)
+	has, err := record.Admit(e.Rec.Object, to, readOnly)
 	if err == nil && !readOnly {
 		err = s.unread(e)
 	}
@@ -338,14 +329,14 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 	if err != nil {
 		return v, d, err
 	}
-	next := e.rec.clone()
+	next := e.Rec.Clone()
 	if !has {
 		next.Object.Attachments = append(next.Object.Attachments, volume.Attachment{VM: to, ReadOnly: readOnly, Since: now()})
-		if err := s.volumes.save(e, next); err != nil {
+		if err := s.volumes.Save(e, next); err != nil {
 			return v, d, err
 		}
 	}
-	return next.Object, vm.Disk{Path: e.device.Name(), Format: vm.DiskRaw, ReadOnly: readOnly, Device: true}, nil
+	return next.Object, vm.Disk{Path: e.Own.file.Name(), Format: vm.DiskRaw, ReadOnly: readOnly, Device: true}, nil
 }
 
 // Detach implements volume.Store. The device stays for a while, open exclusively, since a VM that starts again needs it.
@@ -357,28 +348,20 @@ func (s *Store) Detach(ctx context.Context, ref string, from vm.ID) error {
 }
 
 func (s *Store) detach(ctx context.Context, ref string, from vm.ID) error {
-	e, release, err := s.volumes.hold(ctx, ref)
+	e, release, err := s.volumes.Lock(ctx, ref)
 	if err != nil {
 		return err
 	}
 	defer release()
-	next := e.rec.clone()
+	next := e.Rec.Clone()
 	next.Object.Attachments = slices.DeleteFunc(next.Object.Attachments, func(a volume.Attachment) bool { return a.VM == from })
-	if len(next.Object.Attachments) == len(e.rec.Object.Attachments) {
+	if len(next.Object.Attachments) == len(e.Rec.Object.Attachments) {
 		return nil
 	}
 	next.Allocated = s.allocated(next.state)
-	if err := s.volumes.save(e, next); err != nil {
+	if err := s.volumes.Save(e, next); err != nil {
 		return err
 	}
-	s.volumes.keep(e, e.device)
+	s.volumes.keep(e, e.Own.file)
 	return nil
-}
-
-// naming says in the message of err what failed on which object. name is "" if the store was to choose it.
-func naming(verb string, k vm.Kind, name string, err error) error {
-	if name == "" {
-		return fmt.Errorf("%s a %s: %w", verb, k.Noun, record.Full(err))
-	}
-	return fmt.Errorf("%s %s %s: %w", verb, k.Noun, name, record.Full(err))
 }

@@ -138,6 +138,22 @@ func Read(path string) ([]byte, error) {
 	return text, err
 }
 
+// Failed says in the message of err what failed on which object of a kind. name is "" if the store was to choose it.
+func Failed(verb string, k vm.Kind, name string, err error) error {
+	if name == "" {
+		return fmt.Errorf("%s a %s: %w", verb, k.Noun, Full(err))
+	}
+	return fmt.Errorf("%s %s %s: %w", verb, k.Noun, name, Full(err))
+}
+
+// As is " as NAME" in a message about an object that is to get a name, and "" if the store chooses the name.
+func As(name string) string {
+	if name == "" {
+		return ""
+	}
+	return " as " + name
+}
+
 // Full turns errors of a full disk into ResourceExhausted.
 func Full(err error) error {
 	switch {
