@@ -33,6 +33,7 @@ type Config struct {
 	PoolMemory     int64    // bytes of memory for all guests in the pool together
 
 	HostPaths hostdir.List                            // folders of the node that VMs may share; none: no VM shares any
+	Published Published                               // folders of volumes of CSI drivers; nil: no VM has any
 	CloneDirs []string                                // absolute folders with exported snapshots that non-operators may clone from
 	OwnerOf   func(labels map[string]string) vm.Owner // owner of a VM created before records had owners; nil: the operator
 
@@ -67,6 +68,15 @@ type Deps struct {
 	Room func(dir string) (Room, error) // space on the file system of a folder; nil: what the kernel reports
 }
 
+// Published knows the folders of the volumes that CSI drivers have published on the node.
+type Published interface {
+	// Root is the folder with all of them.
+	Root() string
+	// Find returns nil if path is such a folder of owner, published since the node started, and may be written to if write.
+	// Errors: FailedPrecondition.
+	Find(owner vm.Owner, path string, write bool) error
+}
+
 // Records are copies of journal rows in the folders of the VMs.
 type Records interface {
 	// Kept reads the row of a VM. Errors: NotFound if there is none, DataLoss if it cannot be decoded.
@@ -83,7 +93,11 @@ func (c *Config) complete() (err error) {
 			return fmt.Errorf("engine: %w", err)
 		}
 	}
-	if err := c.HostPaths.CheckPaths(c.StateDir, c.RunDir); err != nil {
+	private := []string{c.StateDir, c.RunDir}
+	if c.Published != nil {
+		private = append(private, c.Published.Root())
+	}
+	if err := c.HostPaths.CheckPaths(private...); err != nil {
 		return err
 	}
 	if c.MaxLogBytes <= 0 {

@@ -17,7 +17,7 @@ import (
 func (n *node) sharesOf(r vm.Record) ([]hypervisor.Share, error) {
 	var out []hypervisor.Share
 	for i, v := range r.Spec.Dirs() {
-		allowed, err := n.cfg.HostPaths.Find(r.Owner.Namespace, v.Dir.Path, !v.Dir.ReadOnly)
+		allowed, err := n.allowed(r.Owner, *v.Dir)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
@@ -26,6 +26,17 @@ func (n *node) sharesOf(r vm.Record) ([]hypervisor.Share, error) {
 		})
 	}
 	return out, nil
+}
+
+// allowed returns the entry by which a VM of owner may have the folder d.
+func (n *node) allowed(owner vm.Owner, d vm.HostDir) (hostdir.Allowed, error) {
+	switch {
+	case !d.Published:
+		return n.cfg.HostPaths.Find(owner.Namespace, d.Path, !d.ReadOnly)
+	case n.cfg.Published == nil:
+		return hostdir.Allowed{}, errdefs.Unsupportedf("this node has no volumes of CSI drivers (csiPlugins of cocoond)")
+	}
+	return hostdir.Allowed{Namespace: owner.Namespace, Path: n.cfg.Published.Root(), ReadOnly: d.ReadOnly}, n.cfg.Published.Find(owner, d.Path, !d.ReadOnly)
 }
 
 // designDirs checks the folders of the node that r asks for. It changes nothing.

@@ -128,6 +128,77 @@ func TestHostDirsAllowed(t *testing.T) {
 	r.clean()
 }
 
+// published are folders of volumes of CSI drivers, by namespace.
+type published struct {
+	root string
+	of   map[string]string
+}
+
+func (p published) Root() string { return p.root }
+
+func (p published) Find(owner vm.Owner, path string, write bool) error {
+	if p.of[owner.Namespace] != path || write && strings.HasSuffix(path, "ro") {
+		return errdefs.Preconditionf("it is not published for it")
+	}
+	return nil
+}
+
+// TestPublishedFolders: a VM has the folder of a published volume of its owner, and no other way leads there.
+func TestPublishedFolders(t *testing.T) {
+	root := t.TempDir()
+	for _, dir := range []string{"a", "b", "ro"} {
+		if err := os.Mkdir(root+"/"+dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var seen shares
+	r := newRig(t, seen.watch, func(r *rig) {
+		r.cfg.Published = published{root, map[string]string{"test": root + "/a", "prod": root + "/b", "dev": root + "/ro"}}
+	})
+	for _, c := range []struct {
+		namespace string
+		dir       vm.HostDir
+		class     errdefs.Class // 0: it is allowed
+	}{
+		{"test", vm.HostDir{Path: root + "/a", Published: true}, 0},
+		{"dev", vm.HostDir{Path: root + "/ro", Published: true, ReadOnly: true}, 0},
+		{"dev", vm.HostDir{Path: root + "/ro", Published: true}, errdefs.FailedPrecondition},
+		{"test", vm.HostDir{Path: root + "/b", Published: true}, errdefs.FailedPrecondition},
+		{"", vm.HostDir{Path: root + "/a", Published: true}, errdefs.FailedPrecondition},
+		{"test", vm.HostDir{Path: root + "/a"}, errdefs.FailedPrecondition},
+		{"test", vm.HostDir{Path: root + "/a", Published: true, Create: true}, errdefs.InvalidArgument},
+	} {
+		rec, err := r.Launch(r.as(c.namespace), sharing(c.dir))
+		if c.class != 0 {
+			if errdefs.ClassOf(err) != c.class {
+				t.Errorf("%+v: %v", c, err)
+			}
+			continue
+		}
+		if got := seen.get(); err != nil || len(got) != 1 || got[0].Root != root || got[0].Path != c.dir.Path || got[0].ReadOnly != c.dir.ReadOnly {
+			t.Errorf("%+v: %v, the driver gets %+v", c, err, got)
+		}
+		if err := r.Remove(t.Context(), string(rec.ID), true); err != nil {
+			t.Error(err)
+		}
+	}
+	r.clean()
+	dir := t.TempDir()
+	cfg := engine.Config{StateDir: dir + "/state", RunDir: dir + "/run", HostPaths: hostdir.List{{Path: root + "/a"}}, Published: published{root: root}}
+	if _, err := engine.New(cfg, engine.Deps{}); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), root) {
+		t.Errorf("hostPaths with the published volumes: %v", err)
+	}
+}
+
+// TestPublishedOff: without drivers, a node has no published volumes.
+func TestPublishedOff(t *testing.T) {
+	off := newRig(t)
+	if _, err := off.Launch(off.as("test"), sharing(vm.HostDir{Path: t.TempDir(), Published: true})); !errdefs.Is(err, errdefs.Unsupported) {
+		t.Errorf("without drivers: %v", err)
+	}
+	off.clean()
+}
+
 // TestHostDirsOff: without configuration, a node shares no folder.
 func TestHostDirsOff(t *testing.T) {
 	r := newRig(t)

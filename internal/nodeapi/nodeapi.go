@@ -162,6 +162,7 @@ type Deps struct {
 	Puller    image.Puller
 	Snapshots Snapshots // nil: no snapshots
 	Volumes   Volumes   // nil: no volumes
+	Plugins   Plugins   // nil: no volumes of CSI drivers
 	Host      Host
 	Log       *slog.Logger
 }
@@ -270,6 +271,9 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 	}
 	if v := s.deps.Volumes; v != nil {
 		nodev1.RegisterVolumesServer(g, &volumes{store: v})
+	}
+	if p := s.deps.Plugins; p != nil {
+		nodev1.RegisterPluginsServer(g, &plugins{node: p})
 	}
 	nodev1.RegisterNodeServer(g, &node{host: s.deps.Host, engine: e})
 	return g

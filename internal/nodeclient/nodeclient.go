@@ -50,6 +50,7 @@ type Client struct {
 
 	snapshots nodev1.SnapshotsClient
 	volumes   nodev1.VolumesClient
+	plugins   nodev1.PluginsClient
 
 	mu      sync.Mutex
 	dialErr error // of the last attempt to connect, nil once it succeeded
@@ -108,7 +109,7 @@ func dial(target string, creds credentials.TransportCredentials, open func(conte
 	}
 	c.conn = conn
 	c.vms, c.images, c.node = nodev1.NewVMsClient(conn), nodev1.NewImagesClient(conn), nodev1.NewNodeClient(conn)
-	c.snapshots, c.volumes = nodev1.NewSnapshotsClient(conn), nodev1.NewVolumesClient(conn)
+	c.snapshots, c.volumes, c.plugins = nodev1.NewSnapshotsClient(conn), nodev1.NewVolumesClient(conn), nodev1.NewPluginsClient(conn)
 	return c, nil
 }
 

@@ -37,7 +37,7 @@ func encodeVolume(v vm.Volume) *nodev1.Volume {
 		m.Disk = EncodeVolumeUse(*v.Disk)
 	}
 	if d := v.Dir; d != nil {
-		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch}
+		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch, Published: d.Published}
 	}
 	return m
 }
@@ -51,7 +51,7 @@ func decodeVolume(m *nodev1.Volume) vm.Volume {
 		v.Disk = new(DecodeVolumeUse(m.GetDisk()))
 	}
 	if d := m.GetDir(); d != nil {
-		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch()}
+		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch(), Published: d.GetPublished()}
 	}
 	return v
 }

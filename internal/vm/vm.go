@@ -127,6 +127,8 @@ type HostDir struct {
 	Create   bool   `json:"create,omitempty"` // it is made if it is missing
 	// GroupOnMismatch gives the files to Volume.Group only if the folder is not that group's (fsGroupChangePolicy).
 	GroupOnMismatch bool `json:"group_on_mismatch,omitempty"`
+	// Published says that it is the folder of a volume that a CSI driver has published for the owner of the VM (package csinode).
+	Published bool `json:"published,omitempty"`
 }
 
 // VolumeUse says how a VM uses a volume of the volume store.

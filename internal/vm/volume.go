@@ -178,6 +178,9 @@ func (d HostDir) validate(volume string) error {
 	if d.Path != "/" && (!strings.HasPrefix(d.Path, "/") || !localPath(d.Path[1:])) {
 		return errdefs.Invalidf("volume %s: %q is not the path of a folder of the node: it must be absolute and have no empty, \".\" or \"..\" parts", volume, d.Path)
 	}
+	if d.Published && d.Create {
+		return errdefs.Invalidf("volume %s: the folder of a published volume is there already", volume)
+	}
 	return nil
 }
 

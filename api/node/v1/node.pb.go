@@ -1651,6 +1651,7 @@ type HostDir struct {
 	ReadOnly        bool                   `protobuf:"varint,2,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	Create          bool                   `protobuf:"varint,3,opt,name=create,proto3" json:"create,omitempty"` // it is made if it is missing
 	GroupOnMismatch bool                   `protobuf:"varint,4,opt,name=group_on_mismatch,json=groupOnMismatch,proto3" json:"group_on_mismatch,omitempty"`
+	Published       bool                   `protobuf:"varint,5,opt,name=published,proto3" json:"published,omitempty"` // the folder of a published volume of the owner
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1709,6 +1710,13 @@ func (x *HostDir) GetCreate() bool {
 func (x *HostDir) GetGroupOnMismatch() bool {
 	if x != nil {
 		return x.GroupOnMismatch
+	}
+	return false
+}
+
+func (x *HostDir) GetPublished() bool {
+	if x != nil {
+		return x.Published
 	}
 	return false
 }
@@ -10980,6 +10988,852 @@ func (*ImportVolumeRequest_Start) isImportVolumeRequest_Of() {}
 
 func (*ImportVolumeRequest_Chunk) isImportVolumeRequest_Of() {}
 
+type WatchDriversRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchDriversRequest) Reset() {
+	*x = WatchDriversRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[160]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchDriversRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchDriversRequest) ProtoMessage() {}
+
+func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[160]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
+func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
+}
+
+// Drivers are the CSI drivers of the node, sorted by name.
+type Drivers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Drivers       []*PluginDriver        `protobuf:"bytes,1,rep,name=drivers,proto3" json:"drivers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drivers) Reset() {
+	*x = Drivers{}
+	mi := &file_node_v1_node_proto_msgTypes[161]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drivers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drivers) ProtoMessage() {}
+
+func (x *Drivers) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[161]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
+func (*Drivers) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
+}
+
+func (x *Drivers) GetDrivers() []*PluginDriver {
+	if x != nil {
+		return x.Drivers
+	}
+	return nil
+}
+
+// PluginDriver is a CSI driver that is registered on the node.
+type PluginDriver struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	NodeId        string                 `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // the driver's name for the machine
+	Topology      map[string]string      `protobuf:"bytes,3,rep,name=topology,proto3" json:"topology,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	MaxVolumes    int64                  `protobuf:"varint,4,opt,name=max_volumes,json=maxVolumes,proto3" json:"max_volumes,omitempty"` // that the machine can have attached; 0: no limit is known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginDriver) Reset() {
+	*x = PluginDriver{}
+	mi := &file_node_v1_node_proto_msgTypes[162]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginDriver) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginDriver) ProtoMessage() {}
+
+func (x *PluginDriver) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[162]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
+func (*PluginDriver) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
+}
+
+func (x *PluginDriver) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PluginDriver) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *PluginDriver) GetTopology() map[string]string {
+	if x != nil {
+		return x.Topology
+	}
+	return nil
+}
+
+func (x *PluginDriver) GetMaxVolumes() int64 {
+	if x != nil {
+		return x.MaxVolumes
+	}
+	return 0
+}
+
+// VolumeKey names a published volume.
+type VolumeKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Holder        string                 `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"` // such as the UID of a pod
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`     // among the volumes of the holder
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeKey) Reset() {
+	*x = VolumeKey{}
+	mi := &file_node_v1_node_proto_msgTypes[163]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeKey) ProtoMessage() {}
+
+func (x *VolumeKey) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[163]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
+func (*VolumeKey) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
+}
+
+func (x *VolumeKey) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
+}
+
+func (x *VolumeKey) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type PublishVolumeRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Key            *VolumeKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Driver         string                 `protobuf:"bytes,2,opt,name=driver,proto3" json:"driver,omitempty"`
+	Handle         string                 `protobuf:"bytes,3,opt,name=handle,proto3" json:"handle,omitempty"` // the driver's id of the volume
+	Access         string                 `protobuf:"bytes,4,opt,name=access,proto3" json:"access,omitempty"` // folder or device
+	Mode           string                 `protobuf:"bytes,5,opt,name=mode,proto3" json:"mode,omitempty"`     // as in the CSI specification, such as SINGLE_NODE_WRITER
+	FsType         string                 `protobuf:"bytes,6,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
+	MountFlags     []string               `protobuf:"bytes,7,rep,name=mount_flags,json=mountFlags,proto3" json:"mount_flags,omitempty"`
+	Group          string                 `protobuf:"bytes,8,opt,name=group,proto3" json:"group,omitempty"` // that gets the files, if the driver can give them to one
+	ReadOnly       bool                   `protobuf:"varint,9,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	Ephemeral      bool                   `protobuf:"varint,10,opt,name=ephemeral,proto3" json:"ephemeral,omitempty"`                                                                            // the driver makes the volume for this holder
+	Attributes     map[string]string      `protobuf:"bytes,11,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // volume_context
+	Attachment     map[string]string      `protobuf:"bytes,12,rep,name=attachment,proto3" json:"attachment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // publish_context
+	StageSecrets   map[string]string      `protobuf:"bytes,13,rep,name=stage_secrets,json=stageSecrets,proto3" json:"stage_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	PublishSecrets map[string]string      `protobuf:"bytes,14,rep,name=publish_secrets,json=publishSecrets,proto3" json:"publish_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PublishVolumeRequest) Reset() {
+	*x = PublishVolumeRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[164]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishVolumeRequest) ProtoMessage() {}
+
+func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[164]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
+func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
+}
+
+func (x *PublishVolumeRequest) GetKey() *VolumeKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *PublishVolumeRequest) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *PublishVolumeRequest) GetHandle() string {
+	if x != nil {
+		return x.Handle
+	}
+	return ""
+}
+
+func (x *PublishVolumeRequest) GetAccess() string {
+	if x != nil {
+		return x.Access
+	}
+	return ""
+}
+
+func (x *PublishVolumeRequest) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *PublishVolumeRequest) GetFsType() string {
+	if x != nil {
+		return x.FsType
+	}
+	return ""
+}
+
+func (x *PublishVolumeRequest) GetMountFlags() []string {
+	if x != nil {
+		return x.MountFlags
+	}
+	return nil
+}
+
+func (x *PublishVolumeRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *PublishVolumeRequest) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *PublishVolumeRequest) GetEphemeral() bool {
+	if x != nil {
+		return x.Ephemeral
+	}
+	return false
+}
+
+func (x *PublishVolumeRequest) GetAttributes() map[string]string {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *PublishVolumeRequest) GetAttachment() map[string]string {
+	if x != nil {
+		return x.Attachment
+	}
+	return nil
+}
+
+func (x *PublishVolumeRequest) GetStageSecrets() map[string]string {
+	if x != nil {
+		return x.StageSecrets
+	}
+	return nil
+}
+
+func (x *PublishVolumeRequest) GetPublishSecrets() map[string]string {
+	if x != nil {
+		return x.PublishSecrets
+	}
+	return nil
+}
+
+// PublishedVolume is a volume that is published, or that an interrupted call may have published.
+type PublishedVolume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *VolumeKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Owner         *Owner                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	Driver        string                 `protobuf:"bytes,3,opt,name=driver,proto3" json:"driver,omitempty"`
+	Handle        string                 `protobuf:"bytes,4,opt,name=handle,proto3" json:"handle,omitempty"`
+	Access        string                 `protobuf:"bytes,5,opt,name=access,proto3" json:"access,omitempty"` // folder or device
+	ReadOnly      bool                   `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	Path          string                 `protobuf:"bytes,7,opt,name=path,proto3" json:"path,omitempty"`        // of the folder on the node
+	Volume        string                 `protobuf:"bytes,8,opt,name=volume,proto3" json:"volume,omitempty"`    // id, of a device that is a volume of the node
+	Grouped       bool                   `protobuf:"varint,9,opt,name=grouped,proto3" json:"grouped,omitempty"` // the driver gave the files to the group
+	Ready         bool                   `protobuf:"varint,10,opt,name=ready,proto3" json:"ready,omitempty"`    // published since the machine started
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishedVolume) Reset() {
+	*x = PublishedVolume{}
+	mi := &file_node_v1_node_proto_msgTypes[165]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishedVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishedVolume) ProtoMessage() {}
+
+func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[165]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
+func (*PublishedVolume) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
+}
+
+func (x *PublishedVolume) GetKey() *VolumeKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *PublishedVolume) GetOwner() *Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *PublishedVolume) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *PublishedVolume) GetHandle() string {
+	if x != nil {
+		return x.Handle
+	}
+	return ""
+}
+
+func (x *PublishedVolume) GetAccess() string {
+	if x != nil {
+		return x.Access
+	}
+	return ""
+}
+
+func (x *PublishedVolume) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *PublishedVolume) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *PublishedVolume) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *PublishedVolume) GetGrouped() bool {
+	if x != nil {
+		return x.Grouped
+	}
+	return false
+}
+
+func (x *PublishedVolume) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+type UnpublishVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *VolumeKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpublishVolumeRequest) Reset() {
+	*x = UnpublishVolumeRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[166]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpublishVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpublishVolumeRequest) ProtoMessage() {}
+
+func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[166]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
+func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
+}
+
+func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type UnpublishVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpublishVolumeResponse) Reset() {
+	*x = UnpublishVolumeResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[167]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpublishVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpublishVolumeResponse) ProtoMessage() {}
+
+func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[167]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
+func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
+}
+
+type ListPublishedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPublishedRequest) Reset() {
+	*x = ListPublishedRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[168]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPublishedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPublishedRequest) ProtoMessage() {}
+
+func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[168]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
+func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
+}
+
+type PublishedUsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *VolumeKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishedUsageRequest) Reset() {
+	*x = PublishedUsageRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[169]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishedUsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishedUsageRequest) ProtoMessage() {}
+
+func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[169]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
+func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
+}
+
+func (x *PublishedUsageRequest) GetKey() *VolumeKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+// PublishedUsage is how full a published volume is.
+type PublishedUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bytes         *Amount                `protobuf:"bytes,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Inodes        *Amount                `protobuf:"bytes,2,opt,name=inodes,proto3" json:"inodes,omitempty"`
+	Abnormal      string                 `protobuf:"bytes,3,opt,name=abnormal,proto3" json:"abnormal,omitempty"` // what the driver says is wrong with the volume; empty: nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishedUsage) Reset() {
+	*x = PublishedUsage{}
+	mi := &file_node_v1_node_proto_msgTypes[170]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishedUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishedUsage) ProtoMessage() {}
+
+func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[170]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
+func (*PublishedUsage) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
+}
+
+func (x *PublishedUsage) GetBytes() *Amount {
+	if x != nil {
+		return x.Bytes
+	}
+	return nil
+}
+
+func (x *PublishedUsage) GetInodes() *Amount {
+	if x != nil {
+		return x.Inodes
+	}
+	return nil
+}
+
+func (x *PublishedUsage) GetAbnormal() string {
+	if x != nil {
+		return x.Abnormal
+	}
+	return ""
+}
+
+// Amount is a number of bytes or inodes.
+type Amount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Total         int64                  `protobuf:"varint,1,opt,name=total,proto3" json:"total,omitempty"`
+	Used          int64                  `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
+	Available     int64                  `protobuf:"varint,3,opt,name=available,proto3" json:"available,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Amount) Reset() {
+	*x = Amount{}
+	mi := &file_node_v1_node_proto_msgTypes[171]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Amount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Amount) ProtoMessage() {}
+
+func (x *Amount) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[171]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Amount.ProtoReflect.Descriptor instead.
+func (*Amount) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
+}
+
+func (x *Amount) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *Amount) GetUsed() int64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *Amount) GetAvailable() int64 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
+type GrowPublishedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *VolumeKey             `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Size          int64                  `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"` // bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrowPublishedRequest) Reset() {
+	*x = GrowPublishedRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[172]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrowPublishedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrowPublishedRequest) ProtoMessage() {}
+
+func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[172]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
+func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
+}
+
+func (x *GrowPublishedRequest) GetKey() *VolumeKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *GrowPublishedRequest) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+type GrowPublishedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Size          int64                  `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"` // bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrowPublishedResponse) Reset() {
+	*x = GrowPublishedResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[173]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrowPublishedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrowPublishedResponse) ProtoMessage() {}
+
+func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[173]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
+func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
+}
+
+func (x *GrowPublishedResponse) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
 var File_node_v1_node_proto protoreflect.FileDescriptor
 
 const file_node_v1_node_proto_rawDesc = "" +
@@ -11120,12 +11974,13 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05image\x18( \x01(\tR\x05image\x12-\n" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dirB\b\n" +
-	"\x06_group\"~\n" +
+	"\x06_group\"\x9c\x01\n" +
 	"\aHostDir\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x16\n" +
 	"\x06create\x18\x03 \x01(\bR\x06create\x12*\n" +
-	"\x11group_on_mismatch\x18\x04 \x01(\bR\x0fgroupOnMismatch\"\x7f\n" +
+	"\x11group_on_mismatch\x18\x04 \x01(\bR\x0fgroupOnMismatch\x12\x1c\n" +
+	"\tpublished\x18\x05 \x01(\bR\tpublished\"\x7f\n" +
 	"\tVolumeUse\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x17\n" +
@@ -11846,7 +12701,86 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x13ImportVolumeRequest\x122\n" +
 	"\x05start\x18\x01 \x01(\v2\x1a.cocoon.node.v1.VolumeSpecH\x00R\x05start\x12\x16\n" +
 	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\x04\n" +
-	"\x02of2\xe4\x0e\n" +
+	"\x02of\"\x15\n" +
+	"\x13WatchDriversRequest\"A\n" +
+	"\aDrivers\x126\n" +
+	"\adrivers\x18\x01 \x03(\v2\x1c.cocoon.node.v1.PluginDriverR\adrivers\"\xe1\x01\n" +
+	"\fPluginDriver\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12F\n" +
+	"\btopology\x18\x03 \x03(\v2*.cocoon.node.v1.PluginDriver.TopologyEntryR\btopology\x12\x1f\n" +
+	"\vmax_volumes\x18\x04 \x01(\x03R\n" +
+	"maxVolumes\x1a;\n" +
+	"\rTopologyEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"7\n" +
+	"\tVolumeKey\x12\x16\n" +
+	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x98\a\n" +
+	"\x14PublishVolumeRequest\x12+\n" +
+	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\x12\x16\n" +
+	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
+	"\x06handle\x18\x03 \x01(\tR\x06handle\x12\x16\n" +
+	"\x06access\x18\x04 \x01(\tR\x06access\x12\x12\n" +
+	"\x04mode\x18\x05 \x01(\tR\x04mode\x12\x17\n" +
+	"\afs_type\x18\x06 \x01(\tR\x06fsType\x12\x1f\n" +
+	"\vmount_flags\x18\a \x03(\tR\n" +
+	"mountFlags\x12\x14\n" +
+	"\x05group\x18\b \x01(\tR\x05group\x12\x1b\n" +
+	"\tread_only\x18\t \x01(\bR\breadOnly\x12\x1c\n" +
+	"\tephemeral\x18\n" +
+	" \x01(\bR\tephemeral\x12T\n" +
+	"\n" +
+	"attributes\x18\v \x03(\v24.cocoon.node.v1.PublishVolumeRequest.AttributesEntryR\n" +
+	"attributes\x12T\n" +
+	"\n" +
+	"attachment\x18\f \x03(\v24.cocoon.node.v1.PublishVolumeRequest.AttachmentEntryR\n" +
+	"attachment\x12[\n" +
+	"\rstage_secrets\x18\r \x03(\v26.cocoon.node.v1.PublishVolumeRequest.StageSecretsEntryR\fstageSecrets\x12a\n" +
+	"\x0fpublish_secrets\x18\x0e \x03(\v28.cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntryR\x0epublishSecrets\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +
+	"\x0fAttachmentEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a?\n" +
+	"\x11StageSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aA\n" +
+	"\x13PublishSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x02\n" +
+	"\x0fPublishedVolume\x12+\n" +
+	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\x12+\n" +
+	"\x05owner\x18\x02 \x01(\v2\x15.cocoon.node.v1.OwnerR\x05owner\x12\x16\n" +
+	"\x06driver\x18\x03 \x01(\tR\x06driver\x12\x16\n" +
+	"\x06handle\x18\x04 \x01(\tR\x06handle\x12\x16\n" +
+	"\x06access\x18\x05 \x01(\tR\x06access\x12\x1b\n" +
+	"\tread_only\x18\x06 \x01(\bR\breadOnly\x12\x12\n" +
+	"\x04path\x18\a \x01(\tR\x04path\x12\x16\n" +
+	"\x06volume\x18\b \x01(\tR\x06volume\x12\x18\n" +
+	"\agrouped\x18\t \x01(\bR\agrouped\x12\x14\n" +
+	"\x05ready\x18\n" +
+	" \x01(\bR\x05ready\"E\n" +
+	"\x16UnpublishVolumeRequest\x12+\n" +
+	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\"\x19\n" +
+	"\x17UnpublishVolumeResponse\"\x16\n" +
+	"\x14ListPublishedRequest\"D\n" +
+	"\x15PublishedUsageRequest\x12+\n" +
+	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\"\x8a\x01\n" +
+	"\x0ePublishedUsage\x12,\n" +
+	"\x05bytes\x18\x01 \x01(\v2\x16.cocoon.node.v1.AmountR\x05bytes\x12.\n" +
+	"\x06inodes\x18\x02 \x01(\v2\x16.cocoon.node.v1.AmountR\x06inodes\x12\x1a\n" +
+	"\babnormal\x18\x03 \x01(\tR\babnormal\"P\n" +
+	"\x06Amount\x12\x14\n" +
+	"\x05total\x18\x01 \x01(\x03R\x05total\x12\x12\n" +
+	"\x04used\x18\x02 \x01(\x03R\x04used\x12\x1c\n" +
+	"\tavailable\x18\x03 \x01(\x03R\tavailable\"W\n" +
+	"\x14GrowPublishedRequest\x12+\n" +
+	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\"+\n" +
+	"\x15GrowPublishedResponse\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\x03R\x04size2\xe4\x0e\n" +
 	"\x03VMs\x12?\n" +
 	"\x06Create\x12\x1d.cocoon.node.v1.CreateRequest\x1a\x16.cocoon.node.v1.Record\x12?\n" +
 	"\x06Launch\x12\x1d.cocoon.node.v1.LaunchRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
@@ -11898,7 +12832,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x0fInspectSnapshot\x12,.cocoon.node.v1.InspectVolumeSnapshotRequest\x1a\x1e.cocoon.node.v1.VolumeSnapshot\x12k\n" +
 	"\x0eRemoveSnapshot\x12+.cocoon.node.v1.RemoveVolumeSnapshotRequest\x1a,.cocoon.node.v1.RemoveVolumeSnapshotResponse\x12O\n" +
 	"\x06Export\x12#.cocoon.node.v1.ExportVolumeRequest\x1a\x1e.cocoon.node.v1.ExportResponse0\x01\x12M\n" +
-	"\x06Import\x12#.cocoon.node.v1.ImportVolumeRequest\x1a\x1c.cocoon.node.v1.StoredVolume(\x012\xc1\x06\n" +
+	"\x06Import\x12#.cocoon.node.v1.ImportVolumeRequest\x1a\x1c.cocoon.node.v1.StoredVolume(\x012\xf8\x03\n" +
+	"\aPlugins\x12G\n" +
+	"\x05Watch\x12#.cocoon.node.v1.WatchDriversRequest\x1a\x17.cocoon.node.v1.Drivers0\x01\x12P\n" +
+	"\aPublish\x12$.cocoon.node.v1.PublishVolumeRequest\x1a\x1f.cocoon.node.v1.PublishedVolume\x12\\\n" +
+	"\tUnpublish\x12&.cocoon.node.v1.UnpublishVolumeRequest\x1a'.cocoon.node.v1.UnpublishVolumeResponse\x12O\n" +
+	"\x04List\x12$.cocoon.node.v1.ListPublishedRequest\x1a\x1f.cocoon.node.v1.PublishedVolume0\x01\x12N\n" +
+	"\x05Usage\x12%.cocoon.node.v1.PublishedUsageRequest\x1a\x1e.cocoon.node.v1.PublishedUsage\x12S\n" +
+	"\x04Grow\x12$.cocoon.node.v1.GrowPublishedRequest\x1a%.cocoon.node.v1.GrowPublishedResponse2\xc1\x06\n" +
 	"\x06Images\x12H\n" +
 	"\x04Push\x12 .cocoon.node.v1.PushImageRequest\x1a\x1c.cocoon.node.v1.PullResponse0\x01\x12K\n" +
 	"\x06Import\x12\x1d.cocoon.node.v1.ImportRequest\x1a\x1e.cocoon.node.v1.ImportResponse(\x010\x01\x12B\n" +
@@ -11934,7 +12875,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 169)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 188)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -12096,20 +13037,39 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*RemoveVolumeSnapshotResponse)(nil), // 157: cocoon.node.v1.RemoveVolumeSnapshotResponse
 	(*ExportVolumeRequest)(nil),          // 158: cocoon.node.v1.ExportVolumeRequest
 	(*ImportVolumeRequest)(nil),          // 159: cocoon.node.v1.ImportVolumeRequest
-	nil,                                  // 160: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 161: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 162: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 163: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 164: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 165: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 166: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 167: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 168: cocoon.node.v1.VolumeSpec.LabelsEntry
+	(*WatchDriversRequest)(nil),          // 160: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 161: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 162: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 163: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 164: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 165: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 166: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 167: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 168: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 169: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 170: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 171: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 172: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 173: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 174: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 175: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 176: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 177: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 178: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 179: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 180: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 181: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 182: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 183: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 184: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 185: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 186: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 187: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	11,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	160, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	174, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
 	39,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
 	44,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	21,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
@@ -12133,7 +13093,7 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	23,  // 23: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
 	27,  // 24: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
 	14,  // 25: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	161, // 26: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	175, // 26: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
 	24,  // 27: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
 	43,  // 28: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
 	41,  // 29: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
@@ -12172,7 +13132,7 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	86,  // 62: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
 	89,  // 63: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
 	94,  // 64: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	162, // 65: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	176, // 65: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
 	93,  // 66: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
 	92,  // 67: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
 	97,  // 68: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
@@ -12184,13 +13144,13 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	108, // 74: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
 	109, // 75: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
 	112, // 76: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	163, // 77: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	177, // 77: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
 	44,  // 78: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
 	76,  // 79: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
 	13,  // 80: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	164, // 81: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	178, // 81: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
 	122, // 82: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	165, // 83: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	179, // 83: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
 	48,  // 84: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
 	130, // 85: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
 	132, // 86: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
@@ -12201,158 +13161,184 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	133, // 91: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
 	48,  // 92: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
 	140, // 93: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	166, // 94: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	180, // 94: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
 	48,  // 95: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	167, // 96: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	168, // 97: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	181, // 96: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	182, // 97: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
 	142, // 98: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
 	139, // 99: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
 	148, // 100: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
 	142, // 101: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
 	142, // 102: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
 	142, // 103: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	17,  // 104: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
-	0,   // 105: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 106: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 107: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 108: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 109: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,   // 110: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,   // 111: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,   // 112: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,   // 113: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	55,  // 114: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	55,  // 115: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	55,  // 116: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	60,  // 117: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	62,  // 118: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10,  // 119: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	29,  // 120: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	31,  // 121: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	33,  // 122: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	35,  // 123: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	36,  // 124: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	37,  // 125: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	38,  // 126: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	116, // 127: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	117, // 128: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	118, // 129: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	119, // 130: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	120, // 131: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	123, // 132: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	124, // 133: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	125, // 134: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	127, // 135: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	128, // 136: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	129, // 137: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	134, // 138: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	135, // 139: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	136, // 140: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	143, // 141: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	144, // 142: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	145, // 143: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	146, // 144: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	149, // 145: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	151, // 146: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	152, // 147: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	153, // 148: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	154, // 149: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	155, // 150: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	156, // 151: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	158, // 152: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	159, // 153: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	138, // 154: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	67,  // 155: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	70,  // 156: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	71,  // 157: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	72,  // 158: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	75,  // 159: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	79,  // 160: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	81,  // 161: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	83,  // 162: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	85,  // 163: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	87,  // 164: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	90,  // 165: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	95,  // 166: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	98,  // 167: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	100, // 168: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	110, // 169: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	113, // 170: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	114, // 171: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	102, // 172: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	46,  // 173: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	46,  // 174: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	46,  // 175: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	46,  // 176: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	46,  // 177: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,   // 178: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	46,  // 179: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	46,  // 180: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	54,  // 181: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	58,  // 182: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	58,  // 183: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	58,  // 184: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	61,  // 185: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	63,  // 186: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	64,  // 187: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	30,  // 188: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	32,  // 189: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	34,  // 190: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	46,  // 191: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	46,  // 192: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	46,  // 193: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	46,  // 194: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	46,  // 195: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	46,  // 196: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	46,  // 197: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	46,  // 198: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	121, // 199: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	121, // 200: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	121, // 201: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	126, // 202: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	121, // 203: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	84,  // 204: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	131, // 205: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	131, // 206: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	131, // 207: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	137, // 208: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	139, // 209: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	139, // 210: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	139, // 211: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	147, // 212: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	150, // 213: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	139, // 214: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	139, // 215: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	141, // 216: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	141, // 217: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	141, // 218: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	157, // 219: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	84,  // 220: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	139, // 221: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	77,  // 222: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	69,  // 223: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	74,  // 224: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	74,  // 225: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	73,  // 226: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	77,  // 227: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	80,  // 228: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	82,  // 229: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	84,  // 230: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	88,  // 231: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	88,  // 232: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	91,  // 233: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	96,  // 234: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	99,  // 235: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	101, // 236: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	111, // 237: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	46,  // 238: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	115, // 239: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	103, // 240: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	173, // [173:241] is the sub-list for method output_type
-	105, // [105:173] is the sub-list for method input_type
-	105, // [105:105] is the sub-list for extension type_name
-	105, // [105:105] is the sub-list for extension extendee
-	0,   // [0:105] is the sub-list for field type_name
+	162, // 104: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	183, // 105: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	163, // 106: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	184, // 107: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	185, // 108: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	186, // 109: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	187, // 110: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	163, // 111: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	48,  // 112: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	163, // 113: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	163, // 114: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	171, // 115: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	171, // 116: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	163, // 117: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	17,  // 118: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	0,   // 119: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 120: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 121: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 122: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 123: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,   // 124: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,   // 125: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,   // 126: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,   // 127: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	55,  // 128: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	55,  // 129: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	55,  // 130: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	60,  // 131: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	62,  // 132: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10,  // 133: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	29,  // 134: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	31,  // 135: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	33,  // 136: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	35,  // 137: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	36,  // 138: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	37,  // 139: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	38,  // 140: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	116, // 141: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	117, // 142: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	118, // 143: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	119, // 144: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	120, // 145: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	123, // 146: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	124, // 147: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	125, // 148: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	127, // 149: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	128, // 150: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	129, // 151: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	134, // 152: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	135, // 153: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	136, // 154: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	143, // 155: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	144, // 156: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	145, // 157: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	146, // 158: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	149, // 159: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	151, // 160: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	152, // 161: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	153, // 162: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	154, // 163: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	155, // 164: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	156, // 165: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	158, // 166: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	159, // 167: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	160, // 168: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	164, // 169: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	166, // 170: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	168, // 171: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	169, // 172: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	172, // 173: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	138, // 174: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	67,  // 175: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	70,  // 176: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	71,  // 177: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	72,  // 178: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	75,  // 179: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	79,  // 180: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	81,  // 181: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	83,  // 182: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	85,  // 183: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	87,  // 184: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	90,  // 185: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	95,  // 186: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	98,  // 187: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	100, // 188: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	110, // 189: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	113, // 190: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	114, // 191: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	102, // 192: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	46,  // 193: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	46,  // 194: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	46,  // 195: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	46,  // 196: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	46,  // 197: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,   // 198: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	46,  // 199: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	46,  // 200: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	54,  // 201: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	58,  // 202: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	58,  // 203: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	58,  // 204: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	61,  // 205: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	63,  // 206: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	64,  // 207: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	30,  // 208: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	32,  // 209: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	34,  // 210: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	46,  // 211: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	46,  // 212: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	46,  // 213: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	46,  // 214: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	46,  // 215: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	46,  // 216: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	46,  // 217: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	46,  // 218: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	121, // 219: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	121, // 220: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	121, // 221: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	126, // 222: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	121, // 223: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	84,  // 224: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	131, // 225: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	131, // 226: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	131, // 227: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	137, // 228: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	139, // 229: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	139, // 230: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	139, // 231: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	147, // 232: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	150, // 233: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	139, // 234: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	139, // 235: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	141, // 236: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	141, // 237: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	141, // 238: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	157, // 239: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	84,  // 240: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	139, // 241: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	161, // 242: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	165, // 243: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	167, // 244: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	165, // 245: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	170, // 246: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	173, // 247: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	77,  // 248: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	69,  // 249: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	74,  // 250: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	74,  // 251: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	73,  // 252: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	77,  // 253: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	80,  // 254: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	82,  // 255: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	84,  // 256: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	88,  // 257: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	88,  // 258: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	91,  // 259: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	96,  // 260: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	99,  // 261: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	101, // 262: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	111, // 263: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	46,  // 264: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	115, // 265: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	103, // 266: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	193, // [193:267] is the sub-list for method output_type
+	119, // [119:193] is the sub-list for method input_type
+	119, // [119:119] is the sub-list for extension type_name
+	119, // [119:119] is the sub-list for extension extendee
+	0,   // [0:119] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -12418,9 +13404,9 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   169,
+			NumMessages:   188,
 			NumExtensions: 0,
-			NumServices:   5,
+			NumServices:   6,
 		},
 		GoTypes:           file_node_v1_node_proto_goTypes,
 		DependencyIndexes: file_node_v1_node_proto_depIdxs,

@@ -2181,6 +2181,323 @@ var Volumes_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Plugins_Watch_FullMethodName     = "/cocoon.node.v1.Plugins/Watch"
+	Plugins_Publish_FullMethodName   = "/cocoon.node.v1.Plugins/Publish"
+	Plugins_Unpublish_FullMethodName = "/cocoon.node.v1.Plugins/Unpublish"
+	Plugins_List_FullMethodName      = "/cocoon.node.v1.Plugins/List"
+	Plugins_Usage_FullMethodName     = "/cocoon.node.v1.Plugins/Usage"
+	Plugins_Grow_FullMethodName      = "/cocoon.node.v1.Plugins/Grow"
+)
+
+// PluginsClient is the client API for Plugins service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Plugins publishes volumes of CSI drivers that run on this machine (CSI specification 1.12, node service). A published volume belongs to
+// the namespace on whose behalf it was published. Unsupported unless the node is configured for drivers.
+type PluginsClient interface {
+	// Watch streams the drivers that are registered on the node: first as they are, then at each change.
+	Watch(ctx context.Context, in *WatchDriversRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Drivers], error)
+	// Publish stages and publishes a volume, and makes it usable for a VM. Idempotent.
+	Publish(ctx context.Context, in *PublishVolumeRequest, opts ...grpc.CallOption) (*PublishedVolume, error)
+	// Unpublish ends what Publish has made. FailedPrecondition while a VM has the volume. Idempotent.
+	Unpublish(ctx context.Context, in *UnpublishVolumeRequest, opts ...grpc.CallOption) (*UnpublishVolumeResponse, error)
+	// List streams the published volumes.
+	List(ctx context.Context, in *ListPublishedRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PublishedVolume], error)
+	// Usage asks the driver how full a published volume is.
+	Usage(ctx context.Context, in *PublishedUsageRequest, opts ...grpc.CallOption) (*PublishedUsage, error)
+	// Grow makes the driver grow a published volume on this node, after its controller has.
+	Grow(ctx context.Context, in *GrowPublishedRequest, opts ...grpc.CallOption) (*GrowPublishedResponse, error)
+}
+
+type pluginsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewPluginsClient(cc grpc.ClientConnInterface) PluginsClient {
+	return &pluginsClient{cc}
+}
+
+func (c *pluginsClient) Watch(ctx context.Context, in *WatchDriversRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Drivers], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Plugins_ServiceDesc.Streams[0], Plugins_Watch_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchDriversRequest, Drivers]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Plugins_WatchClient = grpc.ServerStreamingClient[Drivers]
+
+func (c *pluginsClient) Publish(ctx context.Context, in *PublishVolumeRequest, opts ...grpc.CallOption) (*PublishedVolume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PublishedVolume)
+	err := c.cc.Invoke(ctx, Plugins_Publish_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pluginsClient) Unpublish(ctx context.Context, in *UnpublishVolumeRequest, opts ...grpc.CallOption) (*UnpublishVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnpublishVolumeResponse)
+	err := c.cc.Invoke(ctx, Plugins_Unpublish_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pluginsClient) List(ctx context.Context, in *ListPublishedRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PublishedVolume], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Plugins_ServiceDesc.Streams[1], Plugins_List_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListPublishedRequest, PublishedVolume]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Plugins_ListClient = grpc.ServerStreamingClient[PublishedVolume]
+
+func (c *pluginsClient) Usage(ctx context.Context, in *PublishedUsageRequest, opts ...grpc.CallOption) (*PublishedUsage, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PublishedUsage)
+	err := c.cc.Invoke(ctx, Plugins_Usage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pluginsClient) Grow(ctx context.Context, in *GrowPublishedRequest, opts ...grpc.CallOption) (*GrowPublishedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GrowPublishedResponse)
+	err := c.cc.Invoke(ctx, Plugins_Grow_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// PluginsServer is the server API for Plugins service.
+// All implementations must embed UnimplementedPluginsServer
+// for forward compatibility.
+//
+// Plugins publishes volumes of CSI drivers that run on this machine (CSI specification 1.12, node service). A published volume belongs to
+// the namespace on whose behalf it was published. Unsupported unless the node is configured for drivers.
+type PluginsServer interface {
+	// Watch streams the drivers that are registered on the node: first as they are, then at each change.
+	Watch(*WatchDriversRequest, grpc.ServerStreamingServer[Drivers]) error
+	// Publish stages and publishes a volume, and makes it usable for a VM. Idempotent.
+	Publish(context.Context, *PublishVolumeRequest) (*PublishedVolume, error)
+	// Unpublish ends what Publish has made. FailedPrecondition while a VM has the volume. Idempotent.
+	Unpublish(context.Context, *UnpublishVolumeRequest) (*UnpublishVolumeResponse, error)
+	// List streams the published volumes.
+	List(*ListPublishedRequest, grpc.ServerStreamingServer[PublishedVolume]) error
+	// Usage asks the driver how full a published volume is.
+	Usage(context.Context, *PublishedUsageRequest) (*PublishedUsage, error)
+	// Grow makes the driver grow a published volume on this node, after its controller has.
+	Grow(context.Context, *GrowPublishedRequest) (*GrowPublishedResponse, error)
+	mustEmbedUnimplementedPluginsServer()
+}
+
+// UnimplementedPluginsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedPluginsServer struct{}
+
+func (UnimplementedPluginsServer) Watch(*WatchDriversRequest, grpc.ServerStreamingServer[Drivers]) error {
+	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedPluginsServer) Publish(context.Context, *PublishVolumeRequest) (*PublishedVolume, error) {
+	return nil, status.Error(codes.Unimplemented, "method Publish not implemented")
+}
+func (UnimplementedPluginsServer) Unpublish(context.Context, *UnpublishVolumeRequest) (*UnpublishVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Unpublish not implemented")
+}
+func (UnimplementedPluginsServer) List(*ListPublishedRequest, grpc.ServerStreamingServer[PublishedVolume]) error {
+	return status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedPluginsServer) Usage(context.Context, *PublishedUsageRequest) (*PublishedUsage, error) {
+	return nil, status.Error(codes.Unimplemented, "method Usage not implemented")
+}
+func (UnimplementedPluginsServer) Grow(context.Context, *GrowPublishedRequest) (*GrowPublishedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Grow not implemented")
+}
+func (UnimplementedPluginsServer) mustEmbedUnimplementedPluginsServer() {}
+func (UnimplementedPluginsServer) testEmbeddedByValue()                 {}
+
+// UnsafePluginsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to PluginsServer will
+// result in compilation errors.
+type UnsafePluginsServer interface {
+	mustEmbedUnimplementedPluginsServer()
+}
+
+func RegisterPluginsServer(s grpc.ServiceRegistrar, srv PluginsServer) {
+	// If the following call panics, it indicates UnimplementedPluginsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Plugins_ServiceDesc, srv)
+}
+
+func _Plugins_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchDriversRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PluginsServer).Watch(m, &grpc.GenericServerStream[WatchDriversRequest, Drivers]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Plugins_WatchServer = grpc.ServerStreamingServer[Drivers]
+
+func _Plugins_Publish_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PublishVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PluginsServer).Publish(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Plugins_Publish_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PluginsServer).Publish(ctx, req.(*PublishVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Plugins_Unpublish_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnpublishVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PluginsServer).Unpublish(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Plugins_Unpublish_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PluginsServer).Unpublish(ctx, req.(*UnpublishVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Plugins_List_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListPublishedRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PluginsServer).List(m, &grpc.GenericServerStream[ListPublishedRequest, PublishedVolume]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Plugins_ListServer = grpc.ServerStreamingServer[PublishedVolume]
+
+func _Plugins_Usage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PublishedUsageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PluginsServer).Usage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Plugins_Usage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PluginsServer).Usage(ctx, req.(*PublishedUsageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Plugins_Grow_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GrowPublishedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PluginsServer).Grow(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Plugins_Grow_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PluginsServer).Grow(ctx, req.(*GrowPublishedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Plugins_ServiceDesc is the grpc.ServiceDesc for Plugins service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Plugins_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "cocoon.node.v1.Plugins",
+	HandlerType: (*PluginsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Publish",
+			Handler:    _Plugins_Publish_Handler,
+		},
+		{
+			MethodName: "Unpublish",
+			Handler:    _Plugins_Unpublish_Handler,
+		},
+		{
+			MethodName: "Usage",
+			Handler:    _Plugins_Usage_Handler,
+		},
+		{
+			MethodName: "Grow",
+			Handler:    _Plugins_Grow_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Watch",
+			Handler:       _Plugins_Watch_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "List",
+			Handler:       _Plugins_List_Handler,
+			ServerStreams: true,
+		},
+	},
+	Metadata: "node/v1/node.proto",
+}
+
+const (
 	Images_Push_FullMethodName         = "/cocoon.node.v1.Images/Push"
 	Images_Import_FullMethodName       = "/cocoon.node.v1.Images/Import"
 	Images_List_FullMethodName         = "/cocoon.node.v1.Images/List"

@@ -1,8 +1,8 @@
 // Package block is the volume store of block devices that the configuration of a node names: disks of a SAN, logical volumes,
-// partitions. Each is a volume of a fixed size.
+// partitions. Each is a volume of a fixed size. It also has the devices that other programs of the node lend, such as CSI drivers.
 //
 // The store makes, formats and removes no device, and reads nothing of what is on one. It does not look for devices: it uses only those
-// that are named.
+// that are named or lent.
 package block
 
 import (
@@ -75,10 +75,11 @@ type recorded struct {
 	volume.Volume
 	Path   string            `json:"path"` // of the device, as in the configuration
 	Device blockdev.Identity `json:"device"`
+	Lent   bool              `json:"lent,omitempty"` // by a program that says when the device goes away; see Store.Lend
 }
 
 func (r recorded) clone() recorded {
-	return recorded{Volume: r.Clone(), Path: r.Path, Device: r.Device}
+	return recorded{Volume: r.Clone(), Path: r.Path, Device: r.Device, Lent: r.Lent}
 }
 
 // New locks the store's folder and reads the records. A device that the configuration names for the first time becomes a volume. If a
@@ -198,7 +199,7 @@ func (s *Store) load() error {
 		e := s.read(vm.ID(id))
 		s.all[e.id] = e
 		name := e.rec.Owner.Qualify(e.rec.Name)
-		if path, ok := s.cfg.Devices[name]; ok && e.bad == nil {
+		if path, ok := s.cfg.Devices[name]; ok && e.bad == nil && !e.rec.Lent {
 			e.named, e.rec.Path = true, path
 			known[name] = true
 		}
@@ -211,7 +212,7 @@ func (s *Store) load() error {
 			continue
 		}
 		namespace, short := split(name)
-		if _, err := s.add(vm.Owner{Namespace: namespace}, volume.Spec{Name: short}, s.cfg.Devices[name]); err != nil {
+		if _, err := s.add(vm.Owner{Namespace: namespace}, volume.Spec{Name: short}, s.cfg.Devices[name], false); err != nil {
 			s.cfg.Log.Error("device is not a volume", "op", "open", "volume", name, "err", err)
 		}
 	}
@@ -225,7 +226,7 @@ func (s *Store) settle() error {
 		switch {
 		case e.bad != nil:
 			log.Warn("damaged record of a device ignored", "err", e.bad)
-		case !e.named && len(e.rec.Attachments) == 0:
+		case !e.named && !e.rec.Lent && len(e.rec.Attachments) == 0:
 			if err := os.Remove(s.file(id)); err != nil {
 				return err
 			}
@@ -265,9 +266,9 @@ func (s *Store) read(id vm.ID) *entry {
 	return e
 }
 
-// add makes a volume of a device.
-func (s *Store) add(owner vm.Owner, spec volume.Spec, path string) (volume.Volume, error) {
-	e := &entry{id: vm.NewID(), named: true}
+// add makes a volume of a device, which the configuration names or a program has lent.
+func (s *Store) add(owner vm.Owner, spec volume.Spec, path string, lent bool) (volume.Volume, error) {
+	e := &entry{id: vm.NewID(), named: !lent, rec: recorded{Path: path, Lent: lent}}
 	if s.cfg.Taken != nil {
 		if taken, err := s.cfg.Taken(owner, spec.Name); err != nil || taken {
 			return volume.Volume{}, cmp.Or(err, vm.Volumes.Taken(owner.Qualify(spec.Name)))
@@ -283,7 +284,7 @@ func (s *Store) add(owner vm.Owner, spec volume.Spec, path string) (volume.Volum
 		return volume.Volume{}, err
 	}
 	e.rec.Volume = volume.Volume{ID: e.id, Name: spec.Name, Owner: owner, Kind: Kind, Size: size, CreatedAt: now(), Labels: maps.Clone(spec.Labels)}
-	e.rec.Path, e.rec.Device = path, dev.id
+	e.rec.Device = dev.id
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.all {

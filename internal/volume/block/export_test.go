@@ -7,5 +7,5 @@ import (
 
 // Add is what New does with a device that is named for the first time.
 func (s *Store) Add(owner vm.Owner, spec volume.Spec, path string) (volume.Volume, error) {
-	return s.add(owner, spec, path)
+	return s.add(owner, spec, path, false)
 }

@@ -81,8 +81,16 @@ func (s *Store) hold(ctx context.Context, ref string) (e *entry, release func(),
 	if err != nil {
 		return nil, nil, err
 	}
-	release, err = s.locks.Lock(ctx, e.id)
-	return e, release, err
+	if release, err = s.locks.Lock(ctx, e.id); err != nil {
+		return nil, nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all[e.id] != e { // it was given back meanwhile
+		release()
+		return nil, nil, vm.Volumes.Missing(vm.Behalf(ctx), ref)
+	}
+	return e, release, nil
 }
 
 // save replaces the record of e, and its device. Preconditions: the lock of e is held.
@@ -117,6 +125,9 @@ func (s *Store) update(ctx context.Context, ref string, change func(*volume.Volu
 	asked, next := e.rec.Clone(), e.rec.clone()
 	change(&asked)
 	if asked.Name != next.Name {
+		if next.Lent {
+			return volume.Volume{}, errdefs.Preconditionf("its name is that of the volume of a CSI driver")
+		}
 		return volume.Volume{}, errdefs.Preconditionf("its name is in the configuration of the node; change it there")
 	}
 	if err := volume.ValidateLabels(asked.Labels); err != nil {
@@ -182,7 +193,7 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 		return v, d, err
 	}
 	defer release()
-	if !e.named {
+	if !e.named && !e.rec.Lent {
 		return v, d, errdefs.Preconditionf("the configuration of the node does not name its device any more; add %s to it again", e.rec.Path)
 	}
 	next := e.rec.clone()

@@ -1,0 +1,138 @@
+package block_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
+	"cocoonstack.io/cocoon/internal/volume/block"
+	"cocoonstack.io/cocoon/internal/volume/kinds"
+	"cocoonstack.io/cocoon/internal/volume/volumetest"
+)
+
+// borrowed is a store whose devices are lent.
+type borrowed struct {
+	*block.Store
+	dir string
+}
+
+// Unwrap implements volume.Wrapper.
+func (b *borrowed) Unwrap() volume.Store { return b.Store }
+
+// Provide implements volumetest.Provider. To lend a device again is no error, but to make a volume again is one.
+func (b *borrowed) Provide(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
+	owner := vm.Behalf(ctx)
+	if taken, err := kinds.Has(ctx, b.Store, owner, spec.Name); err != nil || taken {
+		return volume.Volume{}, cmp.Or(err, vm.Volumes.Taken(owner.Qualify(spec.Name)))
+	}
+	f, err := os.CreateTemp(filepath.Dir(b.dir), "disk-*")
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if err := errors.Join(f.Truncate(spec.Size), f.Close()); err != nil {
+		return volume.Volume{}, err
+	}
+	return b.Lend(ctx, owner, spec, f.Name())
+}
+
+func TestLentStore(t *testing.T) {
+	start := func(t *testing.T, dir string) volume.Store { return &borrowed{open(t, dir, nil), dir} }
+	volumetest.Run(t, func(t *testing.T) volume.Store {
+		return start(t, filepath.Join(t.TempDir(), "store"))
+	}, func(t *testing.T, s volume.Store) volume.Store {
+		b, ok := s.(*borrowed)
+		if !ok || b.Close() != nil {
+			t.Fatal("it cannot be closed")
+		}
+		return start(t, b.dir)
+	})
+}
+
+// TestLend: a lent device stays a volume until it is given back, whatever becomes of the device, and no VM loses it.
+func TestLend(t *testing.T) {
+	base := t.TempDir()
+	dir, path := filepath.Join(base, "store"), disk(t, base, "one", 2*mib)
+	owner := vm.Owner{Namespace: "prod"}
+	ctx := vm.OnBehalf(t.Context(), owner)
+	s := open(t, dir, map[string]string{"prod/mine": disk(t, base, "mine", mib)})
+	lend := func(name, path string) (volume.Volume, error) {
+		return s.Lend(ctx, owner, volume.Spec{Name: name, Labels: map[string]string{"a": "b"}}, path)
+	}
+	v, err := lend("data", path)
+	if err != nil || v.Size != 2*mib || v.Owner != owner || v.Labels["a"] != "b" {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	if again, err := lend("data", path); err != nil || again.ID != v.ID {
+		t.Errorf("lent twice: %+v, %v", again, err)
+	}
+	for what, c := range map[string]struct {
+		name, path string
+		class      errdefs.Class
+	}{
+		"a device of the configuration": {"mine", path, errdefs.AlreadyExists}, "a relative path": {"x", "one", errdefs.InvalidArgument}, "a path that climbs": {"x", base + "/../one", errdefs.InvalidArgument},
+		"no name": {"", path, errdefs.InvalidArgument}, "no device": {"x", base, errdefs.FailedPrecondition}, "nothing": {"x", base + "/none", errdefs.DataLoss},
+		"a device of another volume": {"x", path, errdefs.FailedPrecondition},
+	} {
+		if _, err := lend(c.name, c.path); !errdefs.Is(err, c.class) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := s.Return(ctx, owner, "mine"); !errdefs.Is(err, errdefs.AlreadyExists) {
+		t.Errorf("a device of the configuration was given back: %v", err)
+	}
+	if _, err := s.Get(vm.OnBehalf(t.Context(), vm.Owner{Namespace: "other"}), string(v.ID)); !errdefs.IsNotFound(err) {
+		t.Errorf("another namespace sees it: %v", err)
+	}
+
+	user := vm.NewID()
+	if _, _, err := s.Attach(ctx, "data", user, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Return(ctx, owner, "data"); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("given back while a VM has it: %v", err)
+	}
+
+	// The machine starts again: the device is away, and then another one with the same bytes.
+	_ = s.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, dir, nil)
+	if got, err := s.Get(ctx, "data"); err != nil || len(got.Attachments) != 1 {
+		t.Fatalf("without its device: %+v, %v", got, err)
+	}
+	if _, _, err := s.Attach(ctx, "data", user, false); !errdefs.Is(err, errdefs.DataLoss) {
+		t.Errorf("a VM starts without the device: %v", err)
+	}
+	if _, err := lend("data", disk(t, base, "small", mib)); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a smaller device: %v", err)
+	}
+	if got, err := lend("data", disk(t, base, "two", 3*mib)); err != nil || got.ID != v.ID || got.Size != 3*mib {
+		t.Errorf("lent again: %+v, %v", got, err)
+	}
+	if _, d, err := s.Attach(ctx, "data", user, false); err != nil || d.Path != base+"/two" {
+		t.Errorf("attached as %+v, %v", d, err)
+	}
+	if err := s.Detach(ctx, "data", user); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.Return(ctx, owner, "data"); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := s.Get(ctx, "data"); !errdefs.IsNotFound(err) {
+		t.Errorf("it is still there: %v", err)
+	}
+	_ = s.Close()
+	s = open(t, dir, nil)
+	if all, err := s.List(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("after a start there are %+v, %v", all, err)
+	}
+}
