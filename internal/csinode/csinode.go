@@ -7,6 +7,10 @@
 // A record on the disk names each publication from before its first call to the driver until after the last one. So what a process that
 // was killed has left can be published again or removed. Secrets and the attributes of volumes, which may have tokens, are in no record.
 // What a driver answers is not trusted.
+//
+// Below Config.Dir, records/ has the records, staged/DRIVER/VOLUME/globalmount is where a volume is staged, and
+// published/NAMESPACE/HOLDER/NAME/mount where it is published. Drivers mount there, so these mounts must propagate to the process that has
+// the Node; what they mounted is never removed, only what is empty.
 package csinode
 
 import (

@@ -277,7 +277,13 @@ func TestAnotherBootPublishesAgain(t *testing.T) {
 		t.Errorf("usage: %v", err)
 	}
 	w.publish(r)
-	if diff := diff.Of([]string{"NodeStageVolume v", "NodePublishVolume v"}, d.Calls()[before:]); diff != "" {
+	calls := d.Calls()[before:]
+	d.Reboot()
+	w.SetBoot("a third")
+	w.unpublish(r.Key) // the volume is not mounted, and its folders are there
+	w.clean(d)
+	w.publish(r)
+	if diff := diff.Of([]string{"NodeStageVolume v", "NodePublishVolume v"}, calls); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	w.unpublish(r.Key)

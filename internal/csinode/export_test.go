@@ -8,7 +8,7 @@ import (
 // Hurry makes pauses and time limits short.
 func (n *Node) Hurry() {
 	n.registry.pauses = pauses{
-		call: 5 * time.Second, slow: 300 * time.Millisecond, first: time.Millisecond, longest: 20 * time.Millisecond, rescan: 50 * time.Millisecond,
+		call: 30 * time.Second, slow: 300 * time.Millisecond, first: time.Millisecond, longest: 20 * time.Millisecond, rescan: 50 * time.Millisecond,
 	}
 }
 

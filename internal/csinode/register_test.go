@@ -226,7 +226,7 @@ func TestOtherPluginsAreIgnored(t *testing.T) {
 
 func TestAFloodOfCapabilities(t *testing.T) {
 	w := folders(t)
-	d := csitest.Start(t, csitest.Options{Able: make([]csi.NodeServiceCapability_RPC_Type, 1<<20)})
+	d := csitest.Start(t, csitest.Options{Able: make([]csi.NodeServiceCapability_RPC_Type, 300_000)})
 	d.Register(w.plugins)
 	w.open()
 	until(t, "the driver is told", func() bool { return len(d.Told()) > 0 })
