@@ -80,6 +80,11 @@ agent-sandbox: ## the controller of agents' sandboxes with its custom resources 
 	@cd "$$(go -C tools/agent-sandbox list -m -f '{{.Dir}}' sigs.k8s.io/agent-sandbox)/k8s" && \
 		for f in crds/*.yaml *rbac.generated.yaml extensions.yaml; do echo ---; cat "$$f"; done >'$(CURDIR)/$(BIN)/agent-sandbox.yaml'
 
+.PHONY: spiffe-csi
+spiffe-csi: ## a CSI driver of others, for the test of their volumes
+	@mkdir -p $(BIN)
+	@go -C tools/spiffe-csi build $(GOFLAGS_) -ldflags '-s -w' -o $(CURDIR)/$(BIN)/spiffe-csi-driver github.com/spiffe/spiffe-csi/cmd/spiffe-csi-driver
+
 .PHONY: control-plane
 control-plane: ## Kubernetes control plane and kubectl into bin/ (the first build takes about ten minutes, then it is cached)
 	@mkdir -p $(BIN)
@@ -106,6 +111,7 @@ tidy-check:
 	@go -C tools mod tidy -diff
 	@go -C tools/helm mod tidy -diff
 	@go -C tools/agent-sandbox mod tidy -diff
+	@go -C tools/spiffe-csi mod tidy -diff
 	@go -C hack/promlint mod tidy -diff
 	@go -C hack/kwok mod tidy -diff
 	@go -C hack/conformance mod tidy -diff
@@ -144,7 +150,7 @@ test-lvm: lvm-guest ## all tests of volumes on a thin pool, in a guest of their 
 		go test $(GOFLAGS_) -vet=off -tags vm -count=1 -timeout 40m -v -run '^TestVMThinPool$$' ./internal/volume/lvm
 
 .PHONY: test-e2e
-test-e2e: build origin helm agent-sandbox images cloudimg conformance-programs ## a real control plane, real kubectl, real guests
+test-e2e: build origin helm agent-sandbox spiffe-csi images cloudimg conformance-programs ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e
 
 .PHONY: test-upgrade

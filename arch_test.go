@@ -80,7 +80,7 @@ var rooms = map[string][]string{
 	"internal/engine": {"serial", "proclog", "process", "pool", "session", "."},
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
-		"podstatus", "podvolumes", "podsnapshots", "podhealth", "podprovider", "netpolicy", "storage", "node",
+		"podstatus", "csi", "podvolumes", "podsnapshots", "podhealth", "podprovider", "netpolicy", "storage", "node",
 		"controller", "controller/eviction", "controller/hibernation", "controller/unplaced", "controller/vmplacement", "controller/cocoonset", "admission",
 	},
 }

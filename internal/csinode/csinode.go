@@ -95,6 +95,7 @@ type Request struct {
 // Secrets are passed to a driver. They are never stored or logged.
 type Secrets struct {
 	Stage, Publish map[string]string
+	Context        map[string]string // secret parts of the attributes of the volume, for publishing only (tokens of service accounts)
 }
 
 // Published is a volume that is published, or that a call which was interrupted may have published.

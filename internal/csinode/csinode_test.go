@@ -559,7 +559,8 @@ func TestSecretsAreNowhere(t *testing.T) {
 	w, d := start(t, csitest.Options{Able: staging})
 	const secret = "s3cr3t-w0rd"
 	r := request("pod", "v")
-	r.Secrets = csinode.Secrets{Stage: map[string]string{"k": secret}, Publish: map[string]string{"k": secret}}
+	const token = "t0ken-0f-the-p0d"
+	r.Secrets = csinode.Secrets{Stage: map[string]string{"k": secret}, Publish: map[string]string{"k": secret}, Context: map[string]string{"token": token}}
 	r.Attributes = map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": secret}
 	r.MountFlags = []string{"password=" + secret}
 	for _, method := range []string{"NodeStageVolume", "NodePublishVolume"} {
@@ -579,14 +580,14 @@ func TestSecretsAreNowhere(t *testing.T) {
 		}
 		files++
 		text, err := os.ReadFile(path)
-		if bytes.Contains(text, []byte(secret)) {
+		if bytes.Contains(text, []byte(secret)) || bytes.Contains(text, []byte(token)) {
 			t.Errorf("%s has the secret", path)
 		}
 		return err
 	}); err != nil || files < 2 {
 		t.Errorf("%d files read: %v", files, err)
 	}
-	if strings.Contains(w.log.String(), secret) {
+	if strings.Contains(w.log.String(), secret) || strings.Contains(w.log.String(), token) {
 		t.Errorf("the log has the secret:\n%s", w.log)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -157,10 +158,10 @@ func (n *Node) act(ctx context.Context, d *driver, r *Request, rec record, other
 		}
 	}
 	n.step("publish")
-	if err := d.node(ctx, "NodePublishVolume", n.limits.change, r.Secrets.Publish, func(ctx context.Context, c csi.NodeClient) error {
+	if err := d.node(ctx, "NodePublishVolume", n.limits.change, joined(r.Secrets.Publish, r.Secrets.Context), func(ctx context.Context, c csi.NodeClient) error {
 		_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 			VolumeId: r.Handle, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability, Readonly: r.ReadOnly,
-			PublishContext: r.Attachment, VolumeContext: r.Attributes, Secrets: r.Secrets.Publish,
+			PublishContext: r.Attachment, VolumeContext: joined(r.Attributes, r.Secrets.Context), Secrets: r.Secrets.Publish,
 		})
 		return err
 	}); err != nil {
@@ -173,6 +174,16 @@ func (n *Node) act(ctx context.Context, d *driver, r *Request, rec record, other
 		return errdefs.New(errdefs.ClassOf(err), "%w", errors.Join(err, n.unpublishTarget(ctx, d, rec)))
 	}
 	return nil
+}
+
+// joined returns the entries of both maps.
+func joined(a, b map[string]string) map[string]string {
+	if len(b) == 0 {
+		return a
+	}
+	all := maps.Clone(b)
+	maps.Copy(all, a)
+	return all
 }
 
 // isStaged reports whether one of the publications of a volume had it staged since the machine started.

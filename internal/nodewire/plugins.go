@@ -44,7 +44,7 @@ func EncodePublish(r csinode.Request) *nodev1.PublishVolumeRequest {
 	return &nodev1.PublishVolumeRequest{
 		Key: EncodeVolumeKey(r.Key), Driver: r.Driver, Handle: r.Handle, Access: string(r.Access), Mode: r.Mode, FsType: r.FSType, MountFlags: slices.Clone(r.MountFlags),
 		Group: r.Group, ReadOnly: r.ReadOnly, Ephemeral: r.Ephemeral, Attributes: maps.Clone(r.Attributes), Attachment: maps.Clone(r.Attachment),
-		StageSecrets: maps.Clone(r.Secrets.Stage), PublishSecrets: maps.Clone(r.Secrets.Publish),
+		StageSecrets: maps.Clone(r.Secrets.Stage), PublishSecrets: maps.Clone(r.Secrets.Publish), ContextSecrets: maps.Clone(r.Secrets.Context),
 	}
 }
 
@@ -53,7 +53,7 @@ func DecodePublish(owner vm.Owner, m *nodev1.PublishVolumeRequest) csinode.Reque
 	return csinode.Request{
 		Key: DecodeVolumeKey(owner, m.GetKey()), Driver: m.GetDriver(), Handle: m.GetHandle(), Access: csinode.Access(m.GetAccess()), Mode: m.GetMode(), FSType: m.GetFsType(), MountFlags: cloneSlice(m.GetMountFlags()),
 		Group: m.GetGroup(), ReadOnly: m.GetReadOnly(), Ephemeral: m.GetEphemeral(), Attributes: maps.Clone(m.GetAttributes()), Attachment: maps.Clone(m.GetAttachment()),
-		Secrets: csinode.Secrets{Stage: maps.Clone(m.GetStageSecrets()), Publish: maps.Clone(m.GetPublishSecrets())},
+		Secrets: csinode.Secrets{Stage: maps.Clone(m.GetStageSecrets()), Publish: maps.Clone(m.GetPublishSecrets()), Context: maps.Clone(m.GetContextSecrets())},
 	}
 }
 

@@ -8,6 +8,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -77,7 +78,9 @@ func sharedCluster() (string, error) {
 	return shared.dir, shared.err
 }
 
-func TestScripts(t *testing.T) { scriptsIn(t, "testdata", setup) }
+func TestScripts(t *testing.T) {
+	scriptsIn(t, "testdata", func(env *testscript.Env) error { return errors.Join(setup(env), plugins(t, env)) })
+}
 
 func scriptsIn(t *testing.T, dir string, setup func(*testscript.Env) error) {
 	if os.Geteuid() != 0 {

@@ -11207,6 +11207,7 @@ type PublishVolumeRequest struct {
 	Attachment     map[string]string      `protobuf:"bytes,12,rep,name=attachment,proto3" json:"attachment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // publish_context
 	StageSecrets   map[string]string      `protobuf:"bytes,13,rep,name=stage_secrets,json=stageSecrets,proto3" json:"stage_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	PublishSecrets map[string]string      `protobuf:"bytes,14,rep,name=publish_secrets,json=publishSecrets,proto3" json:"publish_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	ContextSecrets map[string]string      `protobuf:"bytes,15,rep,name=context_secrets,json=contextSecrets,proto3" json:"context_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // secret attributes of the volume, for publishing only
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -11335,6 +11336,13 @@ func (x *PublishVolumeRequest) GetStageSecrets() map[string]string {
 func (x *PublishVolumeRequest) GetPublishSecrets() map[string]string {
 	if x != nil {
 		return x.PublishSecrets
+	}
+	return nil
+}
+
+func (x *PublishVolumeRequest) GetContextSecrets() map[string]string {
+	if x != nil {
+		return x.ContextSecrets
 	}
 	return nil
 }
@@ -12716,7 +12724,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"7\n" +
 	"\tVolumeKey\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\x98\a\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xbe\b\n" +
 	"\x14PublishVolumeRequest\x12+\n" +
 	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
@@ -12737,7 +12745,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"attachment\x18\f \x03(\v24.cocoon.node.v1.PublishVolumeRequest.AttachmentEntryR\n" +
 	"attachment\x12[\n" +
 	"\rstage_secrets\x18\r \x03(\v26.cocoon.node.v1.PublishVolumeRequest.StageSecretsEntryR\fstageSecrets\x12a\n" +
-	"\x0fpublish_secrets\x18\x0e \x03(\v28.cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntryR\x0epublishSecrets\x1a=\n" +
+	"\x0fpublish_secrets\x18\x0e \x03(\v28.cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntryR\x0epublishSecrets\x12a\n" +
+	"\x0fcontext_secrets\x18\x0f \x03(\v28.cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntryR\x0econtextSecrets\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +
@@ -12748,6 +12757,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aA\n" +
 	"\x13PublishSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aA\n" +
+	"\x13ContextSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x02\n" +
 	"\x0fPublishedVolume\x12+\n" +
@@ -12875,7 +12887,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 188)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 189)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -13065,6 +13077,7 @@ var file_node_v1_node_proto_goTypes = []any{
 	nil,                                  // 185: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
 	nil,                                  // 186: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
 	nil,                                  // 187: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 188: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
@@ -13178,167 +13191,168 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	185, // 108: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
 	186, // 109: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
 	187, // 110: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	163, // 111: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	48,  // 112: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	163, // 113: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	163, // 114: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	171, // 115: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	171, // 116: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	163, // 117: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	17,  // 118: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
-	0,   // 119: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 120: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 121: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 122: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 123: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,   // 124: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,   // 125: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,   // 126: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,   // 127: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	55,  // 128: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	55,  // 129: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	55,  // 130: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	60,  // 131: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	62,  // 132: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10,  // 133: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	29,  // 134: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	31,  // 135: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	33,  // 136: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	35,  // 137: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	36,  // 138: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	37,  // 139: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	38,  // 140: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	116, // 141: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	117, // 142: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	118, // 143: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	119, // 144: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	120, // 145: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	123, // 146: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	124, // 147: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	125, // 148: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	127, // 149: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	128, // 150: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	129, // 151: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	134, // 152: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	135, // 153: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	136, // 154: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	143, // 155: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	144, // 156: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	145, // 157: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	146, // 158: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	149, // 159: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	151, // 160: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	152, // 161: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	153, // 162: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	154, // 163: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	155, // 164: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	156, // 165: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	158, // 166: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	159, // 167: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	160, // 168: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	164, // 169: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	166, // 170: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	168, // 171: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	169, // 172: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	172, // 173: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	138, // 174: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	67,  // 175: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	70,  // 176: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	71,  // 177: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	72,  // 178: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	75,  // 179: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	79,  // 180: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	81,  // 181: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	83,  // 182: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	85,  // 183: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	87,  // 184: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	90,  // 185: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	95,  // 186: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	98,  // 187: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	100, // 188: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	110, // 189: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	113, // 190: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	114, // 191: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	102, // 192: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	46,  // 193: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	46,  // 194: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	46,  // 195: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	46,  // 196: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	46,  // 197: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,   // 198: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	46,  // 199: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	46,  // 200: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	54,  // 201: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	58,  // 202: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	58,  // 203: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	58,  // 204: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	61,  // 205: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	63,  // 206: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	64,  // 207: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	30,  // 208: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	32,  // 209: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	34,  // 210: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	46,  // 211: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	46,  // 212: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	46,  // 213: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	46,  // 214: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	46,  // 215: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	46,  // 216: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	46,  // 217: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	46,  // 218: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	121, // 219: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	121, // 220: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	121, // 221: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	126, // 222: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	121, // 223: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	84,  // 224: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	131, // 225: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	131, // 226: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	131, // 227: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	137, // 228: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	139, // 229: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	139, // 230: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	139, // 231: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	147, // 232: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	150, // 233: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	139, // 234: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	139, // 235: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	141, // 236: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	141, // 237: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	141, // 238: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	157, // 239: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	84,  // 240: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	139, // 241: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	161, // 242: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	165, // 243: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	167, // 244: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	165, // 245: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	170, // 246: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	173, // 247: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	77,  // 248: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	69,  // 249: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	74,  // 250: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	74,  // 251: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	73,  // 252: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	77,  // 253: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	80,  // 254: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	82,  // 255: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	84,  // 256: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	88,  // 257: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	88,  // 258: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	91,  // 259: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	96,  // 260: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	99,  // 261: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	101, // 262: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	111, // 263: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	46,  // 264: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	115, // 265: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	103, // 266: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	193, // [193:267] is the sub-list for method output_type
-	119, // [119:193] is the sub-list for method input_type
-	119, // [119:119] is the sub-list for extension type_name
-	119, // [119:119] is the sub-list for extension extendee
-	0,   // [0:119] is the sub-list for field type_name
+	188, // 111: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	163, // 112: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	48,  // 113: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	163, // 114: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	163, // 115: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	171, // 116: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	171, // 117: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	163, // 118: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	17,  // 119: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	0,   // 120: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 121: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 122: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 123: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 124: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,   // 125: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,   // 126: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,   // 127: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,   // 128: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	55,  // 129: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	55,  // 130: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	55,  // 131: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	60,  // 132: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	62,  // 133: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10,  // 134: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	29,  // 135: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	31,  // 136: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	33,  // 137: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	35,  // 138: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	36,  // 139: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	37,  // 140: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	38,  // 141: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	116, // 142: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	117, // 143: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	118, // 144: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	119, // 145: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	120, // 146: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	123, // 147: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	124, // 148: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	125, // 149: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	127, // 150: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	128, // 151: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	129, // 152: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	134, // 153: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	135, // 154: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	136, // 155: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	143, // 156: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	144, // 157: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	145, // 158: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	146, // 159: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	149, // 160: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	151, // 161: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	152, // 162: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	153, // 163: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	154, // 164: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	155, // 165: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	156, // 166: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	158, // 167: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	159, // 168: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	160, // 169: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	164, // 170: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	166, // 171: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	168, // 172: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	169, // 173: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	172, // 174: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	138, // 175: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	67,  // 176: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	70,  // 177: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	71,  // 178: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	72,  // 179: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	75,  // 180: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	79,  // 181: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	81,  // 182: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	83,  // 183: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	85,  // 184: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	87,  // 185: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	90,  // 186: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	95,  // 187: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	98,  // 188: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	100, // 189: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	110, // 190: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	113, // 191: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	114, // 192: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	102, // 193: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	46,  // 194: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	46,  // 195: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	46,  // 196: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	46,  // 197: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	46,  // 198: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,   // 199: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	46,  // 200: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	46,  // 201: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	54,  // 202: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	58,  // 203: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	58,  // 204: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	58,  // 205: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	61,  // 206: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	63,  // 207: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	64,  // 208: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	30,  // 209: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	32,  // 210: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	34,  // 211: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	46,  // 212: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	46,  // 213: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	46,  // 214: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	46,  // 215: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	46,  // 216: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	46,  // 217: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	46,  // 218: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	46,  // 219: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	121, // 220: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	121, // 221: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	121, // 222: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	126, // 223: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	121, // 224: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	84,  // 225: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	131, // 226: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	131, // 227: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	131, // 228: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	137, // 229: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	139, // 230: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	139, // 231: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	139, // 232: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	147, // 233: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	150, // 234: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	139, // 235: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	139, // 236: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	141, // 237: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	141, // 238: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	141, // 239: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	157, // 240: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	84,  // 241: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	139, // 242: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	161, // 243: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	165, // 244: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	167, // 245: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	165, // 246: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	170, // 247: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	173, // 248: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	77,  // 249: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	69,  // 250: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	74,  // 251: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	74,  // 252: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	73,  // 253: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	77,  // 254: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	80,  // 255: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	82,  // 256: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	84,  // 257: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	88,  // 258: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	88,  // 259: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	91,  // 260: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	96,  // 261: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	99,  // 262: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	101, // 263: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	111, // 264: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	46,  // 265: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	115, // 266: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	103, // 267: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	194, // [194:268] is the sub-list for method output_type
+	120, // [120:194] is the sub-list for method input_type
+	120, // [120:120] is the sub-list for extension type_name
+	120, // [120:120] is the sub-list for extension extendee
+	0,   // [0:120] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -13404,7 +13418,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   188,
+			NumMessages:   189,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

@@ -23,6 +23,12 @@ import (
 	"cocoonstack.io/cocoon/internal/volume/lvm"
 )
 
+// CSI is where CSI drivers of this machine are.
+type CSI struct {
+	Plugins string // folder with their registration sockets; "": no drivers are used
+	Dir     string // below which they mount the volumes of VMs
+}
+
 // Config is cocoond's configuration. Its settings say what the fields mean.
 type Config struct {
 	StateDir, RunDir, Socket, Group, Listen, MetricsAddr, Driver, SnapshotForm string
@@ -43,6 +49,7 @@ type Config struct {
 	olderJournal bool // accept a journal that is older than the other records say; for one start, by flag
 
 	VolumePool VolumePool
+	CSI        CSI
 
 	VirtualNode *vkcocoon.Config // a virtual node in this process; nil: none
 }
@@ -134,6 +141,8 @@ func (c *Config) settings() []settings.Setting {
 		{Key: "cloneDirs", Value: settings.List(&c.CloneDirs), Usage: "folders with exported snapshots that pods of all namespaces may clone from (default: none)"},
 		{Flag: "volume-devices", Env: "COCOOND_VOLUME_DEVICES", Key: "volumeDevices", Value: settings.List(&c.Devices), Usage: "block devices that are volumes: NAME=PATH or NAMESPACE/NAME=PATH, best by /dev/disk/by-id (default: none)"},
 		{Flag: "host-paths", Env: "COCOOND_HOST_PATHS", Key: hostdir.Setting, Value: settings.List(&c.HostPaths), Usage: "folders of the node that VMs may share, with all below them: /PATH, NAMESPACE=/PATH for one namespace, with :ro at the end for reading only (default: none)"},
+		{Flag: "csi-plugins", Env: "COCOOND_CSI_PLUGINS", Key: "csiPlugins", Value: settings.Text(&c.CSI.Plugins), Usage: "folder in which CSI drivers of this machine register, such as /var/lib/kubelet/plugins_registry (default: none, pods have no volumes of them)"},
+		{Flag: "csi-dir", Env: "COCOOND_CSI_DIR", Key: "csiDir", Default: "/var/lib/kubelet/plugins/cocoonstack.io", Value: settings.Text(&c.CSI.Dir), Usage: "folder below which CSI drivers mount the volumes of VMs; they must see what is mounted there"},
 		{Flag: "volume-pool", Env: "COCOOND_VOLUME_POOL", Key: "volumePool", Value: settings.Text(&c.VolumePool.Name), Usage: "thin pool of LVM for volumes of the kind lvm: VG/POOL (default: none)"},
 		{Key: "volumePoolWarn", Default: strconv.Itoa(lvm.DefaultWarn), Value: settings.Number(&c.VolumePool.Warn), Usage: "percent of its data or metadata in use at which the log warns"},
 		{Key: "volumePoolRefuse", Default: strconv.Itoa(lvm.DefaultRefuse), Value: settings.Number(&c.VolumePool.Refuse), Usage: "percent at which no volume is made or grown on it any more"},
@@ -218,6 +227,9 @@ func (c *Config) complete() error {
 		return err
 	}
 	if err := c.VolumePool.check(); err != nil {
+		return err
+	}
+	if err := c.CSI.check(); err != nil {
 		return err
 	}
 	if err := c.Images.complete(); err != nil {

@@ -70,6 +70,7 @@ type host struct {
 	drivers   map[string]hypervisor.Driver
 	snapshots snapshot.Store
 	volumes   *volumes
+	plugins   *plugins
 	close     func()
 }
 
@@ -122,6 +123,13 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	closers = append(closers, func() { logFailure(d.log, "volume stores not closed cleanly", volumes.close()) })
+	published, err := d.openPlugins(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if published != nil {
+		closers = append(closers, func() { logFailure(d.log, "published volumes not closed cleanly", published.Close()) })
+	}
 	drivers, err := d.drivers()
 	if err != nil {
 		return nil, err
@@ -130,20 +138,24 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := engine.New(engine.Config{
+	engineCfg := engine.Config{
 		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, StandIns: []string{string(contract.BackendCloudHypervisor), string(contract.BackendFirecracker)}, DefaultNetwork: d.nets.first(),
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
 		Silence:  time.Duration(d.cfg.Guest.SilenceSeconds) * time.Second,
 		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
 		HostPaths: hostPaths, CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
-	}, engine.Deps{
+	}
+	if published != nil { // not a nil pointer in an interface
+		engineCfg.Published = published
+	}
+	e, err := engine.New(engineCfg, engine.Deps{
 		Journal: j, Drivers: drivers, Images: d.named, Networks: d.nets, Agents: agent.Connector{},
 		DiskAgents: qga.Connector{}, Seeds: seed.Maker{}, Snapshots: snapshots, Volumes: volumes.Store, Records: j, Log: d.log.With("component", "engine"),
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, volumes: volumes, close: closeAll}, nil
+	return &host{engine: e, records: j, drivers: drivers, snapshots: snapshots, volumes: volumes, plugins: &plugins{published, volumes.devices, e}, close: closeAll}, nil
 }
 
 // ownerOf is the owner of objects made before owners existed, taken from the labels of a virtual node.
@@ -197,7 +209,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	served, images := d.serve(h), d.clientImages(h.engine)
-	deps := nodeapi.Deps{Engine: served, Images: images, Puller: images, Snapshots: served, Volumes: h.engine.Volumes(), Host: served.node, Log: d.log}
+	deps := nodeapi.Deps{Engine: served, Images: images, Puller: images, Snapshots: served, Volumes: h.engine.Volumes(), Plugins: h.plugins, Host: served.node, Log: d.log}
 	api, err := nodeapi.New(nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS}, deps)
 	if err != nil {
 		return err
@@ -217,7 +229,8 @@ func (d *daemon) run(ctx context.Context) error {
 	inner.Go(func() error { return d.nets.run(ictx) })
 	inner.Go(func() error { return h.records.Run(ictx) })
 	inner.Go(func() error { return h.volumes.run(ictx) })
-	// The doors must stop when the engine, the networks, the records or the volumes stop.
+	inner.Go(func() error { return h.plugins.run(ictx) })
+	// The doors must stop when the engine, the networks, the records, the volumes or the plugins stop.
 	outer.Go(func() error {
 		select {
 		case <-ictx.Done():

@@ -23,11 +23,12 @@ type served struct {
 	metrics *metrics
 	nets    *networks
 	node    *node
+	plugins *plugins
 }
 
 // serve assembles what the doors use.
 func (d *daemon) serve(h *host) *served {
-	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, nets: d.nets, node: d.newNode(h)}
+	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, nets: d.nets, node: d.newNode(h), plugins: h.plugins}
 	s.Snapshots = &catalog.Snapshots{
 		Cloner: s, Images: d.puller, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
 	}

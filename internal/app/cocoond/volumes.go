@@ -16,6 +16,7 @@ import (
 type volumes struct {
 	*kinds.Store
 	closers []func() error
+	devices *block.Store
 	thin    *lvm.Store // nil: there is no thin pool
 }
 
@@ -53,7 +54,7 @@ func (d *daemon) openVolumes(ctx context.Context) (_ *volumes, err error) {
 		return nil, err
 	}
 	v.closers = append(v.closers, blocks.Close)
-	v.Store = kinds.New(makers, blocks)
+	v.Store, v.devices = kinds.New(makers, blocks), blocks
 	return v, nil
 }
 

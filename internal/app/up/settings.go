@@ -56,6 +56,8 @@ type Settings struct {
 	ExtraConfig []string `json:"extraConfig,omitempty"`
 	// HostPaths are the folders of this machine that VMs may share.
 	HostPaths []string `json:"hostPaths,omitempty"`
+	// CSIPlugins is the folder in which CSI drivers of this machine register; "": none do.
+	CSIPlugins string `json:"csiPlugins,omitempty"`
 	// AllowImages is where pods' images may come from, in addition to public addresses.
 	AllowImages []string `json:"allowImages,omitempty"`
 	// CPUOvercommit is how many virtual CPUs pods may request for each CPU of this machine; 0 means defaultOvercommit.
@@ -161,6 +163,9 @@ func (o Options) check() error {
 	if _, err := hostdir.Parse(o.HostPaths); err != nil {
 		return errdefs.Invalidf("--host-paths: %w", err)
 	}
+	if dir := o.CSIPlugins; dir != nil && *dir != "" && (!filepath.IsAbs(*dir) || filepath.Clean(*dir) != *dir) {
+		return errdefs.Invalidf("--csi-plugins: %q is not an absolute path without empty, \".\" and \"..\" parts", *dir)
+	}
 	for _, text := range o.ExtraConfig {
 		if !extraConfigRE.MatchString(text) {
 			return errdefs.Invalidf("--extra-config %q must be COMPONENT.FLAG=VALUE; COMPONENT must be one of: apiServer, controllerManager, scheduler", text)
@@ -198,7 +203,7 @@ func nodeName(first string, i int) string {
 
 // check rejects settings that no instance can have stored.
 func (s Settings) check() error {
-	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, HostPaths: s.HostPaths, AllowImages: s.AllowImages, CPUOvercommit: s.CPUOvercommit}).check(); err != nil {
+	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, HostPaths: s.HostPaths, CSIPlugins: &s.CSIPlugins, AllowImages: s.AllowImages, CPUOvercommit: s.CPUOvercommit}).check(); err != nil {
 		return err
 	}
 	for _, n := range s.Nodes {
@@ -245,6 +250,9 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	}
 	if o.HostPaths != nil {
 		s.HostPaths = o.HostPaths
+	}
+	if o.CSIPlugins != nil {
+		s.CSIPlugins = *o.CSIPlugins
 	}
 	if o.AllowImages != nil {
 		s.AllowImages = o.AllowImages

@@ -34,6 +34,7 @@ type Options struct {
 	Services    *bool    // serve Services and the cluster's DNS; nil: if nothing else on this machine does
 	AllowImages []string // sources of pods' images besides public addresses; nil: keep the earlier choice
 	HostPaths   []string // folders of this machine that VMs may share; nil: keep the earlier choice
+	CSIPlugins  *string  // folder in which CSI drivers of this machine register, "" for none; nil: keep the earlier choice
 	Assets      Assets
 
 	CPUOvercommit int // virtual CPUs that pods may request for each CPU of this machine

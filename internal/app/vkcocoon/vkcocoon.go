@@ -30,6 +30,7 @@ import (
 	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/csi"
 	"cocoonstack.io/cocoon/internal/kube/kubelet"
 	"cocoonstack.io/cocoon/internal/kube/netpolicy"
 	"cocoonstack.io/cocoon/internal/kube/node"
@@ -148,6 +149,16 @@ func (n *Node) Run(ctx context.Context) error {
 			}
 		})
 	}
+	if parts.plugins != nil {
+		run("volumes of CSI drivers", func(ctx context.Context) error {
+			select {
+			case <-parts.node.Claimed(): // before that, the node may be another machine
+				return parts.plugins.Run(ctx)
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}
 	if n.service {
 		run("watchdog", func(ctx context.Context) error {
 			return service.Watchdog(ctx, func(context.Context) error {
@@ -205,6 +216,7 @@ type parts struct {
 	services *services
 	policies *netpolicy.Enforcer
 	storage  *storage.Storage // nil: the runtime keeps no volumes
+	plugins  *csi.Plugins     // nil: the runtime does not publish volumes of CSI drivers
 	pods     informers.SharedInformerFactory
 	followCA func(context.Context) error
 }
@@ -236,6 +248,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		return nil, err
 	}
 	snapshots, _ := n.runtime.(podsnapshots.Snapshots)
+	p.plugins = n.plugins(p)
 	p.provider, err = podprovider.New(podprovider.Config{
 		Node: convert.Node{Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Memory: n.cfg.memory(), ClusterDomain: n.cfg.ClusterDomain, ClusterDNS: n.cfg.dns, Searches: host.Searches()}, Orphans: podprovider.OrphanPolicy(n.cfg.Orphans),
 		LeasesPath: n.cfg.LeasesPath, Registry: n.cfg.snapshots, BackoffBase: n.cfg.BackoffBase, BackoffMax: n.cfg.BackoffMax,
@@ -247,6 +260,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		Cached:     func(namespace, name string) (*corev1.Pod, error) { return lister.Pods(namespace).Get(name) },
 		Services:   p.services.list,
 		Policed:    p.policies.Policed,
+		Plugins:    p.published(),
 	})
 	if err != nil {
 		return nil, err
@@ -261,6 +275,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		Port: int32(n.cfg.KubeletPort), Reserve: n.cfg.ReservePercent, Sizes: n.cfg.sizes, Root: n.cfg.RootDir,
 		Healthy: p.provider.Health, Hypervisor: n.hypervisor(), Strays: n.strays(), ICMP: p.pinger.Kind(), NoRole: n.cfg.NoRole,
 		CPUClass: n.cfg.CPUClass, Snapshots: p.provider.Offered, Network: p.policies.Usable,
+		InUse: p.inUse(),
 	})
 	if err != nil {
 		return nil, err
@@ -268,7 +283,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if p.mappings, err = n.mappings(c); err != nil {
 		return nil, err
 	}
-	if p.storage, err = n.storage(c, recorder, p.node); err != nil {
+	if p.storage, err = n.storage(c, recorder, p.node, p.others()); err != nil {
 		return nil, err
 	}
 	p.provider.OnHealth(func() {

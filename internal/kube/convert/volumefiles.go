@@ -31,12 +31,13 @@ type Source interface {
 	TrustBundle(ctx context.Context, name string) (*certv1.ClusterTrustBundle, error)
 	// TrustBundles returns the ClusterTrustBundles of a signer whose labels match.
 	TrustBundles(ctx context.Context, signer string, match labelset.Selector) ([]certv1.ClusterTrustBundle, error)
-	// Claim returns the disk, or the folder of the node, of a PersistentVolumeClaim of pod's namespace. If ephemeral, the claim must have been made for pod.
+	// Disk returns the disk, or the folder of the node, of volume v of pod: that of a PersistentVolumeClaim of pod's namespace, which must
+	// have been made for pod if v is ephemeral, or one that a CSI driver makes for pod.
 	// Errors: FailedPrecondition while pod cannot use it, or if there is no such claim.
-	Claim(ctx context.Context, pod *corev1.Pod, claim string, ephemeral bool) (Disk, error)
+	Disk(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (Disk, error)
 }
 
-// Disk is the disk of a PersistentVolumeClaim.
+// Disk is the disk of a PersistentVolumeClaim, or of a CSI driver.
 type Disk struct {
 	ID       string // in the volume store of the node
 	Device   bool   // containers use it as a device; else they mount its file system
@@ -116,13 +117,12 @@ func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes 
 	return errors.Join(errs...)
 }
 
-// findDisk replaces the name of v's claim by the disk or the folder that the claim has.
+// findDisk replaces the name of v's claim or driver by the disk or the folder that the volume has.
 func findDisk(ctx context.Context, pod *corev1.Pod, from Source, v *vm.Volume) error {
 	at := slices.IndexFunc(pod.Spec.Volumes, func(p corev1.Volume) bool { return p.Name == v.Name })
-	claim := v.Disk.Ref
-	d, err := from.Claim(ctx, pod, claim, pod.Spec.Volumes[at].Ephemeral != nil)
+	d, err := from.Disk(ctx, pod, &pod.Spec.Volumes[at])
 	if err == nil {
-		err = d.fits(pod, v.Name, claim)
+		err = d.fits(pod, v.Name, v.Disk.Ref)
 	}
 	if err != nil {
 		return fmt.Errorf("MountVolume.SetUp failed for volume %q: %w", v.Name, err)

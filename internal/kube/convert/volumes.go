@@ -64,7 +64,7 @@ func unservable(v *corev1.Volume) string {
 			}
 		}
 		return ""
-	case v.PersistentVolumeClaim != nil, v.Ephemeral != nil:
+	case v.PersistentVolumeClaim != nil, v.Ephemeral != nil, v.CSI != nil:
 		return ""
 	case v.HostPath != nil:
 		_, why := HostDir(v.HostPath)
@@ -105,11 +105,12 @@ func onlyRead(pod *corev1.Pod, volume string) bool {
 	})
 }
 
-// HostDirs returns the names of the volumes of pod that are folders of the node, which the pod's VM has because containers mount them.
+// HostDirs returns the names of the volumes of pod that are folders of the node, without those of claims, which the pod's VM has because
+// containers mount them.
 func HostDirs(pod *corev1.Pod) (names []string) {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if v.HostPath != nil && slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
+		if (v.HostPath != nil || v.CSI != nil) && slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
 			names = append(names, v.Name)
 		}
 	}
@@ -156,8 +157,12 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 			dir.ReadOnly = onlyRead(pod, v.Name)
 			def.Kind, def.Dir = vm.VolumeDir, &dir
 		}
-		if claim := ClaimName(pod, v); claim != "" { // Fill replaces the name by the id of the claim's volume
-			def.Kind, def.Disk = vm.VolumeDisk, &vm.VolumeUse{Ref: claim, ReadOnly: v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly}
+		ref := ClaimName(pod, v) // Fill replaces it by the id of the volume
+		if v.CSI != nil {
+			ref = v.CSI.Driver
+		}
+		if ref != "" {
+			def.Kind, def.Disk = vm.VolumeDisk, &vm.VolumeUse{Ref: ref, ReadOnly: v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly}
 			sc := pod.Spec.SecurityContext
 			def.Disk.GroupOnMismatch = sc != nil && sc.FSGroupChangePolicy != nil && *sc.FSGroupChangePolicy == corev1.FSGroupChangeOnRootMismatch
 		}
@@ -176,6 +181,18 @@ func ClaimName(pod *corev1.Pod, v *corev1.Volume) string {
 		return pod.Name + "-" + v.Name
 	}
 	return ""
+}
+
+// Disks returns the volumes of pod that Fill finds disks or folders for.
+func Disks(pod *corev1.Pod) []vm.Volume {
+	return slices.DeleteFunc(volumes(pod), func(v vm.Volume) bool { return v.Kind != vm.VolumeDisk })
+}
+
+// Published reports whether pod has volumes that a CSI driver may have published for it.
+func Published(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.PersistentVolumeClaim != nil || v.Ephemeral != nil || v.CSI != nil
+	})
 }
 
 // ImageVolumes returns the volumes of pod with the files of images, which the pod's VM has because containers mount them.

@@ -70,8 +70,11 @@ func (c depot) TrustBundle(_ context.Context, name string) (*certv1.ClusterTrust
 	return nil, errdefs.NotFoundf("no such object")
 }
 
-func (c depot) Claim(_ context.Context, pod *corev1.Pod, claim string, ephemeral bool) (Disk, error) {
+func (c depot) Disk(_ context.Context, pod *corev1.Pod, v *corev1.Volume) (Disk, error) {
+	claim, ephemeral := ClaimName(pod, v), v.Ephemeral != nil
 	switch {
+	case v.CSI != nil:
+		return Disk{Dir: &vm.HostDir{Path: "/published/" + v.CSI.Driver, Published: true}, Group: true}, nil
 	case claim == "data" && !ephemeral:
 		return Disk{ID: "01data", FSType: "xfs"}, nil
 	case claim == "raw" && !ephemeral:
@@ -114,7 +117,6 @@ func TestVolumesThatAreRefused(t *testing.T) {
 		`hostPath: "srv" is not an absolute path`:         {HostPath: &corev1.HostPathVolumeSource{Path: "srv"}},
 		`hostPath: "/srv/../etc" is not an absolute path`: {HostPath: &corev1.HostPathVolumeSource{Path: "/srv/../etc"}},
 		"nfs: a VM cannot have such a volume":             {NFS: &corev1.NFSVolumeSource{}},
-		"csi: a VM cannot have such a volume":             {CSI: &corev1.CSIVolumeSource{}},
 		"gitRepo: a VM cannot have such a volume":         {GitRepo: &corev1.GitRepoVolumeSource{}},
 		"the volume names no image":                       {Image: &corev1.ImageVolumeSource{}},
 		"the volume has no source":                        {},

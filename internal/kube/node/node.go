@@ -11,6 +11,7 @@ import (
 	"os"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -51,8 +52,10 @@ type Config struct {
 	Snapshots func(context.Context) ([]corev1.ContainerImage, error)
 	// Network returns why pods that start now have no network. Nil: not known, which counts as usable.
 	Network func() error
-	ICMP    probe.Socket // the socket type for pinging guests
-	NoRole  bool         // omit the role label, because the API server does not let a node's own credentials set it
+	// InUse are the volumes of CSI drivers that pods have, which the cluster must not detach. Nil: none.
+	InUse  func() []corev1.UniqueVolumeName
+	ICMP   probe.Socket // the socket type for pinging guests
+	NoRole bool         // omit the role label, because the API server does not let a node's own credentials set it
 }
 
 // interval is the time between two measurements of the host. The engine is queried every engineTurn intervals.
@@ -239,6 +242,11 @@ func (n *Node) refresh(ctx context.Context) {
 	status.Conditions = after
 	changed := !alike(before, after) || !apiequality.Semantic.DeepEqual(status.Images, n.has)
 	status.Images = n.has
+	if n.cfg.InUse != nil {
+		used := n.cfg.InUse()
+		changed = changed || !slices.Equal(used, status.VolumesInUse)
+		status.VolumesInUse = used
+	}
 	if err == nil {
 		n.reported = steady(n.reported, u.diskFree)
 		u.diskFree = n.reported

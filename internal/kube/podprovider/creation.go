@@ -103,7 +103,7 @@ func (c *creation) occupied(ctx context.Context, anew func() (vm.Record, error))
 		}
 		c.event(corev1.EventTypeNormal, eventAdopted, "Adopted the existing VM %s", c.vmName)
 		if rec.State == vm.StateStopped || rec.State == vm.StateCreated {
-			return c.vms.Start(ctx, string(rec.ID))
+			return c.startVM(ctx, &rec)
 		}
 		return rec, nil
 	case uid == "" || label[contract.VMLabelNode] != c.cfg.Node.Name || c.index.withUID(types.UID(uid)) != nil:
@@ -128,7 +128,7 @@ func (c *creation) occupied(ctx context.Context, anew func() (vm.Record, error))
 
 // start starts a VM that was created but never ran.
 func (c *creation) start(ctx context.Context, rec *vm.Record) turn {
-	got, err := c.vms.Start(ctx, string(rec.ID))
+	got, err := c.startVM(ctx, rec)
 	if err != nil {
 		return c.retry(ctx, reasonRunError, err, c.cfg.BackoffBase, c.cfg.BackoffMax)
 	}

@@ -163,6 +163,16 @@ func (x *index) known() map[vm.ID]*podState {
 	return out
 }
 
+// withVM returns the pod whose worker owns a VM, or nil.
+func (x *index) withVM(id vm.ID) *podState {
+	for _, s := range x.all() {
+		if rec := s.look().rec; rec != nil && rec.ID == id {
+			return s
+		}
+	}
+	return nil
+}
+
 // dispatch passes an event to the worker whose pod is named by the VM's label, or to the worker that adopted the VM.
 func (x *index) dispatch(e vm.Event) {
 	x.mu.Lock()

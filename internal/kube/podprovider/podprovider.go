@@ -31,6 +31,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podhealth"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -118,6 +119,7 @@ type Deps struct {
 	Prober     podhealth.Prober
 	Cached     PodGetter
 	Services   ServiceLister        // nil: guests get no information about Services
+	Plugins    podvolumes.Plugins   // volumes of CSI drivers; nil: the node has none
 	Policed    func() (bool, error) // reports whether a new VM is closed until its network policies are set; nil: no VM is. After an error no VM is created
 	Metrics    *Metrics
 	Log        *slog.Logger

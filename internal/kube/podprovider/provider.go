@@ -65,6 +65,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 		cfg: cfg, Deps: deps, node: node, index: newIndex(m), deletions: deletionLog{pods: map[types.UID]time.Time{}}, keeper: keeper{seen: map[string]time.Time{}}, pace: rate.NewLimiter(waitingRate, waitingBurst),
 		objects: podvolumes.NewObjects(deps.Client, deps.Log), probes: probe.NewScheduler(),
 	}
+	c.objects.Plugins = deps.Plugins
 	return &Provider{
 		common: c, contact: contact{err: errdefs.Unavailablef("the VM engine has not answered yet")}, door: door{c.index, cfg.StaticForward},
 	}, nil
@@ -102,10 +103,39 @@ func (c *contact) setHealth(err error) {
 	}
 }
 
-// Inside returns what a guest tells about its usage; see stats.Config.
+// Inside returns what a guest tells about its usage, and CSI drivers about the folders that it shares; see stats.Config.
 func (p *Provider) Inside(ctx context.Context, id vm.ID) (guest.Stats, error) {
-	return p.node.vms.Stats(ctx, string(id))
+	out, err := p.node.vms.Stats(ctx, string(id))
+	if err != nil || p.objects.Plugins == nil {
+		return out, err
+	}
+	if s := p.index.withVM(id); s != nil {
+		out.Volumes = append(out.Volumes, p.published(ctx, s)...)
+	}
+	return out, nil
 }
+
+// published returns how full the folders are that CSI drivers have published for the pod s. A driver that does not know is left out.
+func (p *Provider) published(ctx context.Context, s *podState) (out []guest.VolumeStats) {
+	f := s.look()
+	if f.rec == nil {
+		return nil
+	}
+	for _, v := range f.rec.Spec.Dirs() {
+		if !v.Dir.Published {
+			continue
+		}
+		if u, err := p.objects.Plugins.Usage(ctx, f.pod, v.Name); err == nil && u.Bytes.Total > 0 {
+			out = append(out, guest.VolumeStats{
+				Name: v.Name, Size: u.Bytes.Total, Used: u.Bytes.Used, Available: u.Bytes.Available, Inodes: u.Inodes.Total, InodesFree: u.Inodes.Available,
+			})
+		}
+	}
+	return out
+}
+
+// Known reports whether a pod with the UID is on this node.
+func (p *Provider) Known(uid types.UID) bool { return p.index.withUID(uid) != nil }
 
 // Tracked returns the VMs of the pods, from the engine's events. It sends no request.
 func (p *Provider) Tracked() []stats.VM {
@@ -150,16 +180,20 @@ func (p *Provider) Tracked() []stats.VM {
 	return out
 }
 
-// claimsOf returns the names of the claims that rec, the VM of pod, has as disks, by the names of their volumes. nil: it has none.
+// claimsOf returns the names of the claims that rec, the VM of pod, has as disks or as folders of CSI drivers, by the names of their
+// volumes. nil: it has none.
 func claimsOf(pod *corev1.Pod, rec *vm.Record) map[string]string {
-	if len(rec.Attached) == 0 {
+	published := func(name string) bool {
+		return slices.ContainsFunc(rec.Spec.Dirs(), func(v vm.Volume) bool { return v.Name == name && v.Dir.Published })
+	}
+	if len(rec.Attached) == 0 && len(rec.Spec.Dirs()) == 0 {
 		return nil
 	}
 	claims := map[string]string{}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		claim := convert.ClaimName(pod, v)
-		if claim != "" && slices.ContainsFunc(rec.Attached, func(a vm.AttachedVolume) bool { return a.Volume == v.Name }) {
+		if claim != "" && (published(v.Name) || slices.ContainsFunc(rec.Attached, func(a vm.AttachedVolume) bool { return a.Volume == v.Name })) {
 			claims[v.Name] = claim
 		}
 	}

@@ -129,6 +129,14 @@ func (b base) findVM(ctx context.Context) (*vm.Record, error) {
 	return b.take(got), nil
 }
 
+// startVM starts the pod's VM, whose volumes the machine may have lost since it started.
+func (b base) startVM(ctx context.Context, rec *vm.Record) (vm.Record, error) {
+	if err := b.volumes.Renew(ctx, b.look().pod); err != nil {
+		return vm.Record{}, err
+	}
+	return b.vms.Start(ctx, string(rec.ID))
+}
+
 // newStates returns the saved states of the VM of s, or nil if the node keeps no snapshots.
 func (c *common) newStates(s *podState) *podsnapshots.States {
 	return c.node.snapshots.States(podsnapshots.Owner{

@@ -49,7 +49,7 @@ func (r *runs) stopForKill(ctx context.Context, pod *corev1.Pod, rec *vm.Record,
 func (r *runs) startAgain(ctx context.Context, rec *vm.Record) error {
 	r.publish(0) // report the end first, because the start takes some time
 	r.last = podstatus.Terminated(rec)
-	got, err := r.vms.Start(ctx, string(rec.ID))
+	got, err := r.startVM(ctx, rec)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

@@ -21,12 +21,31 @@ type teardown struct {
 	retention *retention
 	saved     vm.ID // the VM that was saved before its removal
 	saving    retryTask
+	releasing retryTask // of volumes
 }
 
-// tearDown shuts the pod's VM down within the grace period, and then removes it. It returns true when the VM is gone,
-// otherwise when to retry. The caller cancels ctx when a shorter grace period is requested.
+// again is when a step of the removal is retried.
+const again = turn(time.Second)
+
+// tearDown shuts the pod's VM down within the grace period, and then removes it and unpublishes its volumes. It returns true when all of
+// it is gone, otherwise when to retry. The caller cancels ctx when a shorter grace period is requested.
 func (t *teardown) tearDown(ctx context.Context, r removal) (turn, bool) {
-	const again = turn(time.Second)
+	if next, ok := t.removeVM(ctx, r); !ok || t.static {
+		return next, ok
+	}
+	err := t.volumes.Release(ctx, t.look().pod)
+	switch {
+	case err == nil:
+		return whenWoken, true
+	case ctx.Err() == nil && t.releasing.failed(err):
+		t.event(corev1.EventTypeWarning, eventFailedUnmount, "%s", err)
+		t.log.Warn("volumes of the pod not unpublished", "err", err)
+	}
+	return after(t.releasing.left()), false
+}
+
+// removeVM is tearDown for the VM.
+func (t *teardown) removeVM(ctx context.Context, r removal) (turn, bool) {
 	t.health.Stop()
 	t.volumes.Stop()
 	if !r.confirmed {

@@ -2,6 +2,7 @@ package podvolumes
 
 import (
 	"context"
+	"fmt"
 	"path"
 	"slices"
 
@@ -16,9 +17,27 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Claim implements convert.Source. As the kubelet does, it compares the claim with its PersistentVolume, because both can be changed.
-func (o *Objects) Claim(ctx context.Context, pod *corev1.Pod, name string, ephemeral bool) (convert.Disk, error) {
-	claim, err := o.api.Client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+// Disk implements convert.Source.
+func (s source) Disk(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (convert.Disk, error) {
+	if v.CSI == nil {
+		return s.claim(ctx, pod, v)
+	}
+	if s.Plugins == nil {
+		return convert.Disk{}, noPlugins(v.CSI.Driver)
+	}
+	return s.Plugins.Inline(ctx, pod, v, s.tokens.fresh)
+}
+
+// noPlugins is the error for a volume of a driver on a node that has none.
+func noPlugins(driver string) error {
+	return errdefs.Preconditionf("the volume is of CSI driver %s, and this node has no CSI drivers; start cocoond with --csi-plugins", driver)
+}
+
+// claim returns the disk of the claim that volume v of pod has. As the kubelet does, it compares the claim with its PersistentVolume,
+// because both can be changed.
+func (s source) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (convert.Disk, error) {
+	name, ephemeral := convert.ClaimName(pod, v), v.Ephemeral != nil
+	claim, err := s.api.Client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return convert.Disk{}, errdefs.Preconditionf("persistentvolumeclaim %q not found", name)
 	}
@@ -33,7 +52,7 @@ func (o *Objects) Claim(ctx context.Context, pod *corev1.Pod, name string, ephem
 	case claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "":
 		return convert.Disk{}, errdefs.Preconditionf("persistentvolumeclaim %q is not bound", name)
 	}
-	pv, err := o.api.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	pv, err := s.api.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
 		return convert.Disk{}, classify(err)
 	}
@@ -42,11 +61,19 @@ func (o *Objects) Claim(ctx context.Context, pod *corev1.Pod, name string, ephem
 	}
 	readOnly := !slices.ContainsFunc(pv.Spec.AccessModes, writes)
 	if pv.Spec.HostPath != nil || pv.Spec.Local != nil {
-		return o.folder(ctx, pod, pv, name, readOnly)
+		return s.folder(ctx, pod, pv, name, readOnly)
 	}
 	csi := pv.Spec.CSI
-	if csi == nil || csi.Driver != contract.VolumeDriver {
-		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is not of driver %s, nor of kind local or hostPath, and a VM can have no other", pv.Name, name, contract.VolumeDriver)
+	switch {
+	case csi == nil:
+		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is not of a CSI driver, nor of kind local or hostPath, and a VM can have no other", pv.Name, name)
+	case csi.Driver != contract.VolumeDriver && s.Plugins == nil:
+		return convert.Disk{}, fmt.Errorf("persistentvolume %q of persistentvolumeclaim %q: %w", pv.Name, name, noPlugins(csi.Driver))
+	case csi.Driver != contract.VolumeDriver:
+		if err := s.here(ctx, pod, pv, name); err != nil {
+			return convert.Disk{}, err
+		}
+		return s.Plugins.Persistent(ctx, pod, v.Name, pv, readOnly || v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly, s.tokens.fresh)
 	}
 	return convert.Disk{
 		ID: csi.VolumeHandle, FSType: csi.FSType,
@@ -57,18 +84,12 @@ func (o *Objects) Claim(ctx context.Context, pod *corev1.Pod, name string, ephem
 
 // folder returns the folder of the node that pv names. The engine compares it with those that the node's operator allows. Whoever binds
 // a pod to a node by its name is not bound by the scheduler's choice, so the affinity of pv is compared here, as the kubelet does.
-func (o *Objects) folder(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, claim string, readOnly bool) (convert.Disk, error) {
+func (s source) folder(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, claim string, readOnly bool) (convert.Disk, error) {
 	if pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == corev1.PersistentVolumeBlock {
 		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is a block device of the node, which a VM cannot have in this way; use a claim of driver %s", pv.Name, claim, contract.VolumeDriver)
 	}
-	if pv.Spec.NodeAffinity != nil {
-		node, err := o.api.Client.CoreV1().Nodes().Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
-		if err != nil {
-			return convert.Disk{}, classify(err)
-		}
-		if err := volume.CheckNodeAffinity(pv, node.Labels); err != nil {
-			return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is on another node: %w", pv.Name, claim, err)
-		}
+	if err := s.here(ctx, pod, pv, claim); err != nil {
+		return convert.Disk{}, err
 	}
 	if l := pv.Spec.Local; l != nil {
 		return convert.Disk{Dir: &vm.HostDir{Path: path.Clean(l.Path)}, ReadOnly: readOnly, Group: true}, nil
@@ -81,4 +102,19 @@ func (o *Objects) folder(ctx context.Context, pod *corev1.Pod, pv *corev1.Persis
 }
 
 // writes reports whether mode lets pods write.
+// here returns a FailedPrecondition error if pv, which claim has, cannot be used on the node of pod.
+func (s source) here(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, claim string) error {
+	if pv.Spec.NodeAffinity == nil {
+		return nil
+	}
+	node, err := s.api.Client.CoreV1().Nodes().Get(ctx, pod.Spec.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return classify(err)
+	}
+	if err := volume.CheckNodeAffinity(pv, node.Labels); err != nil {
+		return errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is on another node: %w", pv.Name, claim, err)
+	}
+	return nil
+}
+
 func writes(mode corev1.PersistentVolumeAccessMode) bool { return mode != corev1.ReadOnlyMany }

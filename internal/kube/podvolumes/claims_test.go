@@ -16,6 +16,14 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// named is a volume of the claim "data", which the pod "web" has made if it is ephemeral.
+func named(ephemeral bool) *corev1.Volume {
+	if ephemeral {
+		return &corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}
+	}
+	return &corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}
+}
+
 func TestClaim(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "pod"}, Spec: corev1.PodSpec{NodeName: "n1"}}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{corev1.LabelHostname: "n1"}}}
@@ -61,7 +69,7 @@ func TestClaim(t *testing.T) {
 		"of nobody's": {volume: func(v *corev1.PersistentVolume) { v.Spec.ClaimRef = nil }, refused: "belongs to another claim"},
 		"of another driver": {
 			volume:  func(v *corev1.PersistentVolume) { v.Spec.CSI.Driver = "example.com/disks" },
-			refused: "is not of driver " + contract.VolumeDriver,
+			refused: "this node has no CSI drivers",
 		},
 		"local": {
 			volume: func(v *corev1.PersistentVolume) {
@@ -104,12 +112,12 @@ func TestClaim(t *testing.T) {
 		},
 		"of another kind": {
 			volume:  func(v *corev1.PersistentVolume) { v.Spec.CSI, v.Spec.NFS = nil, &corev1.NFSVolumeSource{} },
-			refused: "is not of driver " + contract.VolumeDriver,
+			refused: "is not of a CSI driver",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			claim := &corev1.PersistentVolumeClaim{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data", UID: "claim"},
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: convert.ClaimName(pod, named(c.ephemeral)), UID: "claim"},
 				Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
 			}
 			volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
@@ -123,7 +131,7 @@ func TestClaim(t *testing.T) {
 				c.volume(volume)
 			}
 			o := NewObjects(fake.NewClientset(claim, volume, node), slog.New(slog.DiscardHandler))
-			got, err := o.Claim(t.Context(), pod, "data", c.ephemeral)
+			got, err := New(o, convert.Node{}, Owner{}).from.Disk(t.Context(), pod, named(c.ephemeral))
 			if c.refused != "" {
 				if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), c.refused) {
 					t.Errorf("%v, want %q in it", err, c.refused)
@@ -136,7 +144,7 @@ func TestClaim(t *testing.T) {
 		})
 	}
 	o := NewObjects(fake.NewClientset(), slog.New(slog.DiscardHandler))
-	if _, err := o.Claim(t.Context(), pod, "data", false); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "not found") {
+	if _, err := New(o, convert.Node{}, Owner{}).from.Disk(t.Context(), pod, named(false)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "not found") {
 		t.Errorf("a missing claim: %v", err)
 	}
 }

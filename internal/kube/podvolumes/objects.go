@@ -17,8 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 
+	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/csi"
 	"cocoonstack.io/cocoon/internal/kube/pauses"
 )
 
@@ -36,8 +38,22 @@ type Objects struct {
 	log   *slog.Logger
 	spawn Spawn // runs the watches until the virtual node ends
 
+	Plugins Plugins // volumes of CSI drivers; nil: the node has none
+
 	mu  sync.Mutex
 	all map[objectKey]*object // the lock also guards the fields of each object
+}
+
+// Plugins publish volumes of CSI drivers for pods; csi.Plugins implements it.
+type Plugins interface {
+	Persistent(ctx context.Context, pod *corev1.Pod, volume string, pv *corev1.PersistentVolume, readOnly bool, token csi.Token) (convert.Disk, error)
+	Inline(ctx context.Context, pod *corev1.Pod, v *corev1.Volume, token csi.Token) (convert.Disk, error)
+	// Stale reports whether a volume of pod must be published again, because the machine has started since.
+	Stale(ctx context.Context, pod *corev1.Pod) (bool, error)
+	// Release unpublishes all volumes of pod. Its VM must be gone.
+	Release(ctx context.Context, pod *corev1.Pod) error
+	// Usage asks the driver of a volume of pod how full it is. Errors: Unsupported if it does not know.
+	Usage(ctx context.Context, pod *corev1.Pod, volume string) (csinode.Usage, error)
 }
 
 type objectKey struct {

@@ -91,6 +91,27 @@ func (v *Volumes) Fill(ctx context.Context, pod *corev1.Pod, volumes []vm.Volume
 	return convert.Fill(ctx, pod, v.node, v.from, volumes)
 }
 
+// Renew publishes the volumes of CSI drivers of pod again that the machine has lost since it started.
+// Errors: those of Fill.
+func (v *Volumes) Renew(ctx context.Context, pod *corev1.Pod) error {
+	if v.from.Plugins == nil || !convert.Published(pod) {
+		return nil
+	}
+	stale, err := v.from.Plugins.Stale(ctx, pod)
+	if err != nil || !stale {
+		return err
+	}
+	return v.Fill(ctx, pod, convert.Disks(pod))
+}
+
+// Release unpublishes the volumes of CSI drivers of pod, whose VM is gone.
+func (v *Volumes) Release(ctx context.Context, pod *corev1.Pod) error {
+	if v.from.Plugins == nil || !convert.Published(pod) {
+		return nil
+	}
+	return v.from.Plugins.Release(ctx, pod)
+}
+
 // Launched records the content of the volumes of a new VM.
 func (v *Volumes) Launched(volumes []vm.Volume) {
 	v.mu.Lock()

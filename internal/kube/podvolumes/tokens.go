@@ -62,6 +62,12 @@ func (t *tokens) Token(ctx context.Context, pod *corev1.Pod, audience string, se
 	return "", err
 }
 
+// fresh returns a new token, which is not kept, and when it expires.
+func (t *tokens) fresh(ctx context.Context, pod *corev1.Pod, audience string, seconds int64) (string, time.Time, error) {
+	got, err := t.ask(ctx, pod, tokenKey{audience, seconds})
+	return got.value, got.expires, err
+}
+
 func (t *tokens) ask(ctx context.Context, pod *corev1.Pod, key tokenKey) (token, error) {
 	r := &authv1.TokenRequest{Spec: authv1.TokenRequestSpec{
 		ExpirationSeconds: &key.seconds,

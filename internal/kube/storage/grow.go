@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
@@ -84,11 +85,14 @@ func (s *Storage) growClaim(ctx context.Context, key cache.ObjectName) error {
 		return err
 	}
 	pv, err := s.volumes.Get(claim.Spec.VolumeName)
-	if apierrors.IsNotFound(err) || err == nil && (s.mine(pv) == nil || pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID) {
+	if apierrors.IsNotFound(err) || err == nil && (pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID != claim.UID) {
 		return nil
 	}
 	if err != nil {
 		return err
+	}
+	if s.mine(pv) == nil {
+		return s.growOther(ctx, claim, pv)
 	}
 	size, waiting, err := s.resize(ctx, claim, pv)
 	if err != nil {
@@ -107,6 +111,36 @@ func (s *Storage) growClaim(ctx context.Context, key cache.ObjectName) error {
 	}
 	s.Events.Eventf(claim, corev1.EventTypeNormal, eventGrown, "Volume %s has %s now", pv.Name, size.String())
 	return nil
+}
+
+// growOther completes the growth of a claim whose volume is of a CSI driver of others: the driver's controller has grown it, and the node
+// has to.
+func (s *Storage) growOther(ctx context.Context, claim *corev1.PersistentVolumeClaim, pv *corev1.PersistentVolume) error {
+	csi := pv.Spec.CSI
+	if s.Others == nil || csi == nil || csi.Driver == contract.VolumeDriver || !nodeGrows(claim) {
+		return nil
+	}
+	size := pv.Spec.Capacity[corev1.ResourceStorage]
+	switch here, err := s.Others.Grow(ctx, claim.Namespace, csi.Driver, csi.VolumeHandle, size.Value()); {
+	case err != nil:
+		s.Events.Eventf(claim, corev1.EventTypeWarning, eventFailed, "Volume %s cannot grow on node %s: %s", pv.Name, s.Node, err)
+		return err
+	case !here:
+		return errWaits // a pod of this node may use it later
+	}
+	if err := s.sayClaimed(ctx, claim, &size); err != nil {
+		return err
+	}
+	s.Events.Eventf(claim, corev1.EventTypeNormal, eventGrown, "Volume %s has %s now", pv.Name, size.String())
+	return nil
+}
+
+// nodeGrows reports whether the controller of claim's driver has grown its volume and leaves the rest to the node.
+func nodeGrows(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Status.AllocatedResourceStatuses[corev1.ResourceStorage] == corev1.PersistentVolumeClaimNodeResizePending ||
+		slices.ContainsFunc(claim.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
+			return c.Type == corev1.PersistentVolumeClaimFileSystemResizePending && c.Status == corev1.ConditionTrue
+		})
 }
 
 // resize grows the volume of claim.
@@ -168,6 +202,7 @@ func (s *Storage) sayCapacity(ctx context.Context, pv *corev1.PersistentVolume, 
 func (s *Storage) sayClaimed(ctx context.Context, claim *corev1.PersistentVolumeClaim, size *resource.Quantity) error {
 	claim = claim.DeepCopy()
 	claim.Status.Capacity = corev1.ResourceList{corev1.ResourceStorage: *size}
+	delete(claim.Status.AllocatedResourceStatuses, corev1.ResourceStorage)
 	claim.Status.Conditions = slices.DeleteFunc(claim.Status.Conditions, func(c corev1.PersistentVolumeClaimCondition) bool {
 		return c.Type == corev1.PersistentVolumeClaimResizing || c.Type == corev1.PersistentVolumeClaimFileSystemResizePending
 	})

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/csi"
 	"cocoonstack.io/cocoon/internal/kube/pauses"
 )
 
@@ -74,23 +74,8 @@ func ownedBy(node *corev1.Node) []metav1.OwnerReference {
 
 // sayDriver makes the CSINode of this node name our volumes.
 func (s *Storage) sayDriver(ctx context.Context, node *corev1.Node) error {
-	nodes := s.Client.StorageV1().CSINodes()
 	driver := storagev1.CSINodeDriver{Name: contract.VolumeDriver, NodeID: s.Node, TopologyKeys: []string{corev1.LabelHostname}}
-	has, err := nodes.Get(ctx, s.Node, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		_, err = nodes.Create(ctx, &storagev1.CSINode{
-			ObjectMeta: metav1.ObjectMeta{Name: s.Node, OwnerReferences: ownedBy(node)}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{driver}},
-		}, metav1.CreateOptions{})
-	case err == nil && !slices.ContainsFunc(has.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == driver.Name }):
-		has = has.DeepCopy()
-		has.OwnerReferences, has.Spec.Drivers = ownedBy(node), append(has.Spec.Drivers, driver)
-		_, err = nodes.Update(ctx, has, metav1.UpdateOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("write CSINode %s: %w", s.Node, err)
-	}
-	return nil
+	return csi.Announce(ctx, s.Client, node, func(name string) bool { return name != driver.Name }, []storagev1.CSINodeDriver{driver})
 }
 
 // sayRoom writes the room of this node for each storage class that has volumes of nodes. told is what it has written.

@@ -43,17 +43,24 @@ type Volumes interface {
 	Delete(ctx context.Context, ref string) error
 }
 
+// Others are the volumes of CSI drivers of others that pods of the node have; csi.Plugins has them.
+type Others interface {
+	// Grow makes a driver grow one of its volumes on the node. here: a pod of the namespace has it here.
+	Grow(ctx context.Context, namespace, driver, handle string, size int64) (here bool, err error)
+}
+
 // Free returns the bytes that volumes of a kind may still take, "" being the kind of volumes that ask for none. false: the node makes
 // no volumes of that kind.
 type Free func(ctx context.Context, kind string) (bytes int64, ok bool, err error)
 
-// Config holds what a Storage uses. All is required except Snapshots and Snapshotted, which belong together.
+// Config holds what a Storage uses. All is required except Others, and Snapshots and Snapshotted, which belong together.
 type Config struct {
 	Node        string
 	Client      kubernetes.Interface
 	Volumes     Volumes
 	Snapshots   Snapshots                // nil: the node takes none
 	Snapshotted snapshotclient.Interface // client of VolumeSnapshots
+	Others      Others                   // volumes of CSI drivers of others; nil: none
 	Free        Free
 	Events      record.EventRecorder
 	Log         *slog.Logger

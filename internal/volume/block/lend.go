@@ -65,6 +65,22 @@ func (s *Store) lendAgain(e *entry, path string) (volume.Volume, error) {
 	return s.save(e, next, nil)
 }
 
+// Measure returns the size that the device of a lent volume has now, of which a volume can have whole blocks only, in bytes.
+// Errors: NotFound; FailedPrecondition if it is another device, or a smaller one.
+func (s *Store) Measure(ctx context.Context, owner vm.Owner, name string) (int64, error) {
+	e, release, err := s.lent(ctx, owner, name)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	dev, err := s.identified(e)
+	if err != nil {
+		return 0, fmt.Errorf("measure the device of volume %s: %w", owner.Qualify(name), err)
+	}
+	defer e.release(dev)
+	return whole(dev.id.Size), nil
+}
+
 // Return ends what Lend has made. The device may then go away. It is no error if there is no such volume.
 // Errors: FailedPrecondition while a VM has it.
 func (s *Store) Return(ctx context.Context, owner vm.Owner, name string) error {

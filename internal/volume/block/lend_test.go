@@ -97,6 +97,21 @@ func TestLend(t *testing.T) {
 	if err := s.Return(ctx, owner, "data"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("given back while a VM has it: %v", err)
 	}
+	if size, err := s.Measure(ctx, owner, "data"); err != nil || size != 2*mib {
+		t.Errorf("measured %d, %v", size, err)
+	}
+	if err := os.Truncate(path, 2*mib+4097); err != nil {
+		t.Fatal(err)
+	}
+	if size, err := s.Measure(ctx, owner, "data"); err != nil || size != 2*mib+4096 {
+		t.Errorf("measured %d when it has grown, %v", size, err)
+	}
+	if got, err := s.Resize(ctx, "data", 2*mib+4096); err != nil || got.Size != 2*mib+4096 {
+		t.Errorf("resized: %+v, %v", got, err)
+	}
+	if _, err := s.Measure(ctx, owner, "mine"); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a device of the configuration was measured: %v", err)
+	}
 
 	// The machine starts again: the device is away, and then another one with the same bytes.
 	_ = s.Close()
