@@ -185,7 +185,7 @@ const (
 )
 
 func (n *Node) makeFolders() error {
-	if err := os.MkdirAll(n.dir, 0o711); err != nil {
+	if err := os.MkdirAll(n.dir, 0o700); err != nil {
 		return err
 	}
 	if real, err := filepath.EvalSymlinks(n.dir); err != nil {
@@ -196,7 +196,7 @@ func (n *Node) makeFolders() error {
 	for _, f := range []struct {
 		path string
 		mode os.FileMode
-	}{{n.dir, 0o711}, {n.Root(), 0o711}, {n.below(stagedName), 0o700}, {n.below(recordsName), 0o700}} {
+	}{{n.dir, 0o700}, {n.Root(), 0o700}, {n.below(stagedName), 0o700}, {n.below(recordsName), 0o700}} {
 		if err := makeFolder(f.path, f.mode); err != nil {
 			return err
 		}

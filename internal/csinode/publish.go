@@ -211,8 +211,8 @@ func (n *Node) makeParents(dirs ...string) error {
 		at := n.dir
 		for part := range strings.SplitSeq(rel, "/") {
 			at = filepath.Join(at, part)
-			if err := os.Mkdir(at, 0o711); err == nil {
-				err = os.Chmod(at, 0o711) // independent of the umask
+			if err := os.Mkdir(at, 0o700); err == nil {
+				err = os.Chmod(at, 0o700) // independent of the umask
 				if err != nil {
 					return err
 				}

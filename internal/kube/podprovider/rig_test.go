@@ -20,6 +20,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
+	"cocoonstack.io/cocoon/internal/kube/podvolumes"
 )
 
 // answers is a Prober. A test sets its answers.
@@ -49,6 +50,7 @@ type world struct {
 	reach         *answers
 	fakeSnapshots *fakeSnapshots // nil: the node keeps no snapshots
 	claims        Placements
+	plugins       podvolumes.Plugins
 	policed       func() (bool, error)
 	p             *Provider
 	stop          func()
@@ -82,7 +84,7 @@ func (w *world) run(cfg Config) {
 		Cached: func(ns, name string) (*corev1.Pod, error) {
 			return w.client.CoreV1().Pods(ns).Get(w.t.Context(), name, metav1.GetOptions{})
 		},
-		Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler), Policed: w.policed,
+		Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler), Policed: w.policed, Plugins: w.plugins,
 	})
 	if err != nil {
 		w.t.Fatal(err)
