@@ -86,6 +86,7 @@ type Request struct {
 	Group      string   // AsFolder: the group that gets the files, if the driver can give them to one (VOLUME_MOUNT_GROUP); "": none
 	ReadOnly   bool
 	Ephemeral  bool // the driver makes the volume for this holder, and it is not staged
+	Again      bool // ask the driver also if the volume is published, so that it can renew what is in it
 
 	Attributes map[string]string // of the volume (volume_context)
 	Attachment map[string]string // what attaching told (publish_context)

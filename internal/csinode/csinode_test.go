@@ -592,6 +592,32 @@ func TestSecretsAreNowhere(t *testing.T) {
 	}
 }
 
+// TestAgain: a driver that wants to be asked again is, and whatever it answers, the volume stays published.
+func TestAgain(t *testing.T) {
+	w, d := start(t, csitest.Options{Able: staging})
+	r := request("pod", "v")
+	first := w.publish(r)
+	r.Again = true
+	if again, err := w.Publish(t.Context(), r); err != nil || diff.Of(first, again) != "" {
+		t.Errorf("again: %+v, %v", again, err)
+	}
+	d.On("NodePublishVolume", &csitest.Fault{Err: status.Error(codes.Internal, "no token")})
+	_, err := w.Publish(t.Context(), r)
+	wantClass(t, err, errdefs.Internal, "no token")
+	if all := w.List(); len(all) != 1 || !all[0].Ready {
+		t.Errorf("after a failure there is %+v", all)
+	}
+	d.On("NodePublishVolume", nil)
+	if got := strings.Join(d.Calls(), ", "); got != "NodeStageVolume v, NodePublishVolume v, NodePublishVolume v, NodePublishVolume v" {
+		t.Errorf("calls: %s", got)
+	}
+	other := request("pod-2", "v") // the first time is as without it
+	other.Again = true
+	if p := w.publish(other); !p.Ready {
+		t.Errorf("%+v", p)
+	}
+}
+
 func TestUsageAndGrow(t *testing.T) {
 	w, _ := start(t, csitest.Options{Able: append(slices.Clone(staging), csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)})
 	r := request("pod", "v")

@@ -104,7 +104,10 @@ func (n *Node) publish(ctx context.Context, r Request) (Published, error) {
 			return Published{}, err
 		}
 		if p := n.published(old.rec); p.Ready {
-			return p, nil
+			if r.Again {
+				err = n.again(ctx, &r, old.rec)
+			}
+			return p, err
 		}
 	}
 	others := n.others(volume, r.Key)
@@ -158,13 +161,7 @@ func (n *Node) act(ctx context.Context, d *driver, r *Request, rec record, other
 		}
 	}
 	n.step("publish")
-	if err := d.node(ctx, "NodePublishVolume", n.limits.change, joined(r.Secrets.Publish, r.Secrets.Context), func(ctx context.Context, c csi.NodeClient) error {
-		_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-			VolumeId: r.Handle, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability, Readonly: r.ReadOnly,
-			PublishContext: r.Attachment, VolumeContext: joined(r.Attributes, r.Secrets.Context), Secrets: r.Secrets.Publish,
-		})
-		return err
-	}); err != nil {
+	if err := n.publishTarget(ctx, d, r, rec); err != nil {
 		return err
 	}
 	n.step("check")
@@ -174,6 +171,27 @@ func (n *Node) act(ctx context.Context, d *driver, r *Request, rec record, other
 		return errdefs.New(errdefs.ClassOf(err), "%w", errors.Join(err, n.unpublishTarget(ctx, d, rec)))
 	}
 	return nil
+}
+
+// publishTarget makes the driver publish a volume that is staged, if it must be.
+func (n *Node) publishTarget(ctx context.Context, d *driver, r *Request, rec record) error {
+	return d.node(ctx, "NodePublishVolume", n.limits.change, joined(r.Secrets.Publish, r.Secrets.Context), func(ctx context.Context, c csi.NodeClient) error {
+		_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: r.Handle, StagingTargetPath: n.stagingOf(rec), TargetPath: n.target(r.Key), VolumeCapability: d.capability(r), Readonly: r.ReadOnly,
+			PublishContext: r.Attachment, VolumeContext: joined(r.Attributes, r.Secrets.Context), Secrets: r.Secrets.Publish,
+		})
+		return err
+	})
+}
+
+// again makes the driver publish a volume again that is published, so that it can renew what is in it. If that fails, the volume stays as
+// it is.
+func (n *Node) again(ctx context.Context, r *Request, rec record) error {
+	d, err := n.registry.driver(r.Driver)
+	if err != nil {
+		return err
+	}
+	return n.publishTarget(ctx, d, r, rec)
 }
 
 // joined returns the entries of both maps.

@@ -43,7 +43,7 @@ func DecodeVolumeKey(owner vm.Owner, m *nodev1.VolumeKey) csinode.Key {
 func EncodePublish(r csinode.Request) *nodev1.PublishVolumeRequest {
 	return &nodev1.PublishVolumeRequest{
 		Key: EncodeVolumeKey(r.Key), Driver: r.Driver, Handle: r.Handle, Access: string(r.Access), Mode: r.Mode, FsType: r.FSType, MountFlags: slices.Clone(r.MountFlags),
-		Group: r.Group, ReadOnly: r.ReadOnly, Ephemeral: r.Ephemeral, Attributes: maps.Clone(r.Attributes), Attachment: maps.Clone(r.Attachment),
+		Group: r.Group, ReadOnly: r.ReadOnly, Ephemeral: r.Ephemeral, Again: r.Again, Attributes: maps.Clone(r.Attributes), Attachment: maps.Clone(r.Attachment),
 		StageSecrets: maps.Clone(r.Secrets.Stage), PublishSecrets: maps.Clone(r.Secrets.Publish), ContextSecrets: maps.Clone(r.Secrets.Context),
 	}
 }
@@ -52,7 +52,7 @@ func EncodePublish(r csinode.Request) *nodev1.PublishVolumeRequest {
 func DecodePublish(owner vm.Owner, m *nodev1.PublishVolumeRequest) csinode.Request {
 	return csinode.Request{
 		Key: DecodeVolumeKey(owner, m.GetKey()), Driver: m.GetDriver(), Handle: m.GetHandle(), Access: csinode.Access(m.GetAccess()), Mode: m.GetMode(), FSType: m.GetFsType(), MountFlags: cloneSlice(m.GetMountFlags()),
-		Group: m.GetGroup(), ReadOnly: m.GetReadOnly(), Ephemeral: m.GetEphemeral(), Attributes: maps.Clone(m.GetAttributes()), Attachment: maps.Clone(m.GetAttachment()),
+		Group: m.GetGroup(), ReadOnly: m.GetReadOnly(), Ephemeral: m.GetEphemeral(), Again: m.GetAgain(), Attributes: maps.Clone(m.GetAttributes()), Attachment: maps.Clone(m.GetAttachment()),
 		Secrets: csinode.Secrets{Stage: maps.Clone(m.GetStageSecrets()), Publish: maps.Clone(m.GetPublishSecrets()), Context: maps.Clone(m.GetContextSecrets())},
 	}
 }

@@ -11207,6 +11207,7 @@ type PublishVolumeRequest struct {
 	Attachment     map[string]string      `protobuf:"bytes,12,rep,name=attachment,proto3" json:"attachment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // publish_context
 	StageSecrets   map[string]string      `protobuf:"bytes,13,rep,name=stage_secrets,json=stageSecrets,proto3" json:"stage_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	PublishSecrets map[string]string      `protobuf:"bytes,14,rep,name=publish_secrets,json=publishSecrets,proto3" json:"publish_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Again          bool                   `protobuf:"varint,16,opt,name=again,proto3" json:"again,omitempty"`                                                                                                                  // ask the driver also if the volume is published, so that it can renew what is in it
 	ContextSecrets map[string]string      `protobuf:"bytes,15,rep,name=context_secrets,json=contextSecrets,proto3" json:"context_secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // secret attributes of the volume, for publishing only
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -11338,6 +11339,13 @@ func (x *PublishVolumeRequest) GetPublishSecrets() map[string]string {
 		return x.PublishSecrets
 	}
 	return nil
+}
+
+func (x *PublishVolumeRequest) GetAgain() bool {
+	if x != nil {
+		return x.Again
+	}
+	return false
 }
 
 func (x *PublishVolumeRequest) GetContextSecrets() map[string]string {
@@ -12724,7 +12732,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"7\n" +
 	"\tVolumeKey\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\xbe\b\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xd4\b\n" +
 	"\x14PublishVolumeRequest\x12+\n" +
 	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x16\n" +
@@ -12745,7 +12753,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"attachment\x18\f \x03(\v24.cocoon.node.v1.PublishVolumeRequest.AttachmentEntryR\n" +
 	"attachment\x12[\n" +
 	"\rstage_secrets\x18\r \x03(\v26.cocoon.node.v1.PublishVolumeRequest.StageSecretsEntryR\fstageSecrets\x12a\n" +
-	"\x0fpublish_secrets\x18\x0e \x03(\v28.cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntryR\x0epublishSecrets\x12a\n" +
+	"\x0fpublish_secrets\x18\x0e \x03(\v28.cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntryR\x0epublishSecrets\x12\x14\n" +
+	"\x05again\x18\x10 \x01(\bR\x05again\x12a\n" +
 	"\x0fcontext_secrets\x18\x0f \x03(\v28.cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntryR\x0econtextSecrets\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +

@@ -270,7 +270,7 @@ func TestPersistent(t *testing.T) {
 				if c.volume != nil {
 					c.volume(pv)
 				}
-				got, err := p.Persistent(t.Context(), web(), "data", pv, c.readOnly, token)
+				got, err := p.Persistent(t.Context(), web(), "data", pv, c.readOnly, Ask{Token: token})
 				if c.refused != "" {
 					if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), c.refused) {
 						t.Errorf("%v, want %q in it", err, c.refused)
@@ -320,6 +320,19 @@ func TestAttachmentsThatFail(t *testing.T) {
 	})
 }
 
+// TestRenew: only a driver that wants to is asked again.
+func TestRenew(t *testing.T) {
+	modes := []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}
+	for _, wants := range []bool{true, false} {
+		n := &node{}
+		p, _ := plugins(n, &storagev1.CSIDriver{ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: storagev1.CSIDriverSpec{VolumeLifecycleModes: modes, RequiresRepublish: &wants}})
+		v := &corev1.Volume{Name: "tmp", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "d"}}}
+		if _, err := p.Inline(t.Context(), web(), v, Ask{Token: token, Renew: true}); err != nil || n.asked.Again != wants || (n.asked.Driver == "") == wants {
+			t.Errorf("%t: %v, asked %+v", wants, err, n.asked)
+		}
+	}
+}
+
 func TestInline(t *testing.T) {
 	both := []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "s"}, Data: map[string][]byte{"k": []byte("v")}}
@@ -332,7 +345,7 @@ func TestInline(t *testing.T) {
 			Driver: driver, ReadOnly: new(true), VolumeAttributes: map[string]string{"a": "b"}, NodePublishSecretRef: &corev1.LocalObjectReference{Name: "s"},
 		}}}
 	}
-	got, err := p.Inline(t.Context(), web(), inline("one"), token)
+	got, err := p.Inline(t.Context(), web(), inline("one"), Ask{Token: token})
 	if d := diff.Of(convert.Disk{Dir: &vm.HostDir{Path: "/csi/tmp", Published: true}, ReadOnly: true}, got); err != nil || d != "" {
 		t.Errorf("%v (-want +got):\n%s", err, d)
 	}
@@ -341,7 +354,7 @@ func TestInline(t *testing.T) {
 		t.Errorf("the node was asked %+v", r)
 	}
 	for _, driver := range []string{"two", "none"} {
-		if _, err := p.Inline(t.Context(), web(), inline(driver), token); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "for single pods") {
+		if _, err := p.Inline(t.Context(), web(), inline(driver), Ask{Token: token}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "for single pods") {
 			t.Errorf("%s: %v", driver, err)
 		}
 	}

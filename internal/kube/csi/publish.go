@@ -37,12 +37,19 @@ const (
 
 func ownerOf(pod *corev1.Pod) vm.Owner { return vm.Owner{Namespace: pod.Namespace} }
 
+// Ask says how and why a volume is published.
+type Ask struct {
+	Token Token
+	// Renew publishes a volume again that is published, if its driver wants that from time to time (requiresRepublish of its CSIDriver).
+	Renew bool
+}
+
 // Persistent publishes pv, a volume of a CSI driver that pod's volume has, and returns it as the pod's VM has it.
 // Errors: FailedPrecondition while the pod must wait, Unavailable if the driver does not answer.
-func (p *Plugins) Persistent(ctx context.Context, pod *corev1.Pod, volume string, pv *corev1.PersistentVolume, readOnly bool, token Token) (convert.Disk, error) {
+func (p *Plugins) Persistent(ctx context.Context, pod *corev1.Pod, volume string, pv *corev1.PersistentVolume, readOnly bool, ask Ask) (convert.Disk, error) {
 	src := pv.Spec.CSI
 	driver, err := p.driver(ctx, src.Driver)
-	if err != nil {
+	if err != nil || ask.Renew && !republishes(driver) {
 		return convert.Disk{}, err
 	}
 	r := csinode.Request{
@@ -70,14 +77,14 @@ func (p *Plugins) Persistent(ctx context.Context, pod *corev1.Pod, volume string
 			return convert.Disk{}, err
 		}
 	}
-	return p.publish(ctx, pod, driver, r, slices.Contains(pv.Spec.AccessModes, corev1.ReadWriteOnce), token)
+	return p.publish(ctx, pod, driver, r, slices.Contains(pv.Spec.AccessModes, corev1.ReadWriteOnce), ask)
 }
 
 // Inline publishes volume v of pod, which its driver makes for the pod, and returns it as the pod's VM has it. Errors: as of Persistent.
-func (p *Plugins) Inline(ctx context.Context, pod *corev1.Pod, v *corev1.Volume, token Token) (convert.Disk, error) {
+func (p *Plugins) Inline(ctx context.Context, pod *corev1.Pod, v *corev1.Volume, ask Ask) (convert.Disk, error) {
 	src := v.CSI
 	driver, err := p.driver(ctx, src.Driver)
-	if err != nil {
+	if err != nil || ask.Renew && !republishes(driver) {
 		return convert.Disk{}, err
 	}
 	if !slices.Contains(driver.Spec.VolumeLifecycleModes, storagev1.VolumeLifecycleEphemeral) {
@@ -96,12 +103,13 @@ func (p *Plugins) Inline(ctx context.Context, pod *corev1.Pod, v *corev1.Volume,
 			return convert.Disk{}, err
 		}
 	}
-	return p.publish(ctx, pod, driver, r, true, token)
+	return p.publish(ctx, pod, driver, r, true, ask)
 }
 
 // publish publishes r. once says that the volume has the access mode ReadWriteOnce.
-func (p *Plugins) publish(ctx context.Context, pod *corev1.Pod, driver *storagev1.CSIDriver, r csinode.Request, once bool, token Token) (convert.Disk, error) {
-	if err := p.tell(ctx, pod, driver, &r, token); err != nil {
+func (p *Plugins) publish(ctx context.Context, pod *corev1.Pod, driver *storagev1.CSIDriver, r csinode.Request, once bool, ask Ask) (convert.Disk, error) {
+	r.Again = ask.Renew
+	if err := p.tell(ctx, pod, driver, &r, ask.Token); err != nil {
 		return convert.Disk{}, err
 	}
 	group := r.Access == csinode.AsFolder && grouped(driver, r.FSType != "" && once)
@@ -116,6 +124,11 @@ func (p *Plugins) publish(ctx context.Context, pod *corev1.Pod, driver *storagev
 		return convert.Disk{ID: string(got.Volume), Device: true, ReadOnly: r.ReadOnly}, nil
 	}
 	return convert.Disk{Dir: &vm.HostDir{Path: got.Path, Published: true}, ReadOnly: r.ReadOnly, Group: group && !got.Grouped}, nil
+}
+
+// republishes reports whether a driver wants to publish volumes again from time to time.
+func republishes(driver *storagev1.CSIDriver) bool {
+	return driver.Spec.RequiresRepublish != nil && *driver.Spec.RequiresRepublish
 }
 
 // grouped reports whether the files of a driver's volume are given to the group of the pod. formatted says that the volume has a file

@@ -21,6 +21,7 @@ import (
 type drivers struct {
 	mu        sync.Mutex
 	published int // calls
+	renewed   int
 	stale     bool
 	has       bool
 	stuck     error // why nothing can be published or released
@@ -28,13 +29,17 @@ type drivers struct {
 	early     bool // released while the VM was there
 }
 
-func (d *drivers) Persistent(context.Context, *corev1.Pod, string, *corev1.PersistentVolume, bool, csi.Token) (convert.Disk, error) {
+func (d *drivers) Persistent(context.Context, *corev1.Pod, string, *corev1.PersistentVolume, bool, csi.Ask) (convert.Disk, error) {
 	return convert.Disk{}, errdefs.Unsupportedf("no test has one")
 }
 
-func (d *drivers) Inline(_ context.Context, _ *corev1.Pod, v *corev1.Volume, _ csi.Token) (convert.Disk, error) {
+func (d *drivers) Inline(_ context.Context, _ *corev1.Pod, v *corev1.Volume, ask csi.Ask) (convert.Disk, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if ask.Renew {
+		d.renewed++
+		return convert.Disk{}, d.stuck
+	}
 	if d.stuck != nil {
 		return convert.Disk{}, d.stuck
 	}
@@ -99,6 +104,15 @@ func TestPublishedVolumes(t *testing.T) {
 		if err != nil || len(stats.Volumes) != 1 || stats.Volumes[0].Name != "data" || stats.Volumes[0].Used != 30 {
 			t.Errorf("usage %+v, %v", stats.Volumes, err)
 		}
+
+		// The driver may renew what is in the volume. If it cannot, the pod goes on, and an Event says so once.
+		w.pass(10 * time.Minute)
+		d.set(func() { d.stuck = errdefs.Unavailablef("no token today") })
+		expect(t, w.after(10*time.Minute), "Running running ready")
+		if told := w.told(); strings.Count(told, "no token today") != 1 || d.renewed < 10 || d.renewed > 14 {
+			t.Errorf("renewed %d times, told %s", d.renewed, told)
+		}
+		d.set(func() { d.stuck = nil })
 
 		e.exit(1)
 		expect(t, w.after(20*time.Second), "Running running last:1 restarts:1 ready")

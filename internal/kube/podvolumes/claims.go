@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/kube/csi"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -25,8 +26,10 @@ func (s source) Disk(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (co
 	if s.Plugins == nil {
 		return convert.Disk{}, noPlugins(v.CSI.Driver)
 	}
-	return s.Plugins.Inline(ctx, pod, v, s.tokens.fresh)
+	return s.Plugins.Inline(ctx, pod, v, s.ask())
 }
+
+func (s source) ask() csi.Ask { return csi.Ask{Token: s.tokens.fresh, Renew: s.renew} }
 
 // noPlugins is the error for a volume of a driver on a node that has none.
 func noPlugins(driver string) error {
@@ -73,7 +76,7 @@ func (s source) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (c
 		if err := s.here(ctx, pod, pv, name); err != nil {
 			return convert.Disk{}, err
 		}
-		return s.Plugins.Persistent(ctx, pod, v.Name, pv, readOnly || v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly, s.tokens.fresh)
+		return s.Plugins.Persistent(ctx, pod, v.Name, pv, readOnly || v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly, s.ask())
 	}
 	return convert.Disk{
 		ID: csi.VolumeHandle, FSType: csi.FSType,

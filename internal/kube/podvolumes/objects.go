@@ -46,8 +46,8 @@ type Objects struct {
 
 // Plugins publish volumes of CSI drivers for pods; csi.Plugins implements it.
 type Plugins interface {
-	Persistent(ctx context.Context, pod *corev1.Pod, volume string, pv *corev1.PersistentVolume, readOnly bool, token csi.Token) (convert.Disk, error)
-	Inline(ctx context.Context, pod *corev1.Pod, v *corev1.Volume, token csi.Token) (convert.Disk, error)
+	Persistent(ctx context.Context, pod *corev1.Pod, volume string, pv *corev1.PersistentVolume, readOnly bool, ask csi.Ask) (convert.Disk, error)
+	Inline(ctx context.Context, pod *corev1.Pod, v *corev1.Volume, ask csi.Ask) (convert.Disk, error)
 	// Stale reports whether a volume of pod must be published again, because the machine has started since.
 	Stale(ctx context.Context, pod *corev1.Pod) (bool, error)
 	// Release unpublishes all volumes of pod. Its VM must be gone.

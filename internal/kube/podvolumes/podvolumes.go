@@ -50,6 +50,7 @@ type Volumes struct {
 
 	mu     sync.Mutex
 	keeper *keeper        // nil: no VM is kept up to date
+	renew  *renewer       // nil: no volumes of CSI drivers are renewed
 	held   map[string]sum // checksums of the volumes of the VM that was launched last, until a keeper takes them
 }
 
@@ -58,6 +59,7 @@ type source struct {
 	*Objects
 	tokens       *tokens
 	certificates *certificates
+	renew        bool // see csi.Ask.Renew
 }
 
 // Token implements convert.Source.
@@ -82,34 +84,13 @@ func (s source) renewal() (time.Time, bool) {
 // New returns the volumes of a pod on node. All pods of the node share o.
 func New(o *Objects, node convert.Node, owner Owner) *Volumes {
 	return &Volumes{node: node, owner: owner, from: source{
-		o, &tokens{client: o.api.Client, all: map[tokenKey]token{}}, &certificates{client: o.api.Client, all: map[certificateKey]*certificate{}},
+		Objects: o, tokens: &tokens{client: o.api.Client, all: map[tokenKey]token{}}, certificates: &certificates{client: o.api.Client, all: map[certificateKey]*certificate{}},
 	}}
 }
 
 // Fill reads the content of volumes, which must be all volumes of pod. Errors: those of convert.Fill.
 func (v *Volumes) Fill(ctx context.Context, pod *corev1.Pod, volumes []vm.Volume) error {
 	return convert.Fill(ctx, pod, v.node, v.from, volumes)
-}
-
-// Renew publishes the volumes of CSI drivers of pod again that the machine has lost since it started.
-// Errors: those of Fill.
-func (v *Volumes) Renew(ctx context.Context, pod *corev1.Pod) error {
-	if v.from.Plugins == nil || !convert.Published(pod) {
-		return nil
-	}
-	stale, err := v.from.Plugins.Stale(ctx, pod)
-	if err != nil || !stale {
-		return err
-	}
-	return v.Fill(ctx, pod, convert.Disks(pod))
-}
-
-// Release unpublishes the volumes of CSI drivers of pod, whose VM is gone.
-func (v *Volumes) Release(ctx context.Context, pod *corev1.Pod) error {
-	if v.from.Plugins == nil || !convert.Published(pod) {
-		return nil
-	}
-	return v.from.Plugins.Release(ctx, pod)
 }
 
 // Launched records the content of the volumes of a new VM.
@@ -122,10 +103,11 @@ func (v *Volumes) Launched(volumes []vm.Volume) {
 	}
 }
 
-// Keep keeps the volumes of rec, the VM of pod, up to date until Stop. The volumes of disk guests are never updated.
+// Keep keeps the volumes of rec, the VM of pod, up to date until Stop. Files in disk guests are never updated.
 func (v *Volumes) Keep(pod *corev1.Pod, rec *vm.Record, spawn Spawn) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.keepPublished(rec, spawn)
 	if v.keeper != nil && v.keeper.id == rec.ID {
 		return
 	}
@@ -153,6 +135,8 @@ func (v *Volumes) Stop() {
 	defer v.mu.Unlock()
 	v.keeper.stop()
 	v.keeper = nil
+	v.renew.stop()
+	v.renew = nil
 }
 
 // sum is a checksum of the content of a volume.
