@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"cocoonstack.io/cocoon/internal/csinode"
+	csilocal "cocoonstack.io/cocoon/internal/csinode/local"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/csi"
@@ -24,17 +25,17 @@ var (
 
 // plugins publishes volumes of CSI drivers: their folders are for VMs to share, and their devices become volumes of the node.
 type plugins struct {
-	node    *csinode.Node // nil: the node is not configured for drivers
+	node    *csilocal.Node // nil: the node is not configured for drivers
 	devices *block.Store
 	engine  *engine.Engine
 }
 
 // openPlugins opens what drivers have published. nil: the node is not configured for drivers.
-func (d *daemon) openPlugins(ctx context.Context) (*csinode.Node, error) {
+func (d *daemon) openPlugins(ctx context.Context) (*csilocal.Node, error) {
 	if d.cfg.CSI.Plugins == "" {
 		return nil, nil
 	}
-	return csinode.New(ctx, csinode.Config{Plugins: d.cfg.CSI.Plugins, Dir: d.cfg.CSI.Dir, Log: d.log.With("component", "csi")})
+	return csilocal.New(ctx, csilocal.Config{Plugins: d.cfg.CSI.Plugins, Dir: d.cfg.CSI.Dir, Log: d.log.With("component", "csi")})
 }
 
 // check completes and checks the settings of CSI drivers.

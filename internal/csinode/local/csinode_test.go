@@ -1,4 +1,4 @@
-package csinode_test
+package local_test
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/csinode/csitest"
+	"cocoonstack.io/cocoon/internal/csinode/local"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/testkit/need"
@@ -48,7 +49,7 @@ func (b *buffer) String() string {
 
 // world is a node with its folders.
 type world struct {
-	*csinode.Node
+	*local.Node
 	t            *testing.T
 	plugins, dir string
 	log          *buffer
@@ -76,7 +77,7 @@ func folders(t *testing.T) *world {
 // open starts a node. It ends with the test, if stop does not end it before.
 func (w *world) open() {
 	w.t.Helper()
-	n, err := csinode.New(w.t.Context(), csinode.Config{Plugins: w.plugins, Dir: w.dir, Log: slog.New(slog.NewTextHandler(w.log, nil))})
+	n, err := local.New(w.t.Context(), local.Config{Plugins: w.plugins, Dir: w.dir, Log: slog.New(slog.NewTextHandler(w.log, nil))})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package csinode
+package local
 
 import (
 	"cmp"
@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
@@ -37,8 +38,8 @@ func checkText(what, text string, limit int) error {
 }
 
 // validate checks what can be checked without a driver. Errors: InvalidArgument.
-func (r *Request) validate() error {
-	if err := r.Key.validate(); err != nil {
+func validate(r *csinode.Request) error {
+	if err := validateKey(r.Key); err != nil {
 		return err
 	}
 	if err := checkDriverName(r.Driver); err != nil {
@@ -53,18 +54,18 @@ func (r *Request) validate() error {
 		return errdefs.Invalidf("%.100q is not an access mode of CSI, such as SINGLE_NODE_WRITER", r.Mode)
 	}
 	switch r.Access {
-	case AsFolder:
-	case AsDevice:
+	case csinode.AsFolder:
+	case csinode.AsDevice:
 		if r.FSType != "" || len(r.MountFlags) > 0 || r.Group != "" {
 			return errdefs.Invalidf("a device has no file system type, mount options or group; leave them out")
 		}
 	default:
-		return errdefs.Invalidf("%.100q is neither %q nor %q", r.Access, AsFolder, AsDevice)
+		return errdefs.Invalidf("%.100q is neither %q nor %q", r.Access, csinode.AsFolder, csinode.AsDevice)
 	}
-	return r.validateDetails()
+	return validateDetails(r)
 }
 
-func (r *Request) validateDetails() error {
+func validateDetails(r *csinode.Request) error {
 	for what, text := range map[string]string{"the file system type": r.FSType, "the group": r.Group} {
 		if text != "" {
 			if err := checkText(what, text, 128); err != nil {
@@ -91,7 +92,7 @@ func (r *Request) validateDetails() error {
 	return nil
 }
 
-func (k Key) validate() error {
+func validateKey(k csinode.Key) error {
 	if err := checkText("the namespace", cmp.Or(k.Owner.Namespace, "-"), maxName); err != nil {
 		return err
 	}
@@ -102,7 +103,7 @@ func (k Key) validate() error {
 }
 
 // same returns an error if r asks for another publication than the one that rec has. Errors: FailedPrecondition.
-func (r *Request) same(rec record) error {
+func same(r *csinode.Request, rec record) error {
 	var differs string
 	switch {
 	case r.Driver != rec.Driver:
@@ -125,7 +126,7 @@ func (r *Request) same(rec record) error {
 
 // admit returns an error if the other publications of the volume exclude r. The driver judges the rest.
 // Errors: FailedPrecondition, DataLoss.
-func (r *Request) admit(others []entry) error {
+func admit(r *csinode.Request, others []entry) error {
 	for _, o := range others {
 		who := "another holder"
 		if r.Owner.Reaches(o.rec.Key.Owner) {
@@ -152,14 +153,14 @@ func singleWriter(mode string) bool {
 }
 
 // checkPublished returns an error unless path is what access promises. It asks no file server. Errors: FailedPrecondition.
-func checkPublished(path string, access Access) error {
+func checkPublished(path string, access csinode.Access) error {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
 	if err != nil {
 		return errdefs.Preconditionf("the driver says that the volume is published, but %s cannot be found: %w", path, err)
 	}
 	want, is := uint16(unix.S_IFDIR), st.Mode&unix.S_IFMT
-	if access == AsDevice {
+	if access == csinode.AsDevice {
 		want = unix.S_IFBLK
 	}
 	if is != want {

@@ -1,6 +1,7 @@
-package csinode
+package local
 
 import (
+	"cocoonstack.io/cocoon/internal/csinode"
 	"fmt"
 	"time"
 )
@@ -29,6 +30,6 @@ var (
 func (v version) String() string { return fmt.Sprintf("%d.%d.%d", v[0], v[1], v[2]) }
 
 // RecordName returns the ids of a key and a volume.
-func RecordName(k Key, driver, handle string) (key, volume string) {
-	return k.id(), volumeID(driver, handle)
+func RecordName(k csinode.Key, driver, handle string) (key, volume string) {
+	return keyID(k), volumeID(driver, handle)
 }

@@ -1,4 +1,4 @@
-package csinode_test
+package local_test
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/csinode/csitest"
+	"cocoonstack.io/cocoon/internal/csinode/local"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
@@ -43,7 +44,7 @@ func TestMain(m *testing.M) {
 func crash(dir, op string, at int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	n, err := csinode.New(ctx, csinode.Config{Plugins: dir + "/p", Dir: dir + "/d"})
+	n, err := local.New(ctx, local.Config{Plugins: dir + "/p", Dir: dir + "/d"})
 	if err != nil {
 		return err
 	}
@@ -292,23 +293,23 @@ func FuzzRecord(f *testing.F) {
 			Driver, Handle string
 		}
 		if json.Unmarshal(text, &head) == nil {
-			k, v = csinode.RecordName(head.Key, head.Driver, head.Handle)
+			k, v = local.RecordName(head.Key, head.Driver, head.Handle)
 		}
-		r, err := csinode.ParseRecord(text, k, v)
+		r, err := local.ParseRecord(text, k, v)
 		if err != nil {
 			if !errdefs.Is(err, errdefs.DataLoss) {
 				t.Fatalf("error %v of class %v", err, errdefs.ClassOf(err))
 			}
 			return
 		}
-		if _, err := csinode.ParseRecord(text, strings.Repeat("0", 32), v); err == nil {
+		if _, err := local.ParseRecord(text, strings.Repeat("0", 32), v); err == nil {
 			t.Fatal("a record is taken for that of another key")
 		}
 		again, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if back, err := csinode.ParseRecord(again, k, v); err != nil || back != r {
+		if back, err := local.ParseRecord(again, k, v); err != nil || back != r {
 			t.Fatalf("%+v became %+v: %v", r, back, err)
 		}
 	})

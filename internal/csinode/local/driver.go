@@ -1,4 +1,4 @@
-package csinode
+package local
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/grpcerr"
 )
@@ -32,7 +33,7 @@ var defaultLimits = limits{change: 2 * time.Minute, ask: time.Minute}
 
 // driver is a registered driver. It never changes.
 type driver struct {
-	Driver
+	csinode.Driver
 	endpoint string
 	version  version // the highest that it supports
 	can      map[csi.NodeServiceCapability_RPC_Type]bool
@@ -100,14 +101,14 @@ func classify(ctx context.Context, err error, secrets map[string]string) error {
 }
 
 // capability returns what a driver is told about how a volume is used.
-func (d *driver) capability(r *Request) *csi.VolumeCapability {
+func (d *driver) capability(r *csinode.Request) *csi.VolumeCapability {
 	mode := csi.VolumeCapability_AccessMode_Mode(csi.VolumeCapability_AccessMode_Mode_value[r.Mode])
 	if !d.can[csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER] &&
 		(mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER) {
 		mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	}
 	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
-	if r.Access == AsDevice {
+	if r.Access == csinode.AsDevice {
 		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 		return c
 	}
@@ -120,6 +121,6 @@ func (d *driver) capability(r *Request) *csi.VolumeCapability {
 }
 
 // groups reports whether the driver gives the files to the group of r.
-func (d *driver) groups(r *Request) bool {
-	return r.Access == AsFolder && r.Group != "" && d.can[csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP]
+func (d *driver) groups(r *csinode.Request) bool {
+	return r.Access == csinode.AsFolder && r.Group != "" && d.can[csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP]
 }

@@ -1,4 +1,4 @@
-package csinode_test
+package local_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/csinode/csitest"
+	"cocoonstack.io/cocoon/internal/csinode/local"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
@@ -241,7 +242,7 @@ func TestHighest(t *testing.T) {
 		"11.0.0": "", "1.0.0.0": "", "1.9999999.0": "", "": "",
 	} {
 		got := ""
-		if v, ok := csinode.Highest(strings.Fields(text)); ok {
+		if v, ok := local.Highest(strings.Fields(text)); ok {
 			got = v.String()
 		}
 		if got != want {
@@ -264,13 +265,13 @@ func TestRunEndsWhileADriverHangs(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	w := folders(t)
 	w.open()
-	_, err := csinode.New(context.Background(), csinode.Config{Plugins: w.plugins, Dir: w.dir})
+	_, err := local.New(context.Background(), local.Config{Plugins: w.plugins, Dir: w.dir})
 	wantClass(t, err, errdefs.FailedPrecondition, w.dir)
 	if err := os.Symlink(w.dir, w.dir+"-link"); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{"", "relative", w.dir + "/../x", w.dir + "-link", w.dir + "-link/below"} {
-		_, err := csinode.New(context.Background(), csinode.Config{Plugins: w.plugins, Dir: dir})
+		_, err := local.New(context.Background(), local.Config{Plugins: w.plugins, Dir: dir})
 		wantClass(t, err, errdefs.InvalidArgument)
 	}
 }

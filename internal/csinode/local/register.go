@@ -1,4 +1,4 @@
-package csinode
+package local
 
 import (
 	"cmp"
@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
@@ -82,7 +83,7 @@ type registry struct {
 }
 
 // list returns the drivers that serve their names, sorted by name.
-func (g *registry) list() []Driver {
+func (g *registry) list() []csinode.Driver {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	best := map[string]*driver{}
@@ -91,7 +92,7 @@ func (g *registry) list() []Driver {
 			best[d.Name] = d
 		}
 	}
-	out := make([]Driver, 0, len(best))
+	out := make([]csinode.Driver, 0, len(best))
 	for _, name := range slices.Sorted(maps.Keys(best)) {
 		d := best[name].Driver
 		d.Topology = maps.Clone(d.Topology)
@@ -337,7 +338,7 @@ func (g *registry) ask(ctx context.Context, socket string, f func(context.Contex
 
 // meet checks what a plug-in says of itself, and asks the driver the rest. A driver that starts may take some time.
 func (g *registry) meet(ctx context.Context, socket string, info *registration.PluginInfo) (*driver, error) {
-	d := &driver{Driver: Driver{Name: info.GetName()}, endpoint: cmp.Or(info.GetEndpoint(), socket)}
+	d := &driver{Driver: csinode.Driver{Name: info.GetName()}, endpoint: cmp.Or(info.GetEndpoint(), socket)}
 	if err := checkDriverName(d.Name); err != nil {
 		return nil, backoff.Permanent(err)
 	}

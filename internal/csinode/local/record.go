@@ -1,4 +1,4 @@
-package csinode
+package local
 
 import (
 	"bytes"
@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
@@ -27,16 +28,16 @@ const (
 
 // record is what the disk has of a publication. It has no attributes, mount flags or secrets: all of these may be confidential.
 type record struct {
-	Version int    `json:"version"`
-	Key     Key    `json:"key"`
-	Driver  string `json:"driver"`
-	Handle  string `json:"handle"`
+	Version int         `json:"version"`
+	Key     csinode.Key `json:"key"`
+	Driver  string      `json:"driver"`
+	Handle  string      `json:"handle"`
 
-	Access    Access `json:"access"`
-	Mode      string `json:"mode"`
-	FSType    string `json:"fs_type,omitempty"`
-	ReadOnly  bool   `json:"read_only,omitempty"`
-	Ephemeral bool   `json:"ephemeral,omitempty"`
+	Access    csinode.Access `json:"access"`
+	Mode      string         `json:"mode"`
+	FSType    string         `json:"fs_type,omitempty"`
+	ReadOnly  bool           `json:"read_only,omitempty"`
+	Ephemeral bool           `json:"ephemeral,omitempty"`
 
 	Staged  bool   `json:"staged,omitempty"`  // the volume may be staged for this publication
 	Grouped bool   `json:"grouped,omitempty"` // see Published.Grouped
@@ -55,7 +56,8 @@ func id(parts ...string) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-func (k Key) id() string { return id("key", k.Owner.Namespace, k.Holder, k.Name) }
+// keyID returns the id of a key.
+func keyID(k csinode.Key) string { return id("key", k.Owner.Namespace, k.Holder, k.Name) }
 
 func volumeID(driver, handle string) string { return id("volume", driver, handle) }
 
@@ -72,14 +74,14 @@ func parseRecord(text []byte, key, volume string) (record, error) {
 	if r.Version != recordVersion {
 		return r, errdefs.DataLossf("it has the version %d; this release reads %d", r.Version, recordVersion)
 	}
-	req := Request{Key: r.Key, Driver: r.Driver, Handle: r.Handle, Access: r.Access, Mode: r.Mode, FSType: r.FSType, ReadOnly: r.ReadOnly, Ephemeral: r.Ephemeral}
-	if err := req.validate(); err != nil {
+	req := csinode.Request{Key: r.Key, Driver: r.Driver, Handle: r.Handle, Access: r.Access, Mode: r.Mode, FSType: r.FSType, ReadOnly: r.ReadOnly, Ephemeral: r.Ephemeral}
+	if err := validate(&req); err != nil {
 		return r, errdefs.DataLossf("it is invalid: %w", err)
 	}
 	switch {
 	case r.Handle == "":
 		return r, errdefs.DataLossf("it has no handle")
-	case r.Key.id() != key || volumeID(r.Driver, r.Handle) != volume:
+	case keyID(r.Key) != key || volumeID(r.Driver, r.Handle) != volume:
 		return r, errdefs.DataLossf("it is the record of another publication: %s", r.Key)
 	case r.Ephemeral && r.Staged:
 		return r, errdefs.DataLossf("it says that an ephemeral volume is staged")
@@ -190,7 +192,7 @@ func (n *Node) save(r record) error {
 		return fmt.Errorf("encode the record of %s: %w", r.Key, err)
 	}
 	volume := volumeID(r.Driver, r.Handle)
-	if err := atomicfile.WriteFile(n.recordPath(r.Key.id(), volume), append(text, '\n'), 0o600); err != nil {
+	if err := atomicfile.WriteFile(n.recordPath(keyID(r.Key), volume), append(text, '\n'), 0o600); err != nil {
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 			err = errdefs.As(errdefs.ResourceExhausted, err)
 		}
@@ -198,13 +200,13 @@ func (n *Node) save(r record) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.entries[r.Key.id()] = entry{rec: r, volume: volume}
+	n.entries[keyID(r.Key)] = entry{rec: r, volume: volume}
 	return nil
 }
 
 // forget removes the record of a publication. Preconditions: the lock of its volume is held.
 func (n *Node) forget(r record) error {
-	path := n.recordPath(r.Key.id(), volumeID(r.Driver, r.Handle))
+	path := n.recordPath(keyID(r.Key), volumeID(r.Driver, r.Handle))
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the record of %s: %w", r.Key, err)
 	}
@@ -213,6 +215,6 @@ func (n *Node) forget(r record) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.entries, r.Key.id())
+	delete(n.entries, keyID(r.Key))
 	return nil
 }

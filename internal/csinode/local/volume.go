@@ -1,4 +1,4 @@
-package csinode
+package local
 
 import (
 	"context"
@@ -6,13 +6,14 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/grpcerr"
 )
 
 // ready returns a publication that is ready, and its driver, which must have the capability needs; what is an ability for the message.
 // Errors: NotFound, FailedPrecondition, Unavailable, Unsupported, DataLoss.
-func (n *Node) ready(k Key, needs csi.NodeServiceCapability_RPC_Type, what string) (record, *driver, error) {
+func (n *Node) ready(k csinode.Key, needs csi.NodeServiceCapability_RPC_Type, what string) (record, *driver, error) {
 	e, found, err := n.entry(k)
 	if err == nil && !found {
 		err = errdefs.NotFoundf("it is not published")
@@ -35,18 +36,18 @@ func (n *Node) ready(k Key, needs csi.NodeServiceCapability_RPC_Type, what strin
 
 // Usage returns how full a published volume is, as its driver tells.
 // Errors: NotFound, FailedPrecondition if it is not ready, Unavailable, Unsupported if the driver does not know, the classes of the driver.
-func (n *Node) Usage(ctx context.Context, k Key) (Usage, error) {
+func (n *Node) Usage(ctx context.Context, k csinode.Key) (csinode.Usage, error) {
 	u, err := n.usage(ctx, k)
 	if err != nil {
-		return Usage{}, fmt.Errorf("usage of %s: %w", k, err)
+		return csinode.Usage{}, fmt.Errorf("usage of %s: %w", k, err)
 	}
 	return u, nil
 }
 
-func (n *Node) usage(ctx context.Context, k Key) (Usage, error) {
+func (n *Node) usage(ctx context.Context, k csinode.Key) (csinode.Usage, error) {
 	rec, d, err := n.ready(k, csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, "tell how full a volume is")
 	if err != nil {
-		return Usage{}, err
+		return csinode.Usage{}, err
 	}
 	var answer *csi.NodeGetVolumeStatsResponse
 	if err := d.node(ctx, "NodeGetVolumeStats", n.limits.ask, nil, func(ctx context.Context, c csi.NodeClient) (err error) {
@@ -55,11 +56,11 @@ func (n *Node) usage(ctx context.Context, k Key) (Usage, error) {
 		})
 		return err
 	}); err != nil {
-		return Usage{}, err
+		return csinode.Usage{}, err
 	}
-	var u Usage
+	var u csinode.Usage
 	for _, a := range answer.GetUsage() {
-		amount := Amount{Total: max(0, a.GetTotal()), Used: max(0, a.GetUsed()), Available: max(0, a.GetAvailable())}
+		amount := csinode.Amount{Total: max(0, a.GetTotal()), Used: max(0, a.GetUsed()), Available: max(0, a.GetAvailable())}
 		switch a.GetUnit() {
 		case csi.VolumeUsage_BYTES:
 			u.Bytes = amount
@@ -80,7 +81,7 @@ func (n *Node) usage(ctx context.Context, k Key) (Usage, error) {
 // the volume then has, in bytes. The volume itself must have been grown before.
 // Errors: InvalidArgument, NotFound, FailedPrecondition if it is not ready, Unavailable, Unsupported if the driver grows nothing on nodes,
 // the classes of the driver.
-func (n *Node) Grow(ctx context.Context, k Key, size int64) (int64, error) {
+func (n *Node) Grow(ctx context.Context, k csinode.Key, size int64) (int64, error) {
 	got, err := n.grow(ctx, k, size)
 	if err != nil {
 		return 0, fmt.Errorf("grow %s to %d bytes: %w", k, size, err)
@@ -88,7 +89,7 @@ func (n *Node) Grow(ctx context.Context, k Key, size int64) (int64, error) {
 	return got, nil
 }
 
-func (n *Node) grow(ctx context.Context, k Key, size int64) (int64, error) {
+func (n *Node) grow(ctx context.Context, k csinode.Key, size int64) (int64, error) {
 	if size <= 0 {
 		return 0, errdefs.Invalidf("the size is not positive")
 	}
@@ -110,7 +111,7 @@ func (n *Node) grow(ctx context.Context, k Key, size int64) (int64, error) {
 		answer, err = c.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 			VolumeId: rec.Handle, VolumePath: n.target(k), StagingTargetPath: n.stagingOf(rec),
 			CapacityRange:    &csi.CapacityRange{RequiredBytes: size},
-			VolumeCapability: d.capability(&Request{Access: rec.Access, Mode: rec.Mode, FSType: rec.FSType}),
+			VolumeCapability: d.capability(&csinode.Request{Access: rec.Access, Mode: rec.Mode, FSType: rec.FSType}),
 		})
 		return err
 	}); err != nil {

@@ -1,4 +1,4 @@
-package csinode
+package local
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/csinode"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/undo"
 )
@@ -33,7 +34,7 @@ func pathPart(name string) string {
 }
 
 // target returns where a volume is published.
-func (n *Node) target(k Key) string {
+func (n *Node) target(k csinode.Key) string {
 	return filepath.Join(n.Root(), pathPart(k.Owner.Namespace), pathPart(k.Holder), pathPart(k.Name), "mount")
 }
 
@@ -51,8 +52,8 @@ func (n *Node) stagingOf(r record) string {
 }
 
 // lockBoth waits for the locks of a key and of a volume.
-func (n *Node) lockBoth(ctx context.Context, k Key, volume func() (string, error)) (release func(), err error) {
-	key, err := n.keys.Lock(ctx, k.id())
+func (n *Node) lockBoth(ctx context.Context, k csinode.Key, volume func() (string, error)) (release func(), err error) {
+	key, err := n.keys.Lock(ctx, keyID(k))
 	if err != nil {
 		return nil, err
 	}
@@ -74,34 +75,34 @@ func (n *Node) lockBoth(ctx context.Context, k Key, volume func() (string, error
 //
 // Errors: InvalidArgument; FailedPrecondition if the same key is published otherwise, if another holder excludes this one, or if the driver
 // published something else; Unavailable if the driver is not registered or asks for another attempt; DataLoss; the classes of the driver.
-func (n *Node) Publish(ctx context.Context, r Request) (Published, error) {
+func (n *Node) Publish(ctx context.Context, r csinode.Request) (csinode.Published, error) {
 	p, err := n.publish(ctx, r)
 	if err != nil {
-		return Published{}, fmt.Errorf("publish %s: %w", r.Key, err)
+		return csinode.Published{}, fmt.Errorf("publish %s: %w", r.Key, err)
 	}
 	return p, nil
 }
 
-func (n *Node) publish(ctx context.Context, r Request) (Published, error) {
-	if err := r.validate(); err != nil {
-		return Published{}, err
+func (n *Node) publish(ctx context.Context, r csinode.Request) (csinode.Published, error) {
+	if err := validate(&r); err != nil {
+		return csinode.Published{}, err
 	}
 	if r.Handle == "" {
-		r.Handle = "csi-" + r.id()
+		r.Handle = "csi-" + keyID(r.Key)
 	}
 	volume := volumeID(r.Driver, r.Handle)
 	unlock, err := n.lockBoth(ctx, r.Key, func() (string, error) { return volume, nil })
 	if err != nil {
-		return Published{}, err
+		return csinode.Published{}, err
 	}
 	defer unlock()
 	old, found, err := n.entry(r.Key)
 	if err != nil {
-		return Published{}, err
+		return csinode.Published{}, err
 	}
 	if found {
-		if err := r.same(old.rec); err != nil {
-			return Published{}, err
+		if err := same(&r, old.rec); err != nil {
+			return csinode.Published{}, err
 		}
 		if p := n.published(old.rec); p.Ready {
 			if r.Again {
@@ -111,12 +112,12 @@ func (n *Node) publish(ctx context.Context, r Request) (Published, error) {
 		}
 	}
 	others := n.others(volume, r.Key)
-	if err := r.admit(others); err != nil {
-		return Published{}, err
+	if err := admit(&r, others); err != nil {
+		return csinode.Published{}, err
 	}
 	d, err := n.registry.driver(r.Driver)
 	if err != nil {
-		return Published{}, err
+		return csinode.Published{}, err
 	}
 	rec := record{
 		Key: r.Key, Driver: r.Driver, Handle: r.Handle,
@@ -125,15 +126,15 @@ func (n *Node) publish(ctx context.Context, r Request) (Published, error) {
 	}
 	n.step("intent")
 	if err := n.save(rec); err != nil {
-		return Published{}, err
+		return csinode.Published{}, err
 	}
 	if err := n.act(ctx, d, &r, rec, others); err != nil {
-		return Published{}, err
+		return csinode.Published{}, err
 	}
 	rec.Boot = n.boot
 	n.step("done")
 	if err := n.save(rec); err != nil {
-		return Published{}, err
+		return csinode.Published{}, err
 	}
 	n.step("published")
 	n.log.Info("CSI volume published", "driver", rec.Driver, "volume", rec.Key.String())
@@ -141,7 +142,7 @@ func (n *Node) publish(ctx context.Context, r Request) (Published, error) {
 }
 
 // act makes the driver stage and publish a volume whose record says that this may have happened.
-func (n *Node) act(ctx context.Context, d *driver, r *Request, rec record, others []entry) error {
+func (n *Node) act(ctx context.Context, d *driver, r *csinode.Request, rec record, others []entry) error {
 	staging, target := n.stagingOf(rec), n.target(r.Key)
 	n.step("folders")
 	if err := n.makeParents(staging, filepath.Dir(target)); err != nil {
@@ -174,7 +175,7 @@ func (n *Node) act(ctx context.Context, d *driver, r *Request, rec record, other
 }
 
 // publishTarget makes the driver publish a volume that is staged, if it must be.
-func (n *Node) publishTarget(ctx context.Context, d *driver, r *Request, rec record) error {
+func (n *Node) publishTarget(ctx context.Context, d *driver, r *csinode.Request, rec record) error {
 	return d.node(ctx, "NodePublishVolume", n.limits.change, joined(r.Secrets.Publish, r.Secrets.Context), func(ctx context.Context, c csi.NodeClient) error {
 		_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 			VolumeId: r.Handle, StagingTargetPath: n.stagingOf(rec), TargetPath: n.target(r.Key), VolumeCapability: d.capability(r), Readonly: r.ReadOnly,
@@ -186,7 +187,7 @@ func (n *Node) publishTarget(ctx context.Context, d *driver, r *Request, rec rec
 
 // again makes the driver publish a volume again that is published, so that it can renew what is in it. If that fails, the volume stays as
 // it is.
-func (n *Node) again(ctx context.Context, r *Request, rec record) error {
+func (n *Node) again(ctx context.Context, r *csinode.Request, rec record) error {
 	d, err := n.registry.driver(r.Driver)
 	if err != nil {
 		return err
@@ -247,7 +248,7 @@ func (n *Node) makeParents(dirs ...string) error {
 //
 // Errors: Unavailable if the driver is not registered or asks for another attempt; FailedPrecondition if something is left where the
 // volume was; DataLoss if the record is damaged; the classes of the driver.
-func (n *Node) Unpublish(ctx context.Context, k Key) error {
+func (n *Node) Unpublish(ctx context.Context, k csinode.Key) error {
 	if err := n.unpublish(ctx, k); err != nil {
 		return fmt.Errorf("unpublish %s: %w", k, err)
 	}
@@ -256,7 +257,7 @@ func (n *Node) Unpublish(ctx context.Context, k Key) error {
 
 var errNone = errors.New("no such publication")
 
-func (n *Node) unpublish(ctx context.Context, k Key) error {
+func (n *Node) unpublish(ctx context.Context, k csinode.Key) error {
 	var e entry
 	unlock, err := n.lockBoth(ctx, k, func() (string, error) {
 		var found bool
