@@ -1,9 +1,10 @@
 package local
 
 import (
-	"cocoonstack.io/cocoon/internal/csinode"
 	"fmt"
 	"time"
+
+	"cocoonstack.io/cocoon/internal/csinode"
 )
 
 // Hurry makes pauses and time limits short.
