@@ -33,22 +33,32 @@ func (p *Plugins) say(ctx context.Context, all []csinode.Driver) error {
 	var drivers []storagev1.CSINodeDriver
 	labels := map[string]string{}
 	for _, d := range all {
+		if key, had, ok := elsewhere(node, d.Topology); ok {
+			p.Log.Warn("CSI driver left out: it says that this machine is elsewhere than the label of its node says", "driver", d.Name, "key", key, "value", d.Topology[key], "label", had)
+			continue
+		}
 		entry := storagev1.CSINodeDriver{Name: d.Name, NodeID: d.NodeID, TopologyKeys: slices.Sorted(maps.Keys(d.Topology))}
 		if d.MaxVolumes > 0 {
 			entry.Allocatable = &storagev1.VolumeNodeResources{Count: new(int32(min(d.MaxVolumes, 1<<31-1)))}
 		}
 		drivers = append(drivers, entry)
-		for key, value := range d.Topology {
-			if had, ok := node.Labels[key]; ok && had != value {
-				p.Log.Warn("a CSI driver says that this machine is elsewhere than the label of its node says", "driver", d.Name, "key", key, "value", value, "label", had)
-			}
-			labels[key] = value
-		}
+		maps.Copy(labels, d.Topology)
 	}
 	if err := p.label(ctx, node, labels, len(all) > 0); err != nil {
 		return err
 	}
 	return Announce(ctx, p.Client, node, func(name string) bool { return name == contract.VolumeDriver }, drivers)
+}
+
+// elsewhere returns a label of node that contradicts a driver's topology; false: there is none. As with the kubelet, no driver changes a
+// label that is there.
+func elsewhere(node *corev1.Node, topology map[string]string) (key, had string, ok bool) {
+	for _, key := range slices.Sorted(maps.Keys(topology)) {
+		if had, ok := node.Labels[key]; ok && had != topology[key] {
+			return key, had, true
+		}
+	}
+	return "", "", false
 }
 
 // label adds labels to the node, and, with managed, the annotation for volumes that must be attached.

@@ -161,6 +161,7 @@ func (p *Plugins) sweep(ctx context.Context) {
 			}
 		}
 		gone = now
+		p.forget(func(k csinode.Key) bool { return !now[k] && !p.Known(types.UID(k.Holder)) })
 	}
 }
 
@@ -199,7 +200,22 @@ func (p *Plugins) Release(ctx context.Context, pod *corev1.Pod) error {
 			errs = append(errs, fmt.Errorf("UnmountVolume.TearDown failed for volume %q: %w", v.Name, err))
 		}
 	}
+	if len(errs) == 0 {
+		p.forget(func(k csinode.Key) bool { return k.Holder == string(pod.UID) })
+	}
 	return errors.Join(errs...)
+}
+
+// forget ends the use of volumes that were never published, such as those whose pod was deleted before they were attached.
+func (p *Plugins) forget(gone func(csinode.Key) bool) {
+	p.mu.Lock()
+	before := len(p.use)
+	maps.DeleteFunc(p.use, func(k csinode.Key, _ corev1.UniqueVolumeName) bool { return gone(k) })
+	changed := len(p.use) != before
+	p.mu.Unlock()
+	if changed {
+		p.Changed()
+	}
 }
 
 // Grow makes a driver grow a volume wherever pods of namespace have it on this machine. here: one has it.

@@ -130,7 +130,7 @@ func published(namespace, holder, name string, ready bool) nodewire.Published {
 
 func plugins(n *node, objects ...runtime.Object) (*Plugins, kubernetes.Interface) {
 	n.changed = make(chan struct{})
-	client := fake.NewClientset(append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node"}})...)
+	client := fake.NewClientset(append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node", Labels: map[string]string{"kubernetes.io/hostname": "n1"}}})...)
 	return New(Config{
 		Name: "n1", Client: client, Node: n, Log: slog.New(slog.DiscardHandler),
 		Known: func(uid types.UID) bool { return uid == "pod" }, Changed: func() {},
@@ -372,8 +372,9 @@ func TestRelease(t *testing.T) {
 		t.Errorf("while a VM has one: %v", err)
 	}
 	n.held = ""
-	if err := p.Release(t.Context(), web()); err != nil || n.names() != "other/c pod/d" {
-		t.Errorf("%v, there are %s", err, n.names())
+	p.using(csinode.Key{Owner: vm.Owner{Namespace: "default"}, Holder: "pod", Name: "never attached"}, "x")
+	if err := p.Release(t.Context(), web()); err != nil || n.names() != "other/c pod/d" || len(p.InUse()) != 0 {
+		t.Errorf("%v, there are %s, in use %v", err, n.names(), p.InUse())
 	}
 	if stale, err := p.Stale(t.Context(), web()); err != nil || stale {
 		t.Errorf("stale %t, %v", stale, err)
@@ -411,7 +412,8 @@ func TestRun(t *testing.T) {
 		p, client := plugins(n, &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
 			{Name: contract.VolumeDriver, NodeID: "n1", TopologyKeys: []string{"kubernetes.io/hostname"}}, {Name: "old", NodeID: "x"},
 		}}})
-		n.set(csinode.Driver{Name: "new", NodeID: "i-1", MaxVolumes: 5, Topology: map[string]string{"zone": "a"}})
+		n.set(csinode.Driver{Name: "new", NodeID: "i-1", MaxVolumes: 5, Topology: map[string]string{"zone": "a"}},
+			csinode.Driver{Name: "moved", NodeID: "i-2", Topology: map[string]string{"kubernetes.io/hostname": "other"}})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- p.Run(ctx) }()
@@ -431,13 +433,14 @@ func TestRun(t *testing.T) {
 			t.Errorf("drivers: %s", got)
 		}
 		self, err := client.CoreV1().Nodes().Get(t.Context(), "n1", metav1.GetOptions{})
-		if err != nil || self.Labels["zone"] != "a" || self.Annotations[annotationManaged] != "true" {
+		if err != nil || self.Labels["zone"] != "a" || self.Labels["kubernetes.io/hostname"] != "n1" || self.Annotations[annotationManaged] != "true" {
 			t.Errorf("%v, labels %v, annotations %v", err, self.Labels, self.Annotations)
 		}
 		if n.names() != "pod/a gone/b gone/c" || len(p.InUse()) != 3 {
 			t.Errorf("at the first look there are %s, in use %v", n.names(), p.InUse())
 		}
 		n.set()
+		p.using(csinode.Key{Owner: vm.Owner{Namespace: "default"}, Holder: "gone", Name: "never attached"}, "x")
 		time.Sleep(sweepEvery) //nolint:forbidigo // the fake clock of synctest
 		synctest.Wait()
 		if got := drivers(); got != "volume.cocoonstack.io n1 kubernetes.io/hostname;" {
