@@ -45,7 +45,7 @@ func TestRotationUnderRequests(t *testing.T) {
 	for i := range 2 {
 		k := &Keeper{
 			Secret: types.NamespacedName{Namespace: "certs", Name: "serving"}, Configuration: "certs", Hosts: []string{"127.0.0.1"},
-			Lives: Lives{Authority: 36 * time.Second, Serving: 12 * time.Second, Overlap: 3 * time.Second}, Now: time.Now,
+			Lives: Lives{Authority: 90 * time.Second, Serving: 30 * time.Second, Overlap: 8 * time.Second}, Now: time.Now, // long enough for a busy machine
 		}
 		keepers = append(keepers, k)
 		url := "https://" + serve(t, k)
@@ -171,7 +171,7 @@ func run(t *testing.T, c *rest.Config, k *Keeper) {
 // wait retries try until it succeeds.
 func wait(t *testing.T, what string, try func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
