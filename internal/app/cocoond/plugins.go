@@ -38,7 +38,7 @@ func (d *daemon) openPlugins(ctx context.Context) (*csilocal.Node, error) {
 	return csilocal.New(ctx, csilocal.Config{Plugins: d.cfg.CSI.Plugins, Dir: d.cfg.CSI.Dir, Log: d.log.With("component", "csi")})
 }
 
-// check completes and checks the settings of CSI drivers.
+// check checks the settings of CSI drivers.
 func (c *CSI) check() error {
 	if c.Plugins == "" {
 		return nil
@@ -134,10 +134,10 @@ func (p *plugins) List(ctx context.Context) ([]nodewire.Published, error) {
 		}
 		one := nodewire.Published{Published: v}
 		if v.Access == csinode.AsDevice {
-			lent, err := p.devices.Get(vm.OnBehalf(ctx, v.Owner), lentName(v.Key))
+			lent, here, err := p.devices.Lent(ctx, v.Owner, lentName(v.Key))
 			switch {
 			case err == nil:
-				one.Volume = lent.ID
+				one.Volume, one.Ready = lent.ID, v.Ready && here
 			case errdefs.IsNotFound(err): // publishing was interrupted
 				one.Ready = false
 			default:

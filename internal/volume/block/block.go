@@ -53,6 +53,7 @@ type Config struct {
 type Store struct {
 	cfg  Config
 	lock *os.File
+	boot string // id of this boot of the machine
 
 	locks keylock.Locks[vm.ID] // of volumes that are being changed
 
@@ -76,10 +77,11 @@ type recorded struct {
 	Path   string            `json:"path"` // of the device, as in the configuration
 	Device blockdev.Identity `json:"device"`
 	Lent   bool              `json:"lent,omitempty"` // by a program that says when the device goes away; see Store.Lend
+	Boot   string            `json:"boot,omitempty"` // of a lent device: the boot of the machine in which it was lent
 }
 
 func (r recorded) clone() recorded {
-	return recorded{Volume: r.Clone(), Path: r.Path, Device: r.Device, Lent: r.Lent}
+	return recorded{Volume: r.Clone(), Path: r.Path, Device: r.Device, Lent: r.Lent, Boot: r.Boot}
 }
 
 // New locks the store's folder and reads the records. A device that the configuration names for the first time becomes a volume. If a
@@ -136,6 +138,11 @@ func split(name string) (namespace, short string) {
 }
 
 func (s *Store) open(ctx context.Context) error {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return err
+	}
+	s.boot = strings.TrimSpace(string(boot))
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return err
 	}
@@ -232,6 +239,7 @@ func (s *Store) settle() error {
 			}
 			delete(s.all, id)
 			log.Info("volume forgotten, because the configuration does not name its device any more")
+		case s.lostSince(e): // another device may be at its path now
 		default:
 			dev, err := s.claim(e)
 			switch {
@@ -269,6 +277,9 @@ func (s *Store) read(id vm.ID) *entry {
 // add makes a volume of a device, which the configuration names or a program has lent.
 func (s *Store) add(owner vm.Owner, spec volume.Spec, path string, lent bool) (volume.Volume, error) {
 	e := &entry{id: vm.NewID(), named: !lent, rec: recorded{Path: path, Lent: lent}}
+	if lent {
+		e.rec.Boot = s.boot
+	}
 	if s.cfg.Taken != nil {
 		if taken, err := s.cfg.Taken(owner, spec.Name); err != nil || taken {
 			return volume.Volume{}, cmp.Or(err, vm.Volumes.Taken(owner.Qualify(spec.Name)))

@@ -61,8 +61,18 @@ func (s *Store) lendAgain(e *entry, path string) (volume.Volume, error) {
 		return volume.Volume{}, errdefs.Preconditionf("%s has %d bytes, and the volume had %d; it is another device", path, size, e.rec.Size)
 	}
 	next := e.rec.clone()
-	next.Path, next.Device, next.Size = path, dev.id, size
+	next.Path, next.Device, next.Size, next.Boot = path, dev.id, size, s.boot
 	return s.save(e, next, nil)
+}
+
+// Lent returns a volume that Lend has made. here: it was lent since the machine started, so a VM can have it. Errors: NotFound.
+func (s *Store) Lent(ctx context.Context, owner vm.Owner, name string) (v volume.Volume, here bool, err error) {
+	e, release, err := s.lent(ctx, owner, name)
+	if err != nil {
+		return v, false, err
+	}
+	defer release()
+	return e.rec.Clone(), !s.lostSince(e), nil
 }
 
 // Measure returns the size that the device of a lent volume has now, of which a volume can have whole blocks only, in bytes.
@@ -103,6 +113,10 @@ func (s *Store) Return(ctx context.Context, owner vm.Owner, name string) error {
 	delete(s.all, e.id)
 	return nil
 }
+
+// lostSince reports whether e is a device that was lent before the machine started: it must be lent again, even if its path leads to a
+// device that looks the same.
+func (s *Store) lostSince(e *entry) bool { return e.rec.Lent && e.rec.Boot != s.boot }
 
 // lent finds the volume of a device that Lend has made, and keeps others from changing it until release.
 // Errors: NotFound, AlreadyExists if a device of the configuration has the name.

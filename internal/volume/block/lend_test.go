@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -133,6 +134,34 @@ func TestLend(t *testing.T) {
 	}
 	if _, d, err := s.Attach(ctx, "data", user, false); err != nil || d.Path != base+"/two" {
 		t.Errorf("attached as %+v, %v", d, err)
+	}
+	// The machine starts once more. The path leads to a device at once, and nobody has said that it is the one of the volume.
+	_ = s.Close()
+	record := filepath.Join(dir, string(v.ID)+".json")
+	text, err := os.ReadFile(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	other := strings.Replace(string(text), strings.TrimSpace(string(boot)), "another", 1)
+	if other == string(text) || os.WriteFile(record, []byte(other), 0o600) != nil {
+		t.Fatalf("the record has no boot: %s", text)
+	}
+	s = open(t, dir, nil)
+	if _, _, err := s.Attach(ctx, "data", user, false); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "since the machine started") {
+		t.Errorf("attached after another start: %v", err)
+	}
+	if _, here, err := s.Lent(ctx, owner, "data"); err != nil || here {
+		t.Errorf("it is said to be here: %t, %v", here, err)
+	}
+	if _, err := lend("data", base+"/two"); err != nil {
+		t.Error(err)
+	}
+	if got, here, err := s.Lent(ctx, owner, "data"); err != nil || !here || got.ID != v.ID {
+		t.Errorf("lent again: %+v, %t, %v", got, here, err)
+	}
+	if _, _, err := s.Attach(ctx, "data", user, false); err != nil {
+		t.Error(err)
 	}
 	if err := s.Detach(ctx, "data", user); err != nil {
 		t.Fatal(err)

@@ -196,6 +196,9 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 	if !e.named && !e.rec.Lent {
 		return v, d, errdefs.Preconditionf("the configuration of the node does not name its device any more; add %s to it again", e.rec.Path)
 	}
+	if s.lostSince(e) {
+		return v, d, errdefs.Preconditionf("its device is not here since the machine started; its CSI driver must publish it again, as a new start of its pod makes it do")
+	}
 	next := e.rec.clone()
 	has, err := record.Admit(next.Volume, to, readOnly)
 	if err != nil {
