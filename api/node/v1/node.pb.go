@@ -11365,7 +11365,7 @@ type PublishedVolume struct {
 	Access        string                 `protobuf:"bytes,5,opt,name=access,proto3" json:"access,omitempty"` // folder or device
 	ReadOnly      bool                   `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	Path          string                 `protobuf:"bytes,7,opt,name=path,proto3" json:"path,omitempty"`        // of the folder on the node
-	Volume        string                 `protobuf:"bytes,8,opt,name=volume,proto3" json:"volume,omitempty"`    // id, of a device that is a volume of the node
+	Volume        string                 `protobuf:"bytes,8,opt,name=volume,proto3" json:"volume,omitempty"`    // id of the volume of the node that a device is; empty for a folder
 	Grouped       bool                   `protobuf:"varint,9,opt,name=grouped,proto3" json:"grouped,omitempty"` // the driver gave the files to the group
 	Ready         bool                   `protobuf:"varint,10,opt,name=ready,proto3" json:"ready,omitempty"`    // published since the machine started
 	unknownFields protoimpl.UnknownFields

@@ -80,7 +80,7 @@ func validateDetails(r *csinode.Request) error {
 		}
 	}
 	for what, m := range map[string]map[string]string{
-		"the attributes": r.Attributes, "the attachment": r.Attachment, "the secrets of staging": r.Secrets.Stage, "the secrets of publishing": r.Secrets.Publish,
+		"the attributes": r.Attributes, "the attachment": r.Attachment, "the secrets of staging": r.Secrets.Stage, "the secrets of publishing": r.Secrets.Publish, "the secret attributes": r.Secrets.Context,
 	} {
 		size := 0
 		for k, v := range m {

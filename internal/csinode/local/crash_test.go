@@ -152,7 +152,7 @@ func crashed(t *testing.T, op string) (*world, *csitest.Driver) {
 	return w, d
 }
 
-// recover opens the node of a child again, and fails the test unless it can publish or unpublish the volume and leaves nothing.
+// recover opens the node that a killed child has left. The volume can be published or unpublished there, and then nothing is left.
 func recover(t *testing.T, w *world, d *csitest.Driver, what, next string) {
 	t.Helper()
 	w.open()
@@ -274,8 +274,8 @@ func TestUnknownFilesAreLeft(t *testing.T) {
 	w.clean(d)
 }
 
-// FuzzRecord: what a record says is either refused as DataLoss, or about the publication of its name, and says the same when it is written
-// and read again.
+// FuzzRecord: parsing any bytes gives DataLoss, or the record of the publication that its file name says. Such a record can be written and
+// read again.
 func FuzzRecord(f *testing.F) {
 	const (
 		key    = "2e2bbd0a4ff0ad5e1f7ac7aa8d7c5a13"

@@ -183,7 +183,7 @@ func (n *Node) published(r record) csinode.Published {
 	}
 }
 
-// Find returns nil if path is exactly the path of a volume that is published for owner and ready, and that may be written to if write.
+// Find checks that owner may have the folder path: a ready volume of owner is published exactly there, and, if write, not read-only.
 // Owners are compared by namespace; the operator has those of all.
 // Errors: FailedPrecondition with the reason and the remedy.
 func (n *Node) Find(owner vm.Owner, path string, write bool) error {
