@@ -34,7 +34,9 @@ const skew = 5 * time.Minute
 type Lives struct {
 	Authority time.Duration
 	Serving   time.Duration // at most a third of the authority's
-	// Overlap is how long a new authority is published before it signs a certificate, so that clients can load it.
+	// Overlap is how long a new authority is published before it signs a certificate, so that clients can load it. It is less
+	// than a quarter of Serving. Otherwise a certificate can expire while its successor waits for the new authority: a third of
+	// its lifetime is left when the wait begins, and the next check may be a twelfth later.
 	Overlap time.Duration
 }
 

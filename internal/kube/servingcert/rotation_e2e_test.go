@@ -45,7 +45,7 @@ func TestRotationUnderRequests(t *testing.T) {
 	for i := range 2 {
 		k := &Keeper{
 			Secret: types.NamespacedName{Namespace: "certs", Name: "serving"}, Configuration: "certs", Hosts: []string{"127.0.0.1"},
-			Lives: Lives{Authority: 90 * time.Second, Serving: 30 * time.Second, Overlap: 8 * time.Second}, Now: time.Now, // long enough for a busy machine
+			Lives: Lives{Authority: 150 * time.Second, Serving: 50 * time.Second, Overlap: 2 * time.Second}, Now: time.Now, // 12 s late is in time
 		}
 		keepers = append(keepers, k)
 		url := "https://" + serve(t, k)
