@@ -52,7 +52,7 @@ func (n *node) withVolumes(ctx context.Context, r vm.Record, disks []vm.Disk, ba
 	ctx = vm.OnBehalf(ctx, r.Owner)
 	out := volumesOf{disks: withoutVolumes(disks)}
 	for _, a := range r.Attached {
-		i := slices.IndexFunc(r.Spec.Volumes, func(v vm.Volume) bool { return v.Name == a.Volume && v.Disk != nil })
+		i := diskVolume(r.Spec, a.Volume)
 		if i < 0 {
 			return out, errdefs.DataLossf("the record of the VM is damaged: it has volume %s attached and does not ask for it; remove the VM, which leaves the volume as it is", a.Volume)
 		}
@@ -71,6 +71,11 @@ func (n *node) withVolumes(ctx context.Context, r vm.Record, disks []vm.Disk, ba
 		out.disks, out.attached = append(out.disks, d), append(out.attached, a)
 	}
 	return out, nil
+}
+
+// diskVolume returns the index in s.Volumes of the volume of the store with that name; -1: there is none.
+func diskVolume(s vm.Spec, name string) int {
+	return slices.IndexFunc(s.Volumes, func(v vm.Volume) bool { return v.Name == name && v.Disk != nil })
 }
 
 // unsized returns attached as those of a guest of which it is not known which sizes it knows.
@@ -126,17 +131,6 @@ func (m *machine) detachVolumes(ctx context.Context, thorough bool) error {
 		errs = append(errs, m.releaseVolume(ctx, id, m.id))
 	}
 	return errors.Join(errs...)
-}
-
-// savable refuses to save a VM for others, if it has volumes: its memory fits only the volumes as they are now.
-func savable(r vm.Record) error {
-	if err := hasNoDirs(r); err != nil {
-		return err
-	}
-	if len(r.Attached) == 0 {
-		return nil
-	}
-	return errdefs.Preconditionf("it uses volume %s, which is in no snapshot of a VM; take a snapshot of the volume instead, or hibernate the VM", r.Attached[0].Volume)
 }
 
 // attachedAs returns the index of an attached volume by its id; -1: the VM does not have it.

@@ -91,8 +91,6 @@ func TestAttachedVolume(t *testing.T) {
 	r.refused("keep the snapshot of a hibernated VM with a volume", errdefs.FailedPrecondition, err)
 	r.must(r.Wake(ctx, "web"))
 	has("woken")
-	_, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
-	r.refused("save a VM with a volume", errdefs.FailedPrecondition, err)
 	if err := r.Remove(ctx, "web", true); err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +212,7 @@ func TestCopiesOfAVolume(t *testing.T) {
 	t.Cleanup(func() { _ = file.Close() })
 	store := &liveVolumes{Store: file, guest: func() *enginetest.Guest { return r.world.Guest(id) }}
 	r.stop()
-	r.world.Keep(store)
+	r.world.Keep(store).Shares = false
 	var busy atomic.Bool
 	r.world.Fault = func(call string) error {
 		if call == "agent.Freeze" && busy.Load() {
@@ -289,6 +287,23 @@ func attachedScripts() map[string]script {
 			before: launch,
 			act:    func(ctx context.Context, r *rig) error { return r.Remove(ctx, "web", true) },
 			after:  []vm.State{vm.StateRunning, ""},
+		},
+		"save attached": {
+			before: launch,
+			act:    save,
+			after:  []vm.State{vm.StateRunning},
+		},
+		"clone attached": {
+			before: func(ctx context.Context, r *rig) error { return errors.Join(launch(ctx, r), save(ctx, r)) },
+			act: func(ctx context.Context, r *rig) error {
+				if err := clone(ctx, r); err != nil {
+					return err
+				}
+				return until(ctx, r, func(v vm.Record) bool { return v.Spec.Name == "a" && v.AgentReady })
+			},
+			only:  clone,
+			after: []vm.State{"", vm.StateRunning},
+			name:  "a",
 		},
 		"wake attached": {
 			before: func(ctx context.Context, r *rig) error {

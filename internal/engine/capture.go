@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 const (
@@ -27,6 +28,8 @@ type capture struct {
 	freezer guest.Freezer          // nil: its file systems are not frozen
 	hold    bool                   // the guest stays paused
 	fresh   bool                   // the guest may not have been set up since it booted
+	others  bool                   // other VMs may resume from it, so it keeps the volumes too
+	kept    []snapshot.Volume
 	draft   snapshot.Draft
 }
 
@@ -92,7 +95,11 @@ func (c *capture) shoot(ctx context.Context, x snapshot.Snapshot) (snapshot.Snap
 	if err != nil {
 		return x, err
 	}
-	if c.proc != nil {
+	if c.proc == nil {
+		if err := c.keepVolumes(ctx); err != nil {
+			return x, err
+		}
+	} else {
 		base, err := c.draft.Base(ctx, relatedSnapshots(c.record())...)
 		if err != nil {
 			return x, err
@@ -110,6 +117,7 @@ func (c *capture) shoot(ctx context.Context, x snapshot.Snapshot) (snapshot.Snap
 		return x, err
 	}
 	describe(&x, c.record())
+	x.Volumes = c.kept
 	x.ImageManifest = c.manifestOf(ctx, x.ImageDigest)
 	for i := range x.Record.Containers {
 		r := &x.Record.Containers[i]
@@ -164,7 +172,7 @@ func (m *machine) overlaysOn(ctx context.Context) (disks []vm.Disk, overlays []h
 // saveMemory makes the driver save the guest and switch its disks, with its file systems frozen if c can do that.
 func (c *capture) saveMemory(ctx context.Context, dir string, based bool, overlays []hypervisor.DiskOverlay) (s hypervisor.Saved, quiesced bool, err error) {
 	plan := hypervisor.SavePlan{
-		State: dir + "/" + snapshot.FileState, Memory: dir + "/" + snapshot.FileMemory, Overlays: overlays, Hold: c.hold,
+		State: dir + "/" + snapshot.FileState, Memory: dir + "/" + snapshot.FileMemory, Overlays: overlays, Hold: c.hold, Still: c.keepVolumes,
 	}
 	if based {
 		plan.Base = dir + "/" + snapshot.FileBase
@@ -190,6 +198,28 @@ func (c *capture) saveMemory(ctx context.Context, dir string, based bool, overla
 	return s, quiesced, nil
 }
 
+// keepVolumes takes snapshots of the volumes of the VM for the draft. Preconditions: nothing writes to them meanwhile.
+func (c *capture) keepVolumes(ctx context.Context) error {
+	r := c.record()
+	if len(r.Attached) == 0 || !c.others {
+		return nil
+	}
+	can, err := c.snapshotter()
+	if err != nil {
+		return err
+	}
+	ctx = vm.OnBehalf(ctx, r.Owner)
+	for _, a := range r.Attached {
+		// A guest that is paused must not wait for a copy of all bytes.
+		x, err := can.Snapshot(ctx, string(a.ID), volume.Spec{For: c.draft.ID(), Live: c.proc != nil})
+		if err != nil {
+			return fmt.Errorf("volume %s: %w", a.Volume, err)
+		}
+		c.kept = append(c.kept, snapshot.Volume{Volume: a.Volume, Snapshot: x.ID, Serial: a.Serial, Port: portOf(r.Disks, a.Serial), Size: a.Size})
+	}
+	return nil
+}
+
 // settleGuest lets a guest settle that others will resume from. A guest whose agent cannot do that is saved as it is.
 func (c *capture) settleGuest(ctx context.Context) {
 	agent, ready, _ := c.proc.link.Peek()
@@ -206,7 +236,7 @@ func (c *capture) settleGuest(ctx context.Context) {
 
 // quiet freezes the file systems of a running guest while a volume of it is copied, and returns what thaws them. A guest that cannot do
 // that goes on: the copy is as after a power cut.
-func (m *machine) quiet(ctx context.Context, volume string) (thaw func()) {
+func (m *machine) quiet(ctx context.Context, name string) (thaw func()) {
 	thaw = func() {}
 	proc := m.run.Load()
 	if proc == nil || proc.Over() {
@@ -220,7 +250,7 @@ func (m *machine) quiet(ctx context.Context, volume string) (thaw func()) {
 	limited, cancel := context.WithTimeout(ctx, freezeTimeout)
 	defer cancel()
 	if _, err := freezer.Freeze(limited); err != nil {
-		m.log.Warn("file systems of guest not frozen, the copy of its volume is as after a power cut", "vm", m.id, "volume", volume, "err", err)
+		m.log.Warn("file systems of guest not frozen, the copy of its volume is as after a power cut", "vm", m.id, "volume", name, "err", err)
 		return thaw
 	}
 	c := capture{machine: m, freezer: freezer}

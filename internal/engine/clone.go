@@ -72,7 +72,7 @@ func (n *node) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error) 
 // pooled reports whether r, which is about to be cloned as spec says, may come from the pool.
 func (n *node) pooled(r vm.Record, spec vm.CloneSpec) bool {
 	ports := slices.ContainsFunc(r.Spec.NICs, func(s vm.NICSpec) bool { return len(s.Ports) > 0 }) // each VM has its own
-	return n.pool.Enabled() && !ports && spec.FromDir == "" && r.Cloned && r.ImageType == vm.ImageOCI && n.agents[r.ImageType] != nil
+	return n.pool.Enabled() && !ports && len(r.Spec.DiskVolumes()) == 0 && spec.FromDir == "" && r.Cloned && r.ImageType == vm.ImageOCI && n.agents[r.ImageType] != nil
 }
 
 // claim makes r a VM with a process from the pool. ok is false if there is none.
@@ -152,6 +152,9 @@ func (c *clone) buildNew(ctx context.Context) (outcome, error) {
 	if !r.Cloned { // a guest that boots has no containers that were added to another one
 		r.Disks = withoutPlugged(r.Disks)
 	}
+	if r, err = c.copyVolumes(ctx, c.held.Snapshot(), r, &c.back); err != nil {
+		return outcome{}, err
+	}
 	if r.NICs, err = c.nics.attach(ctx, r, &c.back, true); err != nil {
 		return outcome{}, err
 	}
@@ -166,7 +169,7 @@ func (c *clone) buildNew(ctx context.Context) (outcome, error) {
 		r.Resume = &resume
 	}
 	f := launchOptions{ready: c.dirs.syncing(c.id, r.Disks), log: c.logs.Main.Begin, change: func(to *vm.Record) {
-		to.Disks, to.NICs, to.Resume = r.Disks, r.NICs, r.Resume
+		to.Disks, to.NICs, to.Resume, to.Spec.Volumes, to.Attached = r.Disks, r.NICs, r.Resume, r.Spec.Volumes, r.Attached
 	}}
 	if r.Cloned {
 		f.log, f.incoming = c.logs.BeginForeign, cloneOf(c.held, r)

@@ -17,8 +17,8 @@ import (
 
 // designClone returns the first record of the clone id of x. Everything that can be refused is refused here.
 func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID) (vm.Record, []image.Image, error) {
-	if v := x.Record.Spec.DiskVolumes(); len(v) > 0 {
-		return vm.Record{}, nil, errdefs.Preconditionf("its VM uses volume %s, so only that VM can resume from it; create a VM with a clone of the volume instead", v[0].Name)
+	if err := n.copyable(ctx, x, vm.Behalf(ctx)); err != nil {
+		return vm.Record{}, nil, err
 	}
 	live := x.Live && !spec.Cold
 	s, err := cloneSpec(x, spec, id, live)

@@ -252,7 +252,13 @@ func settled(t *testing.T, dir string, s script, where string) {
 	}
 	slices.Sort(want)
 	want = slices.Compact(want)
-	if left := leftovers(t, dir, r.world); !slices.Equal(left, want) {
+	made, err := r.world.Volumes().Made(t.Context())
+	if err != nil {
+		t.Error(err)
+	}
+	left := append(leftovers(t, dir, r.world), made...)
+	slices.Sort(left)
+	if !slices.Equal(left, want) {
 		t.Errorf("killed at %s: there is %v, want %v", where, left, want)
 	}
 	for _, rec := range all {
@@ -276,6 +282,9 @@ func (r *rig) has(rec vm.Record, where string) []string {
 	want := []string{"leases/" + rec.NICs[0].IP, "run/vms/" + string(rec.ID), "state/vms/" + string(rec.ID)}
 	for _, id := range rec.SnapshotIDs {
 		want = append(want, "snapshots/"+id)
+		if x, err := r.world.Snapshots().Get(r.t.Context(), id); err == nil && len(x.Volumes) > 0 {
+			want = append(want, "parts/"+id)
+		}
 	}
 	if rec.State == vm.StateHibernated {
 		want = append(want, "snapshots/"+rec.Snapshot)
@@ -289,8 +298,13 @@ func (r *rig) has(rec vm.Record, where string) []string {
 			r.t.Errorf("killed at %s: the guest is paused", where)
 		}
 	}
-	for range rec.Attached {
+	for _, a := range rec.Attached {
 		want = append(want, "attachments/"+string(rec.ID))
+		if v, err := r.world.Volumes().Get(r.t.Context(), string(a.ID)); err != nil {
+			r.t.Errorf("killed at %s: volume %s: %v", where, a.Volume, err)
+		} else if v.For != "" {
+			want = append(want, "copies/"+string(rec.ID))
+		}
 	}
 	r.hasVolumes(rec, where)
 	used := map[string]bool{}

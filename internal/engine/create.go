@@ -121,6 +121,9 @@ func (v *newVM) recover(ctx context.Context) (next string, err error) {
 	if err := v.erase(ctx, true); err != nil {
 		return "", err
 	}
+	if err := v.dropCopies(ctx, v.id); err != nil {
+		return "", err
+	}
 	return "", v.forget(ctx)
 }
 

@@ -81,12 +81,6 @@ func (n *node) store() (snapshot.Store, error) {
 	return n.snapshots, nil
 }
 
-// removeStored removes the pool's entries of a snapshot, then the snapshot.
-func (n *node) removeStored(ctx context.Context, id string) error {
-	n.pool.Empty(ctx, id)
-	return n.snapshots.Remove(ctx, id)
-}
-
 // kept returns the row of a VM as its folder has it.
 func (n *node) kept(id vm.ID) (journal.Row, error) {
 	if n.records == nil {

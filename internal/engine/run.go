@@ -113,6 +113,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	}
 	e.unplugDown(ctx, func(id vm.ID) bool { return intents[id] != nil }) // a VM with an intent may be starting again right now
 	e.strays.sweep(ctx)
+	e.sweepKept(ctx)
 	e.log.Info("recovered", "count", len(records), "unfinished", len(unsettled), "dur", time.Since(began))
 	return ctx.Err()
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -22,7 +23,7 @@ func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSp
 		if err != nil {
 			return m.record(), err
 		}
-		if err := savable(m.record()); err != nil {
+		if err := m.savable(m.record()); err != nil {
 			return m.record(), err
 		}
 		if m.record().State == vm.StateHibernated {
@@ -37,6 +38,7 @@ func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSp
 			return m.record(), err
 		}
 		defer c.discard()
+		c.others = true
 		s := &save{capture: c, x: snapshot.Snapshot{Name: spec.Name, Description: spec.Description, Labels: spec.Labels}}
 		r, err := saveOperation.run(ctx, m, s, snapshotArgs{Snapshot: c.draft.ID()}.json())
 		saved = s.x
@@ -106,6 +108,7 @@ func (s *save) undo(ctx context.Context, err error) error {
 		s.log.Error("snapshot saved, but the journal did not record it", "vm", s.id, "snapshot", s.x.ID, "err", err)
 		return nil
 	}
+	err = errors.Join(err, s.dropKept(context.WithoutCancel(ctx), s.draft.ID()))
 	s.settleFailed(ctx, opSave, same)
 	s.tidy()
 	return err
@@ -117,6 +120,9 @@ func (s *save) recover(ctx context.Context) (next string, err error) {
 		return "", err
 	}
 	there, err := s.committed(ctx, s.id, s.args.Snapshot)
+	if err == nil && !there {
+		err = s.dropKept(ctx, s.args.Snapshot)
+	}
 	if err != nil {
 		return "", err
 	}

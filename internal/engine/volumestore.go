@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -152,13 +153,23 @@ func (v *Volumes) Restore(ctx context.Context, ref, snapshot string) (volume.Vol
 	return can.Restore(ctx, ref, snapshot)
 }
 
-// DeleteSnapshot implements volume.Snapshotter.
+// DeleteSnapshot implements volume.Snapshotter. FailedPrecondition for a part of the snapshot of a VM.
 func (v *Volumes) DeleteSnapshot(ctx context.Context, ref string) error {
 	can, err := able[volume.Snapshotter](v)
 	if err != nil {
 		return err
 	}
-	return can.DeleteSnapshot(ctx, ref)
+	x, err := can.GetSnapshot(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if x.For != "" && v.node.snapshots != nil {
+		whole, err := v.node.snapshots.Get(vm.OnBehalf(ctx, vm.Owner{}), x.For)
+		if !errdefs.IsNotFound(err) {
+			return errdefs.Preconditionf("snapshot %s of volume %s is part of the snapshot %s of VM %s; remove that one", x.Name, x.Source, cmp.Or(whole.Name, x.For), whole.Source.VMName)
+		}
+	}
+	return can.DeleteSnapshot(ctx, string(x.ID))
 }
 
 // Clone implements volume.Cloner, with guests and Spec.Live as in Snapshot.

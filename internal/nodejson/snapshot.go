@@ -38,8 +38,15 @@ type Snapshot struct {
 	UsedAt   *time.Time        `json:"used_at"`
 	Labels   map[string]string `json:"labels,omitempty"`
 
-	Owner     vm.Owner `json:"owner,omitzero"`      // absent: the operator of the node
-	Published []string `json:"published,omitempty"` // namespaces that may clone from it, "*" for all
+	Owner     vm.Owner         `json:"owner,omitzero"`      // absent: the operator of the node
+	Published []string         `json:"published,omitempty"` // namespaces that may clone from it, "*" for all
+	Volumes   []SnapshotVolume `json:"volumes,omitempty"`
+}
+
+// SnapshotVolume is a volume of the VM at the instant of a snapshot.
+type SnapshotVolume struct {
+	Volume   string `json:"volume"`             // name that the VM has for it
+	Snapshot vm.ID  `json:"volume_snapshot_id"` // see `cocoon volume snapshot list`
 }
 
 // Source is the VM that a snapshot was taken of.
@@ -51,13 +58,17 @@ type Source struct {
 
 // FromSnapshot returns s in its JSON form.
 func FromSnapshot(s snapshot.Snapshot) Snapshot {
+	var volumes []SnapshotVolume
+	for _, v := range s.Volumes {
+		volumes = append(volumes, SnapshotVolume{v.Volume, v.Snapshot})
+	}
 	return Snapshot{
 		ID: s.ID, Name: s.Name, Description: s.Description, CPU: s.CPU, Memory: s.Memory, Storage: s.Storage,
 		Image: s.Image, ImageDigest: s.ImageDigest, ImageType: s.ImageType, ImageBlobIDs: newIDs(s.ImageBlobIDs),
 		Network: s.Network, Windows: s.Windows, Hypervisor: s.Backend(), Driver: s.Hypervisor, NICs: s.NICs, CreatedAt: s.CreatedAt,
 		Live: s.Live, Size: s.Size, Source: Source{s.Source.VMID, s.Source.VMName, s.Source.Node}, Machine: s.Machine,
 		PauseMS: Milliseconds(s.Pause), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest, UsedAt: optional(s.UsedAt), Labels: s.Labels,
-		Owner: s.Owner, Published: s.Published,
+		Owner: s.Owner, Published: s.Published, Volumes: volumes,
 	}
 }
 

@@ -18,6 +18,7 @@ type Volume struct {
 	Allocated   int64             `json:"allocated"` // bytes on the storage of the node
 	Serial      string            `json:"serial"`    // by which a guest finds the disk
 	From        string            `json:"from,omitempty"`
+	For         string            `json:"for,omitempty"` // id of the clone that it was made for with the rest of a snapshot of a VM
 	Attachments []Attachment      `json:"attachments"`
 	CreatedAt   time.Time         `json:"created_at"`
 	Labels      map[string]string `json:"labels,omitempty"`
@@ -49,8 +50,9 @@ type VolumeSnapshot struct {
 	Owner     vm.Owner          `json:"owner,omitzero"` // absent: the operator of the node
 	Kind      string            `json:"kind"`
 	Volume    vm.ID             `json:"volume_id"`
-	Source    string            `json:"volume"` // name that the volume had
-	Size      int64             `json:"size"`   // bytes that a guest sees
+	Source    string            `json:"volume"`        // name that the volume had
+	Size      int64             `json:"size"`          // bytes that a guest sees
+	For       string            `json:"for,omitempty"` // id of the snapshot of a VM that it is part of
 	CreatedAt time.Time         `json:"created_at"`
 	Labels    map[string]string `json:"labels,omitempty"`
 }
@@ -58,7 +60,7 @@ type VolumeSnapshot struct {
 // FromVolume returns v in its JSON form.
 func FromVolume(v nodewire.StoredVolume) Volume {
 	out := Volume{
-		ID: v.ID, Name: v.Name, Owner: v.Owner, Kind: v.Kind, Size: v.Size, Allocated: v.Allocated, Serial: volume.Serial(v.ID), From: v.From,
+		ID: v.ID, Name: v.Name, Owner: v.Owner, Kind: v.Kind, Size: v.Size, Allocated: v.Allocated, Serial: volume.Serial(v.ID), From: v.From, For: v.For,
 		Attachments: make([]Attachment, len(v.Attachments)), CreatedAt: v.CreatedAt, Labels: v.Labels,
 	}
 	for i, a := range v.Attachments {

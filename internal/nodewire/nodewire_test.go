@@ -155,6 +155,9 @@ func TestSnapshotsGoWithoutTheirInnards(t *testing.T) {
 	want.ImageManifest, want.MemoryBase, want.Disks, want.Boot, want.NIC, want.Fresh = "", "", nil, vm.Boot{}, nil, false
 	want.Record = vm.Record{Spec: vm.Spec{Driver: want.Record.Spec.Driver}}
 	want.Summed, want.Kept = false, false
+	for i, v := range want.Volumes {
+		want.Volumes[i] = snapshot.Volume{Volume: v.Volume, Snapshot: v.Snapshot}
+	}
 	b, err := proto.Marshal(EncodeSnapshot(want))
 	if err != nil {
 		t.Fatal(err)

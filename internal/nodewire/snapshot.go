@@ -23,6 +23,9 @@ func EncodeSnapshot(s snapshot.Snapshot) *nodev1.Snapshot {
 		Live: s.Live, Size: s.Size, PauseNs: int64(s.Pause), Method: s.Method, Quiesced: s.Quiesced,
 		CreatedAtNs: EncodeTime(s.CreatedAt), UsedAtNs: EncodeTime(s.UsedAt), Digest: s.Digest, Labels: maps.Clone(s.Labels),
 		Owner: EncodeOwner(s.Owner), Published: slices.Clone(s.Published), Backend: s.Record.Spec.Driver,
+		Volumes: each(s.Volumes, func(v snapshot.Volume) *nodev1.SnapshotVolume {
+			return &nodev1.SnapshotVolume{Volume: v.Volume, Snapshot: string(v.Snapshot)}
+		}),
 	}
 }
 
@@ -37,6 +40,9 @@ func DecodeSnapshot(m *nodev1.Snapshot) snapshot.Snapshot {
 		Live:   m.GetLive(), Size: m.GetSize(), Pause: time.Duration(m.GetPauseNs()), Method: m.GetMethod(), Quiesced: m.GetQuiesced(),
 		CreatedAt: DecodeTime(m.GetCreatedAtNs()), UsedAt: DecodeTime(m.GetUsedAtNs()), Digest: m.GetDigest(), Labels: cloneMap(m.GetLabels()),
 		Owner: DecodeOwner(m.GetOwner()), Published: cloneSlice(m.GetPublished()), Record: vm.Record{Spec: vm.Spec{Driver: m.GetBackend()}},
+		Volumes: each(m.GetVolumes(), func(v *nodev1.SnapshotVolume) snapshot.Volume {
+			return snapshot.Volume{Volume: v.GetVolume(), Snapshot: vm.ID(v.GetSnapshot())}
+		}),
 	}
 }
 

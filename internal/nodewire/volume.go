@@ -41,7 +41,7 @@ func EncodeStoredVolume(v StoredVolume) *nodev1.StoredVolume {
 		Attachments: each(v.Attachments, func(a volume.Attachment) *nodev1.VolumeAttachment {
 			return &nodev1.VolumeAttachment{Vm: string(a.VM), ReadOnly: a.ReadOnly, SinceNs: EncodeTime(a.Since)}
 		}),
-		CreatedAtNs: EncodeTime(v.CreatedAt), Labels: maps.Clone(v.Labels), Allocated: v.Allocated,
+		CreatedAtNs: EncodeTime(v.CreatedAt), Labels: maps.Clone(v.Labels), Allocated: v.Allocated, For: v.For,
 	}
 }
 
@@ -52,7 +52,7 @@ func DecodeStoredVolume(m *nodev1.StoredVolume) StoredVolume {
 		Attachments: each(m.GetAttachments(), func(a *nodev1.VolumeAttachment) volume.Attachment {
 			return volume.Attachment{VM: vm.ID(a.GetVm()), ReadOnly: a.GetReadOnly(), Since: DecodeTime(a.GetSinceNs())}
 		}),
-		CreatedAt: DecodeTime(m.GetCreatedAtNs()), Labels: cloneMap(m.GetLabels()),
+		CreatedAt: DecodeTime(m.GetCreatedAtNs()), Labels: cloneMap(m.GetLabels()), For: m.GetFor(),
 	}}
 }
 
@@ -60,7 +60,7 @@ func DecodeStoredVolume(m *nodev1.StoredVolume) StoredVolume {
 func EncodeVolumeSnapshot(s volume.Snapshot) *nodev1.VolumeSnapshot {
 	return &nodev1.VolumeSnapshot{
 		Id: string(s.ID), Name: s.Name, Owner: EncodeOwner(s.Owner), Kind: s.Kind, Volume: string(s.Volume), Source: s.Source, Size: s.Size,
-		CreatedAtNs: EncodeTime(s.CreatedAt), Labels: maps.Clone(s.Labels),
+		CreatedAtNs: EncodeTime(s.CreatedAt), Labels: maps.Clone(s.Labels), For: s.For,
 	}
 }
 
@@ -68,7 +68,7 @@ func EncodeVolumeSnapshot(s volume.Snapshot) *nodev1.VolumeSnapshot {
 func DecodeVolumeSnapshot(m *nodev1.VolumeSnapshot) volume.Snapshot {
 	return volume.Snapshot{
 		ID: vm.ID(m.GetId()), Name: m.GetName(), Owner: DecodeOwner(m.GetOwner()), Kind: m.GetKind(), Volume: vm.ID(m.GetVolume()), Source: m.GetSource(), Size: m.GetSize(),
-		CreatedAt: DecodeTime(m.GetCreatedAtNs()), Labels: cloneMap(m.GetLabels()),
+		CreatedAt: DecodeTime(m.GetCreatedAtNs()), Labels: cloneMap(m.GetLabels()), For: m.GetFor(),
 	}
 }
 

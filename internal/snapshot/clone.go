@@ -19,6 +19,7 @@ func (s Snapshot) Clone() Snapshot {
 	for i := range s.Disks {
 		s.Disks[i].Layers = slices.Clone(s.Disks[i].Layers)
 	}
+	s.Volumes = slices.Clone(s.Volumes)
 	s.NIC = slices.Clone(s.NIC)
 	for i := range s.NIC {
 		s.NIC[i].DNS = slices.Clone(s.NIC[i].DNS)
@@ -26,6 +27,14 @@ func (s Snapshot) Clone() Snapshot {
 	s.Record = s.Record.Clone()
 	s.Labels = maps.Clone(s.Labels)
 	return s
+}
+
+// Portable returns an error if s cannot leave the node. Errors: FailedPrecondition.
+func (s Snapshot) Portable() error {
+	if len(s.Volumes) == 0 {
+		return nil
+	}
+	return errdefs.Preconditionf("snapshot %s has volumes (%s), whose content stays on this node; export copies of them, and save the VM without them", s.Name, s.Volumes[0].Volume)
 }
 
 // Files returns the names of the files in the snapshot's folder, without FileMeta and checksums, in the order in which
@@ -79,10 +88,10 @@ func (s Snapshot) Travels() Snapshot {
 }
 
 // Foreign returns the part of the record that is valid on another machine. It drops what is only true on this one, such
-// as the process, paths, taps and the namespaces that its operator publishes it to.
+// as the process, paths, taps, volumes and the namespaces that its operator publishes it to.
 func (s Snapshot) Foreign() Snapshot {
 	s = s.Clone()
-	s.Published, s.Kept = nil, false
+	s.Published, s.Kept, s.Volumes = nil, false, nil
 	s.Record.Handle, s.Record.PID = nil, 0
 	for i := range s.Record.Disks {
 		s.Record.Disks[i].Path, s.Record.Disks[i].Backing = "", nil

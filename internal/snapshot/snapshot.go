@@ -64,8 +64,9 @@ type Snapshot struct {
 	// MemoryBase is the id of the snapshot whose memory is in FileBase; that snapshot may be removed already. "":
 	// FileMemory is whole.
 	MemoryBase string    `json:"memory_base,omitempty"`
-	NIC        []vm.NIC  `json:"nic,omitempty"` // the NICs as the guest knows them
-	Record     vm.Record `json:"record"`        // of the source: a clone inherits its process, volumes and mounts
+	NIC        []vm.NIC  `json:"nic,omitempty"`     // the NICs as the guest knows them
+	Volumes    []Volume  `json:"volumes,omitempty"` // of the volume store, in the order of the VM's disks
+	Record     vm.Record `json:"record"`            // of the source: a clone inherits its process, volumes and mounts
 
 	Size      int64             `json:"size"`            // bytes on disk
 	Pause     time.Duration     `json:"pause,omitempty"` // nanoseconds that the guest was stopped
@@ -137,6 +138,16 @@ type Source struct {
 	Node   string `json:"node,omitempty"`
 }
 
+// Volume is a volume of the VM at the instant of the snapshot. The bytes are in the volume store of the node, so a snapshot with volumes
+// stays there.
+type Volume struct {
+	Volume   string `json:"volume"`         // name in the spec of the VM
+	Snapshot vm.ID  `json:"snapshot"`       // in the volume store
+	Serial   string `json:"serial"`         // by which the guest knows the disk
+	Port     int    `json:"port,omitempty"` // the place of a disk that was added while the guest ran
+	Size     int64  `json:"size,omitempty"` // bytes that the guest knows of; 0: not known
+}
+
 // Disk is one disk of a snapshot.
 type Disk struct {
 	Serial string      `json:"serial"`
@@ -189,7 +200,7 @@ type Store interface {
 	Overlay(ctx context.Context, below vm.Disk, dir, name string) (vm.Disk, error)
 
 	// Export writes a snapshot as a tar stream: FileMeta first, then the files, sparse ones with their map. It works on
-	// held snapshots too.
+	// held snapshots too. FailedPrecondition for one that is not Portable, as in ExportDir and in Remote.Push.
 	Export(ctx context.Context, h Held, w io.Writer) error
 	// ExportDir copies a snapshot into dir, which it creates or which is empty; by reflink or link where possible.
 	ExportDir(ctx context.Context, h Held, dir string) error

@@ -43,6 +43,9 @@ func (s Spec) Validate(k vm.Kind) error {
 			return err
 		}
 	}
+	if s.For != "" && !vm.ID(s.For).Valid() {
+		return errdefs.Invalidf("it cannot be made for %.100q, which is no id", s.For)
+	}
 	return ValidateLabels(s.Labels)
 }
 

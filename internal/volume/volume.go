@@ -22,6 +22,7 @@ type Volume struct {
 
 	// From is the id of the volume or snapshot that this volume is a copy of; "" if it was created empty or imported.
 	From string `json:"from,omitempty"`
+	For  string `json:"for,omitempty"` // see Spec
 
 	// Attachments are the VMs that use the volume: one that writes, or any number that only read.
 	Attachments []Attachment `json:"attachments,omitempty"`
@@ -44,6 +45,9 @@ type Spec struct {
 	Size   int64             // see RoundSize. A copy may be larger than its source, and 0 means as large.
 	Labels map[string]string // at most MaxLabels bytes
 	Live   bool              // of a snapshot or copy: a VM may write to the source meanwhile
+	// For is the id of what the engine makes the object for: of the snapshot of a VM that a snapshot of a volume belongs to, or of the VM
+	// that a copy is made for. Until that exists, the engine may remove the object. "": it is nobody's but its owner's.
+	For string
 }
 
 // Limits of volumes, in bytes.
@@ -124,9 +128,10 @@ type Snapshot struct {
 	Name      string            `json:"name"` // unique per owner among volume snapshots
 	Owner     vm.Owner          `json:"owner,omitzero"`
 	Kind      string            `json:"kind"`
-	Volume    vm.ID             `json:"volume"` // of which it is; that volume may be deleted already
-	Source    string            `json:"source"` // the name of that volume
-	Size      int64             `json:"size"`   // bytes that a guest sees
+	Volume    vm.ID             `json:"volume"`        // of which it is; that volume may be deleted already
+	Source    string            `json:"source"`        // the name of that volume
+	Size      int64             `json:"size"`          // bytes that a guest sees
+	For       string            `json:"for,omitempty"` // see Spec
 	CreatedAt time.Time         `json:"created_at"`
 	Labels    map[string]string `json:"labels,omitempty"`
 }

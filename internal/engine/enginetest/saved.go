@@ -166,7 +166,10 @@ func (g *Guest) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.Sav
 	if err != nil {
 		return hypervisor.Saved{}, err
 	}
-	if err := g.w.Fault("driver.Save done"); err != nil {
+	if p.Still != nil {
+		err = p.Still(ctx)
+	}
+	if err = errors.Join(err, g.w.Fault("driver.Save done")); err != nil {
 		g.change(func() { g.p.Paused = false })
 		return hypervisor.Saved{}, errors.Join(err, remove(p.State), remove(p.Memory))
 	}

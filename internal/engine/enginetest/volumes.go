@@ -7,23 +7,27 @@ import (
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
-// Volumes is a volume store of the world, whose attachments can fail.
+// Volumes is a volume store of the world, whose changes can fail.
 type Volumes struct {
 	MadeVolumes
-	w *World
+	// Shares says that the store takes a snapshot while a VM writes, whatever its file system can do: the guests of a world write nothing
+	// at that moment.
+	Shares bool
+	w      *World
 }
 
-// MadeVolumes is a store that makes volumes.
+// MadeVolumes is a store that makes and copies volumes.
 type MadeVolumes interface {
 	volume.Store
 	volume.Maker
+	volume.Snapshotter
 }
 
 // Keep makes s the volume store of the world.
 func (w *World) Keep(s MadeVolumes) *Volumes {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.volumes = &Volumes{MadeVolumes: s, w: w}
+	w.volumes = &Volumes{MadeVolumes: s, Shares: true, w: w}
 	return w.volumes
 }
 
@@ -51,12 +55,61 @@ func (v *Volumes) Detach(ctx context.Context, ref string, from vm.ID) error {
 	return v.w.around("volumes.Detach", func() error { return v.MadeVolumes.Detach(ctx, ref, from) })
 }
 
+// Delete implements volume.Maker.
+func (v *Volumes) Delete(ctx context.Context, ref string) error {
+	return v.w.around("volumes.Delete", func() error { return v.MadeVolumes.Delete(ctx, ref) })
+}
+
+// Snapshot implements volume.Snapshotter.
+func (v *Volumes) Snapshot(ctx context.Context, ref string, s volume.Spec) (x volume.Snapshot, err error) {
+	s.Live = s.Live && !v.Shares
+	err = v.w.around("volumes.Snapshot", func() error {
+		x, err = v.MadeVolumes.Snapshot(ctx, ref, s)
+		return err
+	})
+	return x, err
+}
+
+// FromSnapshot implements volume.Snapshotter.
+func (v *Volumes) FromSnapshot(ctx context.Context, ref string, s volume.Spec) (made volume.Volume, err error) {
+	err = v.w.around("volumes.FromSnapshot", func() error {
+		made, err = v.MadeVolumes.FromSnapshot(ctx, ref, s)
+		return err
+	})
+	return made, err
+}
+
+// DeleteSnapshot implements volume.Snapshotter.
+func (v *Volumes) DeleteSnapshot(ctx context.Context, ref string) error {
+	return v.w.around("volumes.DeleteSnapshot", func() error { return v.MadeVolumes.DeleteSnapshot(ctx, ref) })
+}
+
 // Attachments lists those of all volumes.
 func (v *Volumes) Attachments(ctx context.Context) (out []string, err error) {
 	all, err := v.List(ctx)
 	for _, one := range all {
 		for _, a := range one.Attachments {
 			out = append(out, "attachments/"+string(a.VM))
+		}
+	}
+	return out, err
+}
+
+// Made lists what the engine made: snapshots of volumes for the snapshots of VMs, and volumes for clones.
+func (v *Volumes) Made(ctx context.Context) (out []string, err error) {
+	snaps, err := v.Snapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, x := range snaps {
+		if x.For != "" {
+			out = append(out, "parts/"+x.For)
+		}
+	}
+	all, err := v.List(ctx)
+	for _, one := range all {
+		if one.For != "" {
+			out = append(out, "copies/"+one.For)
 		}
 	}
 	return out, err

@@ -62,6 +62,9 @@ func (i *Instance) Save(ctx context.Context, p hypervisor.SavePlan) (_ hyperviso
 	if err != nil {
 		return hypervisor.Saved{}, err
 	}
+	if err := i.still(ctx, p); err != nil {
+		return hypervisor.Saved{}, err
+	}
 	if err := i.usable(ctx, OpSaved); err != nil {
 		return hypervisor.Saved{}, errors.Join(err, i.setPaused(context.WithoutCancel(ctx), false))
 	}
@@ -103,6 +106,25 @@ func (i *Instance) hold(p hypervisor.SavePlan) (used int64, delta bool, err erro
 	}
 	i.v.Plan.Disks, i.v.Paused = disks, i.v.Paused || p.Hold
 	return int64(len(i.v.Memory)), delta, h.save(i.v)
+}
+
+// still calls p.Still with the guest paused.
+func (i *Instance) still(ctx context.Context, p hypervisor.SavePlan) error {
+	if p.Still == nil {
+		return nil
+	}
+	was, err := i.State(ctx)
+	if err == nil {
+		err = i.setPaused(ctx, true)
+	}
+	if err != nil {
+		return err
+	}
+	err = p.Still(ctx)
+	if was == hypervisor.Running {
+		err = errors.Join(err, i.setPaused(context.WithoutCancel(ctx), false))
+	}
+	return err
 }
 
 // saveMemory writes what the guest remembers. It writes a delta if the base has the same size.

@@ -2,6 +2,7 @@ package hypervisortest
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,12 +42,20 @@ func testSave(t *testing.T, s *suite) {
 	i, snapshotter := s.saver(t, p)
 	plan, taken := savePlan(t), 0
 	plan.Taken = func() { taken++ }
+	still := 0
+	plan.Still = func(ctx context.Context) error {
+		still++
+		if got, err := i.State(ctx); err != nil || got != hypervisor.Paused {
+			t.Errorf("at the instant of the save the guest is %s, %v", got, err)
+		}
+		return nil
+	}
 	saved, err := snapshotter.Save(s.ctx(t), plan)
 	if err != nil {
 		t.Fatalf("Save: %v", err)
 	}
-	if taken != 1 || saved.Method == "" {
-		t.Errorf("Taken was called %d times; %+v", taken, saved)
+	if taken != 1 || still != 1 || saved.Method == "" {
+		t.Errorf("Taken was called %d times, Still %d times; %+v", taken, still, saved)
 	}
 	s.state(t, i, hypervisor.Running)
 	for _, path := range []string{plan.State, plan.Memory} {

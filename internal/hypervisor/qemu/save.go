@@ -170,7 +170,7 @@ func (s *save) takeStopped(ctx context.Context) error {
 	if err := s.stop(ctx); err != nil {
 		return err
 	}
-	if err := s.disks.change(ctx); err != nil {
+	if err := s.change(ctx); err != nil {
 		return err
 	}
 	ctx, err := s.migrate(ctx)
@@ -185,6 +185,17 @@ func (s *save) takeStopped(ctx context.Context) error {
 	}
 	s.taken()
 	return nil
+}
+
+// change is the instant of the save: the guest is paused, and QEMU has flushed its disks.
+func (s *save) change(ctx context.Context) error {
+	if err := s.disks.change(ctx); err != nil {
+		return err
+	}
+	if s.plan.Still == nil {
+		return nil
+	}
+	return s.plan.Still(ctx)
 }
 
 func (s *save) stop(ctx context.Context) error {
@@ -205,7 +216,7 @@ func (s *save) takePrecopy(ctx context.Context) error {
 	if err := s.until(ctx, "pre-switchover"); err != nil {
 		return err
 	}
-	if err := s.disks.change(ctx); err != nil {
+	if err := s.change(ctx); err != nil {
 		return err
 	}
 	if err := s.c.Execute(ctx, "migrate-continue", props{"state": "pre-switchover"}, nil); err != nil {

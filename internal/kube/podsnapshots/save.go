@@ -78,6 +78,9 @@ func (s *States) saveLatest(ctx context.Context, rec vm.Record, ref contract.Sna
 
 // save takes a snapshot of rec.
 func (s *States) save(ctx context.Context, rec vm.Record, name, description string) (snapshot.Snapshot, error) {
+	if len(rec.Attached) > 0 {
+		return snapshot.Snapshot{}, errdefs.Preconditionf("VM %s uses volume %s, which belongs to a claim and is in no snapshot of the VM; take a VolumeSnapshot of the claim", rec.Spec.Name, rec.Attached[0].Volume)
+	}
 	began := time.Now()
 	labels := map[string]string{}
 	for _, key := range []string{contract.VMLabelNode, contract.VMLabelPodNamespace, contract.VMLabelPodName, contract.VMLabelPodUID} {

@@ -23,6 +23,9 @@ import (
 
 // Push implements snapshot.Remote. ref must not name a digest.
 func (c *Client) Push(ctx context.Context, h snapshot.Held, ref string, auth snapshot.Auth, progress func(snapshot.Progress)) (string, error) {
+	if err := h.Snapshot().Portable(); err != nil {
+		return "", err
+	}
 	var digest string
 	err := c.session(ctx, ref, auth, ociclient.Push, func(r ociclient.Ref, s *ociclient.Session) error {
 		if r.Digest != "" {

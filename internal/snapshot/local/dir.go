@@ -21,7 +21,11 @@ import (
 // Errors: InvalidArgument for a relative path, FailedPrecondition for a folder that is not empty.
 func (s *Store) ExportDir(ctx context.Context, h snapshot.Held, dir string) error {
 	snap := h.Snapshot()
-	if err := exportDir(ctx, h, snap, dir); err != nil {
+	err := snap.Portable()
+	if err == nil {
+		err = exportDir(ctx, h, snap, dir)
+	}
+	if err != nil {
 		return fmt.Errorf("export snapshot %s to %s: %w", name(snap), dir, err)
 	}
 	return nil

@@ -28,7 +28,11 @@ const flushEvery = 8 << 20
 // Export implements snapshot.Store.
 func (s *Store) Export(ctx context.Context, h snapshot.Held, w io.Writer) error {
 	snap := h.Snapshot()
-	if err := export(ctx, h, snap.Travels(), w); err != nil {
+	err := snap.Portable()
+	if err == nil {
+		err = export(ctx, h, snap.Travels(), w)
+	}
+	if err != nil {
 		return fmt.Errorf("export snapshot %s: %w", name(snap), err)
 	}
 	return nil

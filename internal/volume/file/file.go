@@ -120,7 +120,7 @@ func (s *Store) make(ctx context.Context, spec volume.Spec, from vm.ID, fill fun
 	}
 	owner := vm.Behalf(ctx)
 	return s.volumes.create(ctx, owner, spec.Name, func(id vm.ID, name string, data *os.File) (volume.Volume, error) {
-		v := volume.Volume{ID: id, Name: name, Owner: owner, Kind: Kind, From: string(from), CreatedAt: now(), Labels: spec.Labels}.Clone()
+		v := volume.Volume{ID: id, Name: name, Owner: owner, Kind: Kind, From: string(from), For: spec.For, CreatedAt: now(), Labels: spec.Labels}.Clone()
 		size, err := fill(data)
 		if err != nil {
 			return v, err

@@ -43,7 +43,7 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 	}
 	owner := vm.Heir(ctx, v.Owner)
 	return s.snapshots.create(ctx, owner, spec.Name, func(id vm.ID, name string, data *os.File) (volume.Snapshot, error) {
-		snap := volume.Snapshot{ID: id, Name: name, Owner: owner, Kind: Kind, Volume: v.ID, Source: v.Name, Size: v.Size, CreatedAt: now(), Labels: spec.Labels}.Clone()
+		snap := volume.Snapshot{ID: id, Name: name, Owner: owner, Kind: Kind, Volume: v.ID, Source: v.Name, Size: v.Size, For: spec.For, CreatedAt: now(), Labels: spec.Labels}.Clone()
 		return snap, fill(ctx, data, src, v.Size, spec.Live)
 	})
 }

@@ -34,7 +34,7 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 	}
 	owner := vm.Heir(ctx, v.Owner)
 	return create(ctx, s, s.snapshots, owner, spec.Name, func(id vm.ID, name, lv string) (rec recorded[volume.Snapshot], err error) {
-		rec.Object = volume.Snapshot{ID: id, Name: name, Owner: owner, Kind: Kind, Volume: v.ID, Source: v.Name, Size: v.Size, CreatedAt: now(), Labels: spec.Labels}.Clone()
+		rec.Object = volume.Snapshot{ID: id, Name: name, Owner: owner, Kind: Kind, Volume: v.ID, Source: v.Name, Size: v.Size, For: spec.For, CreatedAt: now(), Labels: spec.Labels}.Clone()
 		rec.Allocated = s.allocated(e.Rec.state)
 		return rec, s.copyOf(ctx, lv, e.Rec.LV, v.Size, v.Size)
 	})

@@ -96,7 +96,7 @@ func (s *Store) make(ctx context.Context, spec volume.Spec, from vm.ID, fill fun
 	owner := vm.Behalf(ctx)
 	return create(ctx, s, s.volumes, owner, spec.Name, func(id vm.ID, name, lv string) (rec recorded[volume.Volume], err error) {
 		f, err := fill(ctx, lv)
-		rec.Object = volume.Volume{ID: id, Name: name, Owner: owner, Kind: Kind, Size: f.size, From: string(from), CreatedAt: now(), Labels: spec.Labels}.Clone()
+		rec.Object = volume.Volume{ID: id, Name: name, Owner: owner, Kind: Kind, Size: f.size, From: string(from), For: spec.For, CreatedAt: now(), Labels: spec.Labels}.Clone()
 		rec.Allocated = f.allocated
 		return rec, err
 	})

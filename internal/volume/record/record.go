@@ -38,7 +38,17 @@ func Volume(text []byte, kind string) (volume.Volume, error) {
 	if v.From != "" && !vm.ID(v.From).Valid() {
 		return v, errdefs.DataLossf("its record says that it is a copy of %.100q", v.From)
 	}
+	if err := checkFor(v.For); err != nil {
+		return v, err
+	}
 	return v, checkAttachments(v)
+}
+
+func checkFor(id string) error {
+	if id != "" && !vm.ID(id).Valid() {
+		return errdefs.DataLossf("its record says that it was made for %.100q", id)
+	}
+	return nil
 }
 
 func checkAttachments(v volume.Volume) error {
@@ -70,7 +80,7 @@ func Snapshot(text []byte, kind string) (volume.Snapshot, error) {
 	if !s.Volume.Valid() || vm.Volumes.ValidateName(s.Source) != nil {
 		return s, errdefs.DataLossf("its record says that it is of the volume %.100q with the id %.100q", s.Source, s.Volume)
 	}
-	return s, nil
+	return s, checkFor(s.For)
 }
 
 // checkHead checks what the two kinds of records have in common.

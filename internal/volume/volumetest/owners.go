@@ -154,15 +154,24 @@ func reopened(t *testing.T, s volume.Store, reopen func() volume.Store) {
 		}
 	}
 	var before []volume.Snapshot
+	count := 3
 	shots, has := volume.As[volume.Snapshotter](s)
 	if has {
-		if _, err := shots.Snapshot(t.Context(), "writes", volume.Spec{Name: "x", Labels: map[string]string{"k": "v"}}); err != nil {
-			t.Fatal(err)
+		purpose := string(vm.NewID())
+		x, err := shots.Snapshot(t.Context(), "writes", volume.Spec{Name: "x", Labels: map[string]string{"k": "v"}, For: purpose})
+		if err != nil || x.For != purpose {
+			t.Fatalf("taken as %+v, %v", x, err)
 		}
+		if v, err := shots.FromSnapshot(t.Context(), "x", volume.Spec{Name: "copy", For: purpose}); err != nil || v.For != purpose {
+			t.Fatalf("made as %+v, %v", v, err)
+		}
+		_, err = shots.Snapshot(t.Context(), "writes", volume.Spec{For: "nothing"})
+		class(t, "for what has no id", err, errdefs.InvalidArgument)
 		before, _ = shots.Snapshots(t.Context())
+		count++
 	}
 	want, err := s.List(t.Context())
-	if err != nil || len(want) != 3 {
+	if err != nil || len(want) != count {
 		t.Fatalf("there is %+v, %v", want, err)
 	}
 

@@ -1,0 +1,140 @@
+//go:build vm
+
+package cocoond_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
+)
+
+// xfs makes an xfs file system of the test's own the place of all files that follow. The test is skipped where that is not possible.
+func xfs(t *testing.T) {
+	t.Helper()
+	if known, err := os.ReadFile("/proc/filesystems"); err != nil || !strings.Contains(string(known), "\txfs\n") {
+		t.Skip("the kernel of this machine has no xfs")
+	}
+	dir := t.TempDir()
+	image, mounted := filepath.Join(dir, "image"), filepath.Join(dir, "mounted")
+	for _, err := range []error{os.WriteFile(image, nil, 0o600), os.Truncate(image, 2<<30), os.Mkdir(mounted, 0o755), os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range [][]string{{"mkfs.xfs", "-q", "-m", "reflink=1", image}, {"mount", "-o", "loop", image, mounted}} {
+		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", c, err, out)
+		}
+	}
+	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) })
+	if err := os.Chmod(mounted, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", mounted)
+}
+
+// TestVMSnapshotWithVolumes: the snapshot of a VM that runs has its volumes as they were at that instant, one that it was created with and
+// one that was plugged in. A clone goes on with copies of its own. It never writes to its source's volumes.
+func TestVMSnapshotWithVolumes(t *testing.T) {
+	xfs(t)
+	n := newNode(t)
+	for _, name := range []string{"fixed", "plugged"} {
+		if _, err := n.CreateVolume(t.Context(), volume.Spec{Name: name, Size: 32 << 20}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := n.Launch(t.Context(), vm.Spec{
+		Name: "web", Image: demo, CPUs: 1, Memory: 256 << 20, Storage: 64 << 20, NICs: []vm.NICSpec{{}},
+		Volumes: []vm.Volume{{Name: "fixed", Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: "fixed"}}}, Mounts: []vm.Mount{{Volume: "fixed", Path: "/fixed"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.ready("web")
+	if _, err := n.AttachVolume(t.Context(), "web", vm.VolumeUse{Ref: "plugged"}, "/plugged"); err != nil {
+		t.Fatal(err)
+	}
+	both := func(vm, do string) string {
+		t.Helper()
+		return n.sh(vm, "set -e; for d in /fixed /plugged; do cd $d; "+do+"; done")
+	}
+	const fresh = "sync; echo 3 >/proc/sys/vm/drop_caches; "
+	both("web", "echo one >synced; sync; echo one >cached") // the second is still in the guest's memory
+	x, err := n.SaveSnapshot(t.Context(), "web", vm.SaveSpec{Name: "gold"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(x.Volumes) != 2 {
+		t.Fatalf("the snapshot has the volumes %+v", x.Volumes)
+	}
+	both("web", "echo two >synced; echo two >cached; rm -f gone; sync")
+
+	a, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: "gold", Name: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.ready("a")
+	if got := both("a", fresh+"cat synced cached"); got != "one\none\none\none" {
+		t.Errorf("the clone reads %q", got)
+	}
+	both("a", "echo three >synced; sync")
+	if got := both("web", fresh+"cat synced cached"); got != "two\ntwo\ntwo\ntwo" {
+		t.Errorf("the source reads %q", got)
+	}
+	cold, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: "gold", Name: "cold", Cold: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.ready("cold")
+	if got := both("cold", "cat synced"); got != "one\none" {
+		t.Errorf("the clone that booted reads %q", got)
+	}
+	n.crash()
+	n.ready("a")
+	if _, err := n.Restart(t.Context(), "a", 0); err != nil {
+		t.Fatal(err)
+	}
+	n.ready("a")
+	if got := both("a", "cat synced cached"); got != "three\none\nthree\none" {
+		t.Errorf("started again, the clone reads %q", got)
+	}
+	for _, name := range []string{"web", "a", "cold"} {
+		if got := n.sh(name, "dmesg | grep -c 'EXT4-fs error' || true"); got != "0" {
+			t.Errorf("the guest %s reports %s errors of its file systems", name, got)
+		}
+	}
+	if _, err := n.DetachVolume(t.Context(), "a", string(a.Attached[1].ID)); err != nil {
+		t.Errorf("detach the copy of a plugged volume: %v", err)
+	}
+	if err := n.ExportSnapshotDir(t.Context(), "gold", filepath.Join(os.TempDir(), "out")); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("export a snapshot with volumes: %v", err)
+	}
+
+	if err := n.RemoveSnapshot(t.Context(), "gold"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"web", "a", "cold"} {
+		if err := n.Remove(t.Context(), name, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left, err := n.ListVolumeSnapshots(t.Context())
+	if err != nil || len(left) > 0 {
+		t.Errorf("left are %+v, %v", left, err)
+	}
+	for _, r := range []vm.Record{a, cold} { // they are disks of their own
+		for _, v := range r.Attached {
+			if err := n.RemoveVolume(t.Context(), string(v.ID)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
