@@ -111,24 +111,27 @@ func (m *machine) detachVolumes(ctx context.Context, thorough bool) error {
 	if m.volumes == nil {
 		return nil
 	}
-	var ids []vm.ID
+	var errs []error
 	for _, a := range m.record().Attached {
-		ids = append(ids, a.ID)
+		errs = append(errs, m.releaseVolume(ctx, a.ID, m.id))
 	}
 	if thorough {
-		all, err := m.volumes.List(vm.OnBehalf(ctx, vm.Owner{}))
-		if err != nil {
-			return err
-		}
-		for _, v := range all {
-			if v.AttachedTo(m.id) && !slices.Contains(ids, v.ID) {
-				ids = append(ids, v.ID)
-			}
-		}
+		errs = append(errs, m.releaseVolumes(ctx, m.id))
 	}
-	var errs []error
-	for _, id := range ids {
-		errs = append(errs, m.releaseVolume(ctx, id, m.id))
+	return errors.Join(errs...)
+}
+
+// releaseVolumes ends all attachments to the VM id, whatever its record says. Preconditions: its process has ended.
+func (n *node) releaseVolumes(ctx context.Context, id vm.ID) error {
+	if n.volumes == nil {
+		return nil
+	}
+	all, err := n.volumes.List(vm.OnBehalf(ctx, vm.Owner{}))
+	errs := []error{err}
+	for _, v := range all {
+		if v.AttachedTo(id) {
+			errs = append(errs, n.releaseVolume(ctx, v.ID, id))
+		}
 	}
 	return errors.Join(errs...)
 }

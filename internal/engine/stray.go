@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -133,7 +134,7 @@ func (s *strays) enlist(ctx context.Context, r vm.Record, in journal.Intent) (*m
 	return m, nil
 }
 
-// RemoveStray ends the process of a VM that the journal does not know, and removes its NICs, addresses and folders.
+// RemoveStray ends the process of a VM that the journal does not know, and removes its NICs, addresses and folders. Its volumes stay.
 // Errors: NotFound if ref is no stray.
 func (e *Engine) RemoveStray(caller context.Context, ref string) error {
 	ctx, leave, err := e.life.enter(caller)
@@ -184,6 +185,9 @@ func (s *strays) remove(caller context.Context, id vm.ID) error {
 	if err := s.nics.detach(ctx, nics, true); err != nil {
 		return err
 	}
+	if err := s.releaseVolumes(ctx, id); err != nil {
+		return err
+	}
 	if err := s.dirs.remove(id); err != nil {
 		return err
 	}
@@ -208,6 +212,9 @@ func (s *strays) sweep(ctx context.Context) {
 		s.sweepUnborn(ctx, id)
 	}
 	s.sweepTaps(ctx, unborn)
+	if err := s.sweepVolumes(ctx); err != nil {
+		s.log.Warn("volumes of unknown vms not released", "err", err)
+	}
 	var records []vm.Record
 	for _, id := range s.ids() {
 		if row, err := s.kept(id); err == nil {
@@ -268,6 +275,43 @@ func (s *strays) sweepUnborn(ctx context.Context, id vm.ID) {
 		return
 	}
 	s.log.Info("folders of unfinished vm removed", "vm", id)
+}
+
+// sweepVolumes ends the attachments to VMs of which there is neither a record nor a folder nor a process. After a power cut, the store
+// may have the attachment of a VM whose creation the journal did not keep.
+func (s *strays) sweepVolumes(ctx context.Context) error {
+	if s.volumes == nil {
+		return nil
+	}
+	all, err := s.volumes.List(vm.OnBehalf(ctx, vm.Owner{}))
+	if err != nil {
+		return err
+	}
+	gone := map[vm.ID]bool{}
+	for _, v := range all {
+		for _, a := range v.Attachments {
+			if _, aside := s.get(a.VM); !aside && s.vms.get(a.VM) == nil {
+				gone[a.VM] = true
+			}
+		}
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	pids, err := s.drivers.seek(ctx, slices.Collect(maps.Keys(gone)))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for id := range gone {
+		if len(pids[id]) > 0 {
+			s.log.Warn("volumes of an unknown vm not released, its process runs", "vm", id, "pids", pids[id])
+			continue
+		}
+		s.log.Warn("volumes released, nothing is left of the vm that had them", "vm", id)
+		errs = append(errs, s.releaseVolumes(ctx, id))
+	}
+	return errors.Join(errs...)
 }
 
 // sweepTaps removes taps of known VMs that are not in their records. unborn are IDs of which nothing may remain; they

@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // loseJournal removes the journal of a stopped engine, and with mark also the file that says how far it had come.
@@ -297,6 +298,40 @@ func TestLostLeases(t *testing.T) {
 	}
 	if err := r.Reset(ctx); err != nil {
 		t.Fatal(err)
+	}
+	r.clean()
+}
+
+// A volume stays attached to an unknown VM until that VM is removed. It is released when nothing is left of the VM, as after a power cut.
+func TestVolumesOfUnknownVMs(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	if err := createData(ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	rec := r.must(r.Launch(ctx, attachedSpec("web")))
+	if _, err := r.world.Volumes().Create(ctx, volume.Spec{Name: "lost", Size: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.world.Volumes().Attach(ctx, "lost", vm.NewID(), false); err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	r.loseJournal(true)
+	r.forgetful()
+	if all, err := r.Strays(ctx); err != nil || len(all) != 1 || all[0].ID != rec.ID {
+		t.Fatalf("kept aside: %+v, %v", all, err)
+	}
+	if lost, err := r.Volumes().Get(ctx, "lost"); err != nil || len(lost.Attachments) > 0 {
+		t.Errorf("attached to a VM of which nothing is left: %+v, %v", lost.Attachments, err)
+	}
+	if v := r.data(ctx); v.Writer() != rec.ID {
+		t.Errorf("attached to an unknown VM: %+v", v.Attachments)
+	}
+	if err := r.RemoveStray(ctx, string(rec.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if v := r.data(ctx); len(v.Attachments) > 0 {
+		t.Errorf("attached to a removed VM: %+v", v.Attachments)
 	}
 	r.clean()
 }
