@@ -80,8 +80,19 @@ func TestAttachedVolume(t *testing.T) {
 	has("stopped")
 	r.must(r.Start(ctx, "web"))
 	has("started")
+	var frozen atomic.Int64
+	r.world.Fault = func(call string) error {
+		if call == "agent.Freeze" {
+			frozen.Add(1)
+		}
+		return nil
+	}
+	r.await("web", "ready", ready)
 	r.must(r.Hibernate(ctx, "web", "night"))
 	has("hibernated")
+	if frozen.Load() != 1 {
+		t.Errorf("the guest wrote to its volume before it slept %d times", frozen.Load())
+	}
 	if x, err := r.world.Snapshots().Get(ctx, "night"); err != nil || slices.ContainsFunc(x.Disks, func(d snapshot.Disk) bool { return d.Role == vm.RoleVolume }) {
 		t.Errorf("the snapshot has the disks %+v, %v", x.Disks, err)
 	}

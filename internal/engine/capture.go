@@ -177,6 +177,9 @@ func (c *capture) saveMemory(ctx context.Context, dir string, based bool, overla
 	if based {
 		plan.Base = dir + "/" + snapshot.FileBase
 	}
+	if attached := c.record().Attached; c.hold && len(attached) > 0 { // they have all of it, also if the VM never wakes
+		c.quiet(ctx, attached[0].Volume)()
+	}
 	c.settleGuest(ctx)
 	if c.freezer != nil {
 		limited, cancel := context.WithTimeout(ctx, freezeTimeout)
@@ -234,8 +237,8 @@ func (c *capture) settleGuest(ctx context.Context) {
 	c.log.Debug("guest prepared for the save", "vm", c.id, "dur", time.Since(began), "err", err)
 }
 
-// quiet freezes the file systems of a running guest while a volume of it is copied, and returns what thaws them. A guest that cannot do
-// that goes on: the copy is as after a power cut.
+// quiet freezes the file systems of a running guest, so that a volume of it has all that the guest wrote, and returns what thaws them. A
+// guest that cannot do that goes on: the volume is as after a power cut.
 func (m *machine) quiet(ctx context.Context, name string) (thaw func()) {
 	thaw = func() {}
 	proc := m.run.Load()
@@ -250,7 +253,7 @@ func (m *machine) quiet(ctx context.Context, name string) (thaw func()) {
 	limited, cancel := context.WithTimeout(ctx, freezeTimeout)
 	defer cancel()
 	if _, err := freezer.Freeze(limited); err != nil {
-		m.log.Warn("file systems of guest not frozen, the copy of its volume is as after a power cut", "vm", m.id, "volume", name, "err", err)
+		m.log.Warn("file systems of guest not frozen, its volume is as after a power cut", "vm", m.id, "volume", name, "err", err)
 		return thaw
 	}
 	c := capture{machine: m, freezer: freezer}

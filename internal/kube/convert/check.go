@@ -63,10 +63,17 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 func checkDeletion(pod *corev1.Pod, ask contract.VMSpec) field.ErrorList {
 	policy, err := contract.ParseDeletionPolicy(pod.Annotations)
 	errs := badKeys(err)
+	no := forbid(&errs)
+	for _, v := range Disks(pod) {
+		no(Saves(pod), annotationPath(contract.KeySnapshotPolicy), "the content of the volume "+v.Name+" is in no snapshot of the VM; set the policy to "+string(contract.SnapshotNever))
+	}
 	if policy != contract.DeleteHibernates {
 		return errs
 	}
-	no, path := forbid(&errs), annotationPath(contract.KeyDeletionPolicy)
+	path := annotationPath(contract.KeyDeletionPolicy)
+	for _, v := range Disks(pod) {
+		no(true, path, "the state of the VM fits only its volume "+v.Name+" as it is now, so it cannot outlive the VM; remove one of them")
+	}
 	controller := metav1.GetControllerOf(pod)
 	no(controller == nil, path, "the state is kept as long as the controller of the pod exists, and this pod has none")
 	no(controller != nil && Renames(controller.Kind), path, "the state is kept for the next pod of the same name, and the controller of this pod gives each pod another name")

@@ -122,14 +122,22 @@ func TestCheckRefuses(t *testing.T) {
 		"hibernation of a managed VM":  {hibernates("Sandbox", map[string]string{contract.KeyManaged: "true", contract.KeyMode: "run"}), "conflicts with " + contract.KeyManaged},
 		"hibernation beside a policy":  {hibernates("Sandbox", map[string]string{contract.KeySnapshotPolicy: "never"}), "conflicts with " + contract.KeySnapshotPolicy},
 		"hibernation of a static VM":   {hibernates("Sandbox", map[string]string{contract.KeyMode: "static", contract.KeyID: "x", contract.KeyIP: "10.0.0.1"}), "cannot hibernate a static VM"},
-		"snapshot policy":              {annotate(contract.KeySnapshotPolicy, "sometimes"), "main-only"},
-		"fork of itself":               {annotate(contract.KeyForkFrom, "vk-default-web"), "from itself"},
-		"fork of nothing":              {annotate(contract.KeyForkFrom, "a/b"), "must start with a letter"},
-		"windows guest":                {annotate(contract.KeyOS, "windows"), "only Linux guests"},
-		"bad VM name":                  {annotate(contract.KeyName, "a/b"), "must start with a letter"},
-		"long name":                    {annotate(contract.KeyName, strings.Repeat("a", 71)), "has 71 characters; at most 63"},
-		"another's name":               {annotate(contract.KeyName, "vk-victim-db"), "a VM of another namespace"},
-		"another's fork":               {annotate(contract.KeyForkFrom, "vk-victim-db"), "a VM of another namespace"},
+		"hibernation with a claim": {func(p *corev1.Pod) {
+			hibernates("StatefulSet", nil)(p)
+			claims(p)
+		}, "fits only its volume data"},
+		"snapshot with a claim": {func(p *corev1.Pod) {
+			annotate(contract.KeySnapshotPolicy, "always")(p)
+			claims(p)
+		}, "in no snapshot of the VM"},
+		"snapshot policy": {annotate(contract.KeySnapshotPolicy, "sometimes"), "main-only"},
+		"fork of itself":  {annotate(contract.KeyForkFrom, "vk-default-web"), "from itself"},
+		"fork of nothing": {annotate(contract.KeyForkFrom, "a/b"), "must start with a letter"},
+		"windows guest":   {annotate(contract.KeyOS, "windows"), "only Linux guests"},
+		"bad VM name":     {annotate(contract.KeyName, "a/b"), "must start with a letter"},
+		"long name":       {annotate(contract.KeyName, strings.Repeat("a", 71)), "has 71 characters; at most 63"},
+		"another's name":  {annotate(contract.KeyName, "vk-victim-db"), "a VM of another namespace"},
+		"another's fork":  {annotate(contract.KeyForkFrom, "vk-victim-db"), "a VM of another namespace"},
 		"another's state": {func(p *corev1.Pod) {
 			p.Annotations[contract.KeyMode], p.Annotations[contract.KeyImage] = "clone", "victim/vk-victim-db:hibernate"
 		}, "a VM of another namespace"},
@@ -353,6 +361,14 @@ func hibernates(kind string, more map[string]string) func(*corev1.Pod) {
 		maps.Copy(p.Annotations, more)
 		p.Annotations[contract.KeyDeletionPolicy] = string(contract.DeleteHibernates)
 	}
+}
+
+// claims gives a pod the volume data of a claim.
+func claims(p *corev1.Pod) {
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
+	}})
+	p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "data", MountPath: "/data"})
 }
 
 func TestHibernationOnDeletionIsAccepted(t *testing.T) {

@@ -37,9 +37,10 @@ func (s *States) Hibernate(ctx context.Context, rec *vm.Record) (vm.Record, erro
 	return got, err
 }
 
-// PushHibernated makes sure that rec's hibernation snapshot is in the registry, if the node has one.
+// PushHibernated makes sure that rec's hibernation snapshot is in the registry, if the node has one. A VM with claims wakes only here,
+// because their volumes are here: its state is in no registry.
 func (s *States) PushHibernated(ctx context.Context, rec *vm.Record) error {
-	if !s.store.Remote() {
+	if !s.store.Remote() || len(rec.Attached) > 0 {
 		return nil
 	}
 	snap, err := s.own.get(ctx, rec.Snapshot)

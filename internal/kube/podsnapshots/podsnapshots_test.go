@@ -219,3 +219,21 @@ func TestSnapshotInUseIsDiscardedLater(t *testing.T) {
 		})
 	}
 }
+
+// The state of a VM with claims stays on its node, and such a VM is not saved for others.
+func TestStateOfAVMWithClaimsStaysHere(t *testing.T) {
+	n := &node{tags: map[string]string{}, here: map[string]snapshot.Snapshot{"asleep": {ID: "asleep"}}}
+	s := New("node-1", n, Registry{URL: "http://r/"}, Metrics{Saved: func(time.Duration) {}, Pushed: func(time.Duration, error) {}}).
+		States(Owner{VM: "db", Log: slog.New(slog.DiscardHandler)})
+	rec := vm.Record{ID: "id", State: vm.StateHibernated, Snapshot: "asleep", Attached: []vm.AttachedVolume{{Volume: "data"}}}
+	if err := s.PushHibernated(t.Context(), &rec); err != nil || len(n.calls) > 0 {
+		t.Errorf("hibernated: %v, calls %q", err, n.calls)
+	}
+	if _, err := s.save(t.Context(), rec, "gold", ""); !errdefs.IsFailedPrecondition(err) || len(n.calls) > 0 {
+		t.Errorf("saved: %v, calls %q", err, n.calls)
+	}
+	rec.Attached = nil
+	if err := s.PushHibernated(t.Context(), &rec); err != nil || len(n.calls) == 0 {
+		t.Errorf("without claims: %v, calls %q", err, n.calls)
+	}
+}
