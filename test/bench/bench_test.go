@@ -55,6 +55,7 @@ func TestBench(t *testing.T) {
 		{"pulls", pulls},
 		{"layers", layers},
 		{"volumes", volumes},
+		{"volume io", volumeIO},
 		{"leases", leases},
 	} {
 		if !t.Run(b.name, func(t *testing.T) { b.run(t, &results) }) {

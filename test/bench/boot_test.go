@@ -38,7 +38,7 @@ const (
 func boot(t *testing.T, results *table) {
 	d := start(t, "")
 	ready := watchReady(t, d.Client)
-	machine := newBare(t, d)
+	machine := newBare(t, d, spec)
 	var ours, plain boots
 	for n := range bootRounds + 1 {
 		var a, b booted
@@ -145,13 +145,18 @@ type bare struct {
 	setup guest.Setup
 }
 
-// newBare uses the command of one of our running VMs, and the disks of a VM that never ran.
-func newBare(t *testing.T, d *daemon) *bare {
+// newBare uses the command of one of our running VMs, and the disks of a VM that never ran. spec is that of a VM with a name.
+func newBare(t *testing.T, d *daemon, spec func(name string) vm.Spec) *bare {
 	t.Helper()
 	model := must(d.Launch(t.Context(), spec("model")))(t)
 	cmdline := must(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", model.PID)))(t)
 	fresh := must(d.Create(t.Context(), spec("fresh")))(t)
-	b := &bare{dir: scratch(t), setup: guest.Setup{Hostname: model.Spec.Hostname, Process: &model.Process}}
+	b := &bare{dir: scratch(t), setup: guest.Setup{
+		Hostname: model.Spec.Hostname, Process: &model.Process, Volumes: model.Spec.Volumes, Mounts: model.Spec.Mounts, VolumeSerials: map[string]string{},
+	}}
+	for _, a := range model.Attached {
+		b.setup.VolumeSerials[a.Volume] = a.Serial
+	}
 	for _, n := range model.NICs {
 		n.Tap, n.NetNS = "", ""
 		b.setup.NICs = append(b.setup.NICs, n)
@@ -310,8 +315,11 @@ func (b *bare) once(t *testing.T, n int) (took booted) {
 	defer cancel()
 	until(t, 10*time.Second, "the bare QEMU listens", func() bool { _, err := os.Stat(filepath.Join(dir, "agent.sock")); return err == nil })
 	go func() {
-		err := b.greet(ctx, filepath.Join(dir, "agent.sock"))
+		a, err := b.greet(ctx, filepath.Join(dir, "agent.sock"))
 		at = time.Now()
+		if err == nil {
+			err = a.Close()
+		}
 		answered <- err
 	}()
 	took.init = initLine(t, filepath.Join(dir, "console.log")).Sub(began)
@@ -323,8 +331,8 @@ func (b *bare) once(t *testing.T, n int) (took booted) {
 	return took
 }
 
-// greet sets up the guest, as the engine does.
-func (b *bare) greet(ctx context.Context, socket string) error {
+// greet sets up the guest, as the engine does, and returns its agent.
+func (b *bare) greet(ctx context.Context, socket string) (guest.Agent, error) {
 	a, err := agent.Connector{}.Connect(ctx, func(ctx context.Context) (net.Conn, error) {
 		for {
 			c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -339,10 +347,12 @@ func (b *bare) greet(ctx context.Context, socket string) error {
 		}
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer a.Close()
-	return a.Setup(ctx, b.setup)
+	if err := a.Setup(ctx, b.setup); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
 }
 
 // execTrips measures a command in a guest, from the call of the node API to the exit code.
