@@ -138,3 +138,41 @@ func TestVMSnapshotWithVolumes(t *testing.T) {
 		}
 	}
 }
+
+// TestVMSnapshotWithVolumesOfStoppedVM: where files do not share their content, the VM with a volume is saved when it is stopped, and not while
+// its guest runs, which goes on.
+func TestVMSnapshotWithVolumesOfStoppedVM(t *testing.T) {
+	n := newNode(t)
+	if _, err := n.CreateVolume(t.Context(), volume.Spec{Name: "data", Size: 32 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	n.counting("web")
+	if _, err := n.AttachVolume(t.Context(), "web", vm.VolumeUse{Ref: "data"}, "/data"); err != nil {
+		t.Fatal(err)
+	}
+	n.sh("web", "echo one >/data/file; sync")
+	switch _, err := n.SaveSnapshot(t.Context(), "web", vm.SaveSpec{Name: "gold"}); {
+	case err == nil:
+		t.Skip("files share their content here")
+	case !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "volume data"):
+		t.Errorf("save a VM that runs: %v", err)
+	}
+	n.goesOn("web")
+	if _, err := n.Stop(t.Context(), "web", 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.SaveSnapshot(t.Context(), "web", vm.SaveSpec{Name: "gold"}); err != nil {
+		t.Fatal(err)
+	}
+	a, err := n.Clone(t.Context(), vm.CloneSpec{Snapshot: "gold", Name: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.ready("a")
+	if got := n.sh("a", "cat /data/file"); got != "one" {
+		t.Errorf("the clone reads %q", got)
+	}
+	if v, err := n.GetVolume(t.Context(), "data"); err != nil || v.AttachedTo(a.ID) {
+		t.Errorf("the source's volume is attached to %+v, %v", v.Attachments, err)
+	}
+}
