@@ -99,8 +99,8 @@ func shutdownCommand(prepare func() (*daemon, error)) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shutdown",
 		Short: "End every VM of a cocoond that is not running, and take its network down",
-		Long: `End every VM of a cocoond that is not running any more, and take its network down. Disks, images and records stay:
-the VMs can be started again. Give it the same configuration as the daemon.`,
+		Long: `End every VM of a cocoond that is not running any more, and take its network down. CSI drivers unmount the volumes of pods.
+Disks, images and records stay: the VMs can be started again. Give it the same configuration as the daemon.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := prepare()

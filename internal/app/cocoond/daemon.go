@@ -284,8 +284,8 @@ func (d *daemon) announce(ctx context.Context, e *engine.Engine, api *nodeapi.Se
 	}, d.log)
 }
 
-// shutdown ends every VM, with at most grace for each, and takes the network down. The network need not be up or able
-// to come up. The daemon must not be running.
+// shutdown ends every VM, with at most grace for each, makes CSI drivers release their volumes, and takes the network down. The network
+// need not be up or able to come up. The daemon must not be running.
 func (d *daemon) shutdown(ctx context.Context, grace time.Duration) error {
 	h, err := d.open(ctx)
 	if err != nil {
@@ -295,18 +295,20 @@ func (d *daemon) shutdown(ctx context.Context, grace time.Duration) error {
 	runCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() { ended <- h.engine.Run(runCtx) }()
+	var unreleased error // does not keep the network
 	err = d.stopAll(ctx, h.engine, grace, ended)
 	if err == nil {
+		unreleased = h.plugins.release(ctx)
 		err = d.newNode(h).noStrayTaps(ctx)
 	}
 	stop()
 	if runErr := <-ended; err == nil {
 		err = runErr
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = d.nets.teardown(ctx)
 	}
-	return d.nets.teardown(ctx)
+	return errors.Join(unreleased, err)
 }
 
 func (d *daemon) stopAll(ctx context.Context, e *engine.Engine, grace time.Duration, ended chan error) error {

@@ -3,8 +3,11 @@ package cocoond
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/csinode"
 	csilocal "cocoonstack.io/cocoon/internal/csinode/local"
@@ -105,20 +108,66 @@ func (p *plugins) Unpublish(ctx context.Context, k csinode.Key) error {
 	return p.node.Unpublish(ctx, k)
 }
 
+// releaseLimit is the time in which drivers must release all volumes.
+const releaseLimit = 30 * time.Second
+
+// release makes the drivers release all volumes that no running VM has, as far as they answer. The records stay: pods publish their volumes
+// again when they start, as after a boot of the machine. The error says what stays published.
+func (p *plugins) release(ctx context.Context) error {
+	if p.node == nil {
+		return nil
+	}
+	all, err := p.engine.List(vm.OnBehalf(ctx, vm.Owner{}))
+	if err != nil {
+		return err
+	}
+	all = slices.DeleteFunc(all, func(r vm.Record) bool { return r.State != vm.StateRunning && r.State != vm.StateCreating })
+	ctx, cancel := context.WithTimeout(ctx, releaseLimit)
+	defer cancel()
+	finding, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- p.node.Run(finding) }()
+	err = p.node.Release(ctx, func(v csinode.Published) error { return p.withdraw(ctx, v, all) })
+	stop()
+	if err = errors.Join(err, <-ended); err != nil {
+		return fmt.Errorf("%w; volumes of CSI drivers stay mounted below %s: do not remove that folder before they are released", err, p.node.Root())
+	}
+	return nil
+}
+
+// withdraw lets go of a volume that no VM of running has.
+func (p *plugins) withdraw(ctx context.Context, v csinode.Published, running []vm.Record) error {
+	user := func(vm.Record) bool { return false }
+	if v.Access == csinode.AsFolder {
+		user = func(r vm.Record) bool { return shares(r, v) }
+	} else if lent, _, err := p.devices.Lent(ctx, v.Owner, lentName(v.Key)); err == nil {
+		user = func(r vm.Record) bool {
+			return slices.ContainsFunc(lent.Attachments, func(a volume.Attachment) bool { return a.VM == r.ID })
+		}
+	} else if !errdefs.IsNotFound(err) {
+		return err
+	}
+	if at := slices.IndexFunc(running, user); at >= 0 {
+		return errdefs.Preconditionf("VM %s has it and runs; stop that VM first", running[at].Owner.Qualify(running[at].Spec.Name))
+	}
+	return p.devices.Withdraw(ctx, v.Owner, lentName(v.Key))
+}
+
 // unused returns FailedPrecondition if a VM shares the folder of v.
 func (p *plugins) unused(ctx context.Context, v csinode.Published) error {
 	all, err := p.engine.List(vm.OnBehalf(ctx, vm.Owner{}))
 	if err != nil {
 		return err
 	}
-	for _, r := range all {
-		for _, d := range r.Spec.Dirs() {
-			if d.Dir.Published && d.Dir.Path == v.Path {
-				return errdefs.Preconditionf("volume %s of CSI driver %s cannot be unpublished: VM %s has it; remove that VM first", v.Name, v.Driver, r.Owner.Qualify(r.Spec.Name))
-			}
-		}
+	if at := slices.IndexFunc(all, func(r vm.Record) bool { return shares(r, v) }); at >= 0 {
+		return errdefs.Preconditionf("volume %s of CSI driver %s cannot be unpublished: VM %s has it; remove that VM first", v.Name, v.Driver, all[at].Owner.Qualify(all[at].Spec.Name))
 	}
 	return nil
+}
+
+// shares reports whether the VM of r shares the folder of v.
+func shares(r vm.Record, v csinode.Published) bool {
+	return slices.ContainsFunc(r.Spec.Dirs(), func(d vm.Volume) bool { return d.Dir.Published && d.Dir.Path == v.Path })
 }
 
 // List returns what is published for the owner of ctx, or all for the operator.

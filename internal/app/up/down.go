@@ -20,9 +20,9 @@ import (
 // downLimit is the timeout for a supervisor to stop everything.
 const downLimit = 2 * time.Minute
 
-// Down stops the instance in dir: VMs, daemons, links and rules. Files on disk stay, so that Run can start it again. If
-// the instance is not up, Down removes what a killed supervisor may have left; that is no error.
-// Errors: NotFound when dir holds no instance, FailedPrecondition without root.
+// Down stops the instance in dir: VMs, daemons, links, rules and mounts of CSI drivers. Files on disk stay, so that Run can start it again.
+// If the instance is not up, Down removes what a killed supervisor may have left; that is no error.
+// Errors: NotFound when dir holds no instance, FailedPrecondition without root, Unavailable when something cannot be stopped or released.
 func Down(ctx context.Context, dir string, a Assets) error {
 	if err := needRoot("down"); err != nil {
 		return err
@@ -92,8 +92,8 @@ func endProcess(ctx context.Context, pid int, mine func() bool) error {
 	}
 }
 
-// stopVMsOf stops every VM of an instance whose daemons are not running, and takes their networks down. It uses the
-// written configuration files: a node that is no longer wanted may also have left VMs.
+// stopVMsOf stops every VM of an instance whose daemons are not running, makes CSI drivers release their volumes, and takes their networks
+// down. It uses the written configuration files: a node that is no longer wanted may also have left VMs.
 func stopVMsOf(ctx context.Context, l layout, a Assets) error {
 	configs, err := filepath.Glob(l.config("cocoond*.yaml"))
 	if err != nil {
@@ -103,11 +103,11 @@ func stopVMsOf(ctx context.Context, l layout, a Assets) error {
 	defer cancel()
 	var all []error
 	for _, config := range configs {
-		cmd := exec.CommandContext(ctx, a.Daemon, "shutdown", "--config", config)
-		var out bytes.Buffer
+		cmd := exec.CommandContext(ctx, a.Daemon, "shutdown", "--config", config, "--log-level", "error")
+		var out bytes.Buffer // its error; the log would hide it
 		cmd.Stderr = &out
 		if err := cmd.Run(); err != nil {
-			all = append(all, errdefs.Unavailablef("stop the VMs of %s: %s (%w)", l.dir, strings.TrimSpace(out.String()), err))
+			all = append(all, errdefs.Unavailablef("stop the VMs of %s: %s (%w)", l.dir, strings.TrimPrefix(strings.TrimSpace(out.String()), "Error: "), err))
 		}
 	}
 	return errors.Join(all...)

@@ -70,9 +70,12 @@ func crash(dir, op string, at int) error {
 		}
 	})
 	r := request("pod", "v")
-	if op == "publish" {
+	switch op {
+	case "publish":
 		_, err = n.Publish(ctx, r)
 		return err
+	case "release":
+		return n.Release(ctx, always)
 	}
 	return n.Unpublish(ctx, r.Key)
 }
@@ -102,10 +105,10 @@ func child(t *testing.T, w *world, op string, at int, started func(*os.Process))
 }
 
 func TestKilledAtEachStep(t *testing.T) {
-	for _, op := range []string{"publish", "unpublish"} {
+	for _, op := range []string{"publish", "unpublish", "release"} {
 		steps := 0
 		for at, ended := 1, false; !ended; at++ {
-			for _, next := range []string{"publish", "unpublish"} {
+			for _, next := range []string{"publish", "unpublish", "release"} {
 				w, d := crashed(t, op)
 				step := child(t, w, op, at, func(*os.Process) {})
 				if ended = step == ""; !ended {
@@ -121,10 +124,16 @@ func TestKilledAtEachStep(t *testing.T) {
 }
 
 func TestKilledInACall(t *testing.T) {
-	for method, op := range map[string]string{
-		"NodeStageVolume": "publish", "NodePublishVolume": "publish", "NodeUnpublishVolume": "unpublish", "NodeUnstageVolume": "unpublish",
+	for _, c := range []struct{ method, op string }{
+		{"NodeStageVolume", "publish"},
+		{"NodePublishVolume", "publish"},
+		{"NodeUnpublishVolume", "unpublish"},
+		{"NodeUnstageVolume", "unpublish"},
+		{"NodeUnpublishVolume", "release"},
+		{"NodeUnstageVolume", "release"},
 	} {
-		for _, next := range []string{"publish", "unpublish"} {
+		method, op := c.method, c.op
+		for _, next := range []string{"publish", "unpublish", "release"} {
 			w, d := crashed(t, op)
 			process := make(chan *os.Process, 1)
 			d.On(method, &csitest.Fault{Entry: func() { // the driver goes on after that
@@ -141,18 +150,18 @@ func TestKilledInACall(t *testing.T) {
 	}
 }
 
-// crashed prepares a node for a child: with a published volume if op is to unpublish it.
+// crashed prepares a node for a child: with a published volume if op is to unpublish or release it.
 func crashed(t *testing.T, op string) (*world, *csitest.Driver) {
 	t.Helper()
 	w, d := start(t, csitest.Options{Able: staging})
-	if op == "unpublish" {
+	if op != "publish" {
 		w.publish(request("pod", "v"))
 	}
 	w.stop()
 	return w, d
 }
 
-// recover opens the node that a killed child has left. The volume can be published or unpublished there, and then nothing is left.
+// recover opens the node that a killed child has left. The volume can be published, unpublished or released there, and then nothing is left.
 func recover(t *testing.T, w *world, d *csitest.Driver, what, next string) {
 	t.Helper()
 	w.open()
@@ -161,6 +170,12 @@ func recover(t *testing.T, w *world, d *csitest.Driver, what, next string) {
 	list := w.List()
 	if len(list) == 0 && d.Left() != nil {
 		t.Errorf("%s: no record tells of %v", what, d.Left())
+	}
+	if next == "release" {
+		w.release()
+		if left := d.Left(); left != nil {
+			t.Errorf("%s: the driver has %v", what, left)
+		}
 	}
 	if next == "publish" {
 		w.publish(r)

@@ -27,9 +27,11 @@ const (
 type limits struct {
 	change time.Duration // for a call that stages, publishes, grows or undoes one
 	ask    time.Duration // for a call that only asks
+
+	register time.Duration // for drivers to register before Release gives them up
 }
 
-var defaultLimits = limits{change: 2 * time.Minute, ask: time.Minute}
+var defaultLimits = limits{change: 2 * time.Minute, ask: time.Minute, register: 10 * time.Second}
 
 // driver is a registered driver. It never changes.
 type driver struct {

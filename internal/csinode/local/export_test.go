@@ -17,6 +17,9 @@ func (n *Node) Hurry() {
 // Limit makes the time limit of changes d.
 func (n *Node) Limit(d time.Duration) { n.limits.change = d }
 
+// LimitRegister makes the time that Release waits for drivers d.
+func (n *Node) LimitRegister(d time.Duration) { n.limits.register = d }
+
 // OnStep calls f before each step of a publication.
 func (n *Node) OnStep(f func(string)) { n.onStep = f }
 

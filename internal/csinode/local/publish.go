@@ -258,15 +258,7 @@ func (n *Node) Unpublish(ctx context.Context, k csinode.Key) error {
 var errNone = errors.New("no such publication")
 
 func (n *Node) unpublish(ctx context.Context, k csinode.Key) error {
-	var e entry
-	unlock, err := n.lockBoth(ctx, k, func() (string, error) {
-		var found bool
-		var err error
-		if e, found, err = n.entry(k); err == nil && !found {
-			err = errNone
-		}
-		return e.volume, err
-	})
+	e, unlock, err := n.hold(ctx, k)
 	if errors.Is(err, errNone) {
 		return nil
 	}
@@ -274,6 +266,37 @@ func (n *Node) unpublish(ctx context.Context, k csinode.Key) error {
 		return err
 	}
 	defer unlock()
+	if err := n.withdraw(ctx, e); err != nil {
+		return err
+	}
+	n.step("forget")
+	if err := n.forget(e.rec); err != nil {
+		return err
+	}
+	n.step("unpublished")
+	n.log.Info("CSI volume unpublished", "driver", e.rec.Driver, "volume", k.String())
+	return nil
+}
+
+// hold waits for the locks of a publication and of its volume. Errors: errNone, DataLoss if the record is damaged.
+func (n *Node) hold(ctx context.Context, k csinode.Key) (e entry, unlock func(), err error) {
+	unlock, err = n.lockBoth(ctx, k, func() (string, error) {
+		var found bool
+		var err error
+		if e, found, err = n.entry(k); err == nil && !found {
+			err = errNone
+		}
+		return e.volume, err
+	})
+	return e, unlock, err
+}
+
+// withdraw makes the driver unpublish the volume of e, and unstage it if no other holder needs that, and removes the empty folders. The
+// record stays. Preconditions: the locks of the publication are held.
+func (n *Node) withdraw(ctx context.Context, e entry) error {
+	if e.rec.Released {
+		return nil
+	}
 	d, err := n.registry.driver(e.rec.Driver)
 	if err != nil {
 		return err
@@ -289,22 +312,13 @@ func (n *Node) unpublish(ctx context.Context, k csinode.Key) error {
 	if err := n.unpublishTarget(ctx, d, e.rec); err != nil {
 		return err
 	}
-	if staging := n.stagingOf(e.rec); staging != "" && !inUse(n.others(e.volume, k)) {
+	if staging := n.stagingOf(e.rec); staging != "" && !inUse(n.others(e.volume, e.rec.Key)) {
 		if err := n.unstage(ctx, d, e.rec, staging); err != nil {
 			return err
 		}
 	}
 	n.step("folders of the target")
-	if err := n.removeFolders(filepath.Dir(n.target(k)), n.Root()); err != nil {
-		return err
-	}
-	n.step("forget")
-	if err := n.forget(e.rec); err != nil {
-		return err
-	}
-	n.step("unpublished")
-	n.log.Info("CSI volume unpublished", "driver", e.rec.Driver, "volume", k.String())
-	return nil
+	return n.removeFolders(filepath.Dir(n.target(e.rec.Key)), n.Root())
 }
 
 // inUse reports whether one of the publications of a volume may need its staging.

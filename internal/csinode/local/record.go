@@ -42,6 +42,8 @@ type record struct {
 	Staged  bool   `json:"staged,omitempty"`  // the volume may be staged for this publication
 	Grouped bool   `json:"grouped,omitempty"` // see Published.Grouped
 	Boot    string `json:"boot,omitempty"`    // the boot in which it was published completely; "": it was not
+
+	Released bool `json:"released,omitempty"` // nothing is left of it but this record; see Node.Release
 }
 
 // recordNames are the names of records: the id of the key and that of the volume. So a damaged record still says what it is about.
@@ -85,6 +87,8 @@ func parseRecord(text []byte, key, volume string) (record, error) {
 		return r, errdefs.DataLossf("it is the record of another publication: %s", r.Key)
 	case r.Ephemeral && r.Staged:
 		return r, errdefs.DataLossf("it says that an ephemeral volume is staged")
+	case r.Released && (r.Staged || r.Boot != ""):
+		return r, errdefs.DataLossf("it says that a released volume is staged or published")
 	case len(r.Boot) > 64:
 		return r, errdefs.DataLossf("the id of its boot has %d bytes", len(r.Boot))
 	}

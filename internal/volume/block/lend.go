@@ -91,6 +91,27 @@ func (s *Store) Measure(ctx context.Context, owner vm.Owner, name string) (int64
 	return whole(dev.id.Size), nil
 }
 
+// Withdraw closes the device of a lent volume, which may then go away. The volume stays, and no VM gets it until Lend is called again, as
+// after a boot of the machine. It is no error if there is no such volume. Preconditions: no VM that has the volume runs.
+func (s *Store) Withdraw(ctx context.Context, owner vm.Owner, name string) error {
+	e, release, err := s.lent(ctx, owner, name)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err == nil {
+		defer release()
+		next, dev := e.rec.clone(), e.device
+		next.Boot = ""
+		if _, err = s.save(e, next, nil); err == nil {
+			e.release(dev)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("withdraw the device of volume %s: %w", owner.Qualify(name), record.Full(err))
+	}
+	return nil
+}
+
 // Return ends what Lend has made. The device may then go away. It is no error if there is no such volume.
 // Errors: FailedPrecondition while a VM has it.
 func (s *Store) Return(ctx context.Context, owner vm.Owner, name string) error {

@@ -114,6 +114,34 @@ func TestLend(t *testing.T) {
 		t.Errorf("a device of the configuration was measured: %v", err)
 	}
 
+	// The device is withdrawn while the VM does not run. It is closed, and no VM gets it until it is lent again.
+	if err := s.Withdraw(ctx, owner, "mine"); !errdefs.IsAlreadyExists(err) {
+		t.Errorf("a device of the configuration was withdrawn: %v", err)
+	}
+	for range 2 {
+		if err := errors.Join(s.Withdraw(ctx, owner, "none"), s.Withdraw(ctx, owner, "data")); err != nil {
+			t.Error(err)
+		}
+		if got, here, err := s.Lent(ctx, owner, "data"); err != nil || here || len(got.Attachments) != 1 {
+			t.Errorf("withdrawn: %+v, here %t, %v", got, here, err)
+		}
+		if isOpen(t, path) {
+			t.Error("a withdrawn device is open")
+		}
+		_, _, err := s.Attach(ctx, "data", user, false)
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "publish it again") {
+			t.Errorf("a VM starts with a withdrawn device: %v", err)
+		}
+		_ = s.Close()
+		s = open(t, dir, nil)
+	}
+	if _, err := lend("data", path); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := s.Attach(ctx, "data", user, false); err != nil || !isOpen(t, path) {
+		t.Errorf("lent after it was withdrawn: %v", err)
+	}
+
 	// The machine starts again: the device is away, and then another one with the same bytes.
 	_ = s.Close()
 	if err := os.Remove(path); err != nil {
@@ -179,4 +207,19 @@ func TestLend(t *testing.T) {
 	if all, err := s.List(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("after a start there are %+v, %v", all, err)
 	}
+}
+
+// isOpen reports whether this process has the file at path open.
+func isOpen(t *testing.T, path string) bool {
+	t.Helper()
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil || len(fds) == 0 {
+		t.Fatalf("%v: %v", fds, err)
+	}
+	for _, fd := range fds {
+		if at, _ := os.Readlink(fd); at == path {
+			return true
+		}
+	}
+	return false
 }
