@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/engine/process"
@@ -96,18 +97,28 @@ func (d diskWatch) retry(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// room reports whether all disks of r can grow a little. Only a try tells that of a block device.
+// room reports whether all disks of r can grow a little.
 func (n *node) room(r vm.Record) (bool, error) {
+	full, err := n.fullFolders(r)
+	return len(full) == 0 && err == nil, err
+}
+
+// fullFolders returns the folders of those disks of r that cannot grow a little. Only a try tells that of a block device.
+func (n *node) fullFolders(r vm.Record) (full []string, err error) {
 	for _, d := range r.Disks {
-		if d.ReadOnly || d.Device {
+		dir := filepath.Dir(d.Path)
+		if d.ReadOnly || d.Device || slices.Contains(full, dir) {
 			continue
 		}
-		room, err := n.roomIn(filepath.Dir(d.Path))
-		if err != nil || room.Free < min(diskMargin, room.Size/diskPart) {
-			return false, err
+		room, err := n.roomIn(dir)
+		if err != nil {
+			return nil, err
+		}
+		if room.Free < min(diskMargin, room.Size/diskPart) {
+			full = append(full, dir)
 		}
 	}
-	return true, nil
+	return full, nil
 }
 
 // note records the result of the guest's last request, unless it is on record and again is false. If the
@@ -148,13 +159,17 @@ func (d diskWatch) note(ctx context.Context, fault *hypervisor.DiskFault, again 
 	return true
 }
 
-// full says what may be full.
+// full says what is full, as far as that can be told.
 func (d diskWatch) full() string {
-	what := "the file system of " + filepath.Join(d.m.cfg.StateDir, "vms") + " is full"
-	if slices.ContainsFunc(d.m.record().Disks, func(d vm.Disk) bool { return d.Device && !d.ReadOnly }) {
-		what += ", or the thin pool of one of its volumes (`cocoon doctor`)"
+	r := d.m.record()
+	folders, err := d.m.fullFolders(r)
+	switch {
+	case err == nil && len(folders) > 0:
+		return "there is no room left in " + strings.Join(folders, " and ")
+	case slices.ContainsFunc(r.Disks, func(d vm.Disk) bool { return d.Device && !d.ReadOnly }):
+		return "the thin pool of one of its volumes is full (`cocoon doctor`), or there was no room in " + d.m.cfg.StateDir
 	}
-	return what
+	return "there was no room in " + d.m.cfg.StateDir
 }
 
 // disksMayReplace reports whether the disks of a running VM may change the reason was to reason: a fault replaces what may pass,

@@ -7,14 +7,18 @@ import (
 	"crypto/md5"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // TestVMDiskFull makes a guest write more than its host has space for. The guest is paused and reports it, also to the
@@ -65,6 +69,78 @@ func TestVMDiskFull(t *testing.T) {
 	}
 	if b := n.sh("sleeper", "cat /proc/sys/kernel/random/boot_id"); b != boot {
 		t.Error("it has booted")
+	}
+}
+
+// TestVMVolumeFull fills the file system of a volume, which is an ext4 of its own, while a guest writes there. The guest is paused, and
+// the reason names the folder of the volume and no other. When there is room, it goes on by itself; what it wrote is on the volume, whose
+// file system is sound.
+func TestVMVolumeFull(t *testing.T) {
+	fsck, mkfs := need.Tool(t, "e2fsck"), need.Tool(t, "mkfs.ext4")
+	dir := t.TempDir()
+	store := filepath.Join(dir, "state/volumes")
+	if err := os.MkdirAll(store, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	dev := loopDevice(t, 64<<20)
+	if out, err := exec.CommandContext(t.Context(), mkfs, "-q", "-m", "0", dev).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := unix.Mount(dev, store, "ext4", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(store, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	n := newNodeIn(t, dir)
+	data, err := n.CreateVolume(t.Context(), volume.Spec{Name: "data", Size: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.counting("sleeper")
+	if _, err := n.AttachVolume(t.Context(), "sleeper", vm.VolumeUse{Ref: "data"}, "/data"); err != nil {
+		t.Fatal(err)
+	}
+	const line, written = "what the guest writes\n", 24 << 20
+	want := fmt.Sprintf("%x", md5.Sum(bytes.Repeat([]byte(line), written/len(line)+1)[:written]))
+	n.sh("sleeper", "echo before >/data/before; sync")
+
+	other := filepath.Join(store, "other")
+	leave(t, store, other, 6<<20)
+	n.sh("sleeper", fmt.Sprintf("(yes '%s' | head -c %d >/data/big; sync; echo all >/done) >/dev/null 2>&1 &", strings.TrimSpace(line), written))
+	n.until("it stands", func() bool { return n.reason() == vm.ReasonDiskFull })
+	r, err := n.Inspect(t.Context(), "sleeper")
+	if err != nil || !strings.Contains(r.Message, filepath.Join(store, "volumes", string(data.ID))) || strings.Contains(r.Message, "state/vms") {
+		t.Errorf("it is %s: %s; %v", r.Reason, r.Message, err)
+	}
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	n.until("it goes on", func() bool { return n.reason() == "" })
+	n.goesOn("sleeper")
+	n.until("all is written", func() bool { return n.sh("sleeper", "cat /done 2>/dev/null || true") == "all" })
+	const sum = "echo 3 >/proc/sys/vm/drop_caches; cat /data/before; md5sum </data/big"
+	if got := n.sh("sleeper", sum); !strings.HasPrefix(got, "before\n"+want) {
+		t.Errorf("the guest reads %s, want %s", got, want)
+	}
+	if faults := n.sh("sleeper", "dmesg | grep -c 'EXT4-fs error\\|I/O error' || true"); faults != "0" {
+		t.Errorf("the guest had %s errors", faults)
+	}
+
+	if _, err := n.Stop(t.Context(), "sleeper", 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), fsck, "-f", "-n", filepath.Join(store, "volumes", string(data.ID), "data")).CombinedOutput(); err != nil {
+		t.Errorf("the file system of the volume: %v\n%s", err, out)
+	}
+	if _, err := n.Start(t.Context(), "sleeper"); err != nil {
+		t.Fatal(err)
+	}
+	n.ready("sleeper")
+	if got := n.sh("sleeper", sum); !strings.HasPrefix(got, "before\n"+want) {
+		t.Errorf("started again, the guest reads %s, want %s", got, want)
 	}
 }
 

@@ -37,13 +37,20 @@ type node struct {
 // ends.
 func newNode(t *testing.T, config ...string) *node {
 	t.Helper()
-	need.Tun(t)
-	need.QEMU(t)
-	kernel, initramfs := need.GuestKernel(t)
 	dir, err := os.MkdirTemp("", "cocoond-vm-") // short, for sockets below it
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return newNodeIn(t, dir, config...)
+}
+
+// newNodeIn is newNode with its files in a folder.
+func newNodeIn(t *testing.T, dir string, config ...string) *node {
+	t.Helper()
+	need.Tun(t)
+	need.QEMU(t)
+	kernel, initramfs := need.GuestKernel(t)
 	if err := os.Chmod(dir, 0o755); err != nil { // hypervisors run as other users
 		t.Fatal(err)
 	}
@@ -54,7 +61,6 @@ func newNode(t *testing.T, config ...string) *node {
 	if err := os.WriteFile(n.flags[1], []byte(strings.Join(config, "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
 	n.start()
 	t.Cleanup(func() {
 		if t.Failed() {
