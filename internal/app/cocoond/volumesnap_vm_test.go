@@ -3,7 +3,7 @@
 package cocoond_test
 
 import (
-	"os"
+	"errors"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -12,40 +12,37 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
-// xfs makes an xfs file system of the test's own the place of all files that follow. The test is skipped where that is not possible.
-func xfs(t *testing.T) {
+// xfs returns a folder on an xfs file system of the test's own, where files share their content.
+func xfs(t *testing.T) string {
 	t.Helper()
-	if known, err := os.ReadFile("/proc/filesystems"); err != nil || !strings.Contains(string(known), "\txfs\n") {
+	mkfs := need.Tool(t, "mkfs.xfs")
+	dev, dir := loopDevice(t, 2<<30), t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), mkfs, "-q", "-m", "reflink=1", dev).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	switch err := unix.Mount(dev, dir, "xfs", 0, ""); {
+	case errors.Is(err, unix.ENODEV):
 		t.Skip("the kernel of this machine has no xfs")
-	}
-	dir := t.TempDir()
-	image, mounted := filepath.Join(dir, "image"), filepath.Join(dir, "mounted")
-	for _, err := range []error{os.WriteFile(image, nil, 0o600), os.Truncate(image, 2<<30), os.Mkdir(mounted, 0o755), os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755)} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, c := range [][]string{{"mkfs.xfs", "-q", "-m", "reflink=1", image}, {"mount", "-o", "loop", image, mounted}} {
-		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", c, err, out)
-		}
-	}
-	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) })
-	if err := os.Chmod(mounted, 0o755); err != nil {
+	case err != nil:
 		t.Fatal(err)
 	}
-	t.Setenv("TMPDIR", mounted)
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // TestVMSnapshotWithVolumes: the snapshot of a VM that runs has its volumes as they were at that instant, one that it was created with and
 // one that was plugged in. A clone goes on with copies of its own. It never writes to its source's volumes.
 func TestVMSnapshotWithVolumes(t *testing.T) {
-	xfs(t)
-	n := newNode(t)
+	n := newNodeIn(t, xfs(t))
 	for _, name := range []string{"fixed", "plugged"} {
 		if _, err := n.CreateVolume(t.Context(), volume.Spec{Name: name, Size: 32 << 20}); err != nil {
 			t.Fatal(err)
@@ -114,7 +111,7 @@ func TestVMSnapshotWithVolumes(t *testing.T) {
 	if _, err := n.DetachVolume(t.Context(), "a", string(a.Attached[1].ID)); err != nil {
 		t.Errorf("detach the copy of a plugged volume: %v", err)
 	}
-	if err := n.ExportSnapshotDir(t.Context(), "gold", filepath.Join(os.TempDir(), "out")); !errdefs.IsFailedPrecondition(err) {
+	if err := n.ExportSnapshotDir(t.Context(), "gold", filepath.Join(n.dir, "out")); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("export a snapshot with volumes: %v", err)
 	}
 
