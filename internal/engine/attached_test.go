@@ -50,7 +50,15 @@ func (r *rig) refused(what string, class errdefs.Class, err error) {
 
 // A VM has its volume from its creation until it is removed, whatever happens to the VM and to the daemon.
 func TestAttachedVolume(t *testing.T) {
-	r, ctx := newRig(t), t.Context()
+	var frozen atomic.Int64
+	r, ctx := newRig(t, func(r *rig) {
+		r.world.Fault = func(call string) error {
+			if call == "agent.Freeze" {
+				frozen.Add(1)
+			}
+			return nil
+		}
+	}), t.Context()
 	if err := createData(ctx, r); err != nil {
 		t.Fatal(err)
 	}
@@ -80,13 +88,6 @@ func TestAttachedVolume(t *testing.T) {
 	has("stopped")
 	r.must(r.Start(ctx, "web"))
 	has("started")
-	var frozen atomic.Int64
-	r.world.Fault = func(call string) error {
-		if call == "agent.Freeze" {
-			frozen.Add(1)
-		}
-		return nil
-	}
 	r.await("web", "ready", ready)
 	r.must(r.Hibernate(ctx, "web", "night"))
 	has("hibernated")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -16,9 +17,9 @@ import (
 )
 
 // keptRig is a rig with a VM that writes to the volume data.
-func keptRig(t *testing.T) *rig {
+func keptRig(t *testing.T, opts ...func(*rig)) *rig {
 	t.Helper()
-	r := newRig(t)
+	r := newRig(t, opts...)
 	if _, err := r.Volumes().Import(t.Context(), volume.Spec{Name: "data", Size: 1 << 20}, bytes.NewReader([]byte("one")), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -127,30 +128,24 @@ func TestSnapshotWithVolumes(t *testing.T) {
 
 // What cannot be kept or copied is refused, and nothing is left of it.
 func TestSnapshotsWithVolumesThatAreRefused(t *testing.T) {
-	r, ctx := keptRig(t), t.Context()
-	r.world.Fault = func(call string) error {
-		if call == "volumes.Snapshot" {
-			return errdefs.Preconditionf("the file system cannot do that")
+	var fault atomic.Value
+	fault.Store("")
+	r, ctx := keptRig(t, func(r *rig) {
+		r.world.Fault = func(call string) error {
+			if call == fault.Load() {
+				return errdefs.Preconditionf("fault at %s", call)
+			}
+			return nil
 		}
-		return nil
-	}
+	}), t.Context()
+	fault.Store("volumes.Snapshot") // as of a file system that cannot do that
 	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
 	r.refused("save with a store that cannot copy what a VM writes to", errdefs.FailedPrecondition, err)
-	r.world.Fault = func(call string) error {
-		if call == "driver.Save done" {
-			return errors.New("no")
-		}
-		return nil
-	}
+	fault.Store("driver.Save done")
 	if _, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"}); err == nil {
 		t.Error("saved")
 	}
-	r.world.Fault = func(call string) error {
-		if call == "driver.Launch" {
-			return errors.New("no")
-		}
-		return nil
-	}
+	fault.Store("driver.Launch")
 	nothing := func(what string, want int) {
 		t.Helper()
 		snaps, err := r.Volumes().Snapshots(ctx)
@@ -168,7 +163,7 @@ func TestSnapshotsWithVolumesThatAreRefused(t *testing.T) {
 		t.Error("cloned")
 	}
 	nothing("after a failed clone", 1)
-	r.world.Fault = func(string) error { return nil }
+	fault.Store("")
 
 	_, err = r.Restore(ctx, "web", "gold")
 	r.refused("restore a VM with volumes", errdefs.FailedPrecondition, err)
