@@ -99,7 +99,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test $(GOFLAGS_) -count=1 . # what it reads is outside its module, which the cache of tests does not see
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments
@@ -145,9 +145,9 @@ test-vm: binaries guest demo-image lvm-guest ## real QEMU guests, taps, DHCP, ru
 	@hack/test.sh vm
 
 .PHONY: test-lvm
-test-lvm: lvm-guest ## all tests of volumes on a thin pool, in a guest of their own; test-vm has the quick ones
+test-lvm: binaries guest demo-image lvm-guest ## all tests of volumes on a thin pool, in a guest of their own; test-vm has the quick ones
 	@COCOON_LVM_RUN="^($$(grep -hoP '^func \KTest\w+(?=\(t )' internal/volume/lvm/*_guest_test.go | paste -sd '|'))\$$" \
-		go test $(GOFLAGS_) -vet=off -tags vm -count=1 -timeout 40m -v -run '^TestVMThinPool$$' ./internal/volume/lvm
+		go test $(GOFLAGS_) -vet=off -tags vm -count=1 -p 1 -timeout 40m -v -run '^(TestVMThinPool|TestVMOnThinPool)$$' ./internal/volume/lvm ./internal/app/cocoond
 
 .PHONY: test-e2e
 test-e2e: build origin helm agent-sandbox spiffe-csi images cloudimg conformance-programs ## a real control plane, real kubectl, real guests
