@@ -43,6 +43,10 @@ guest: ## guest kernel and initramfs into bin/guest (cached by content)
 lvm-guest: ## the machine on which volumes on a thin pool are tested, into bin/lvm (cached)
 	@hack/lvm/build.sh $(BIN)/lvm
 
+.PHONY: nfs-server
+nfs-server: ## the NFS server of the tests, into bin/nfs (cached)
+	@hack/nfs/build.sh $(BIN)/nfs
+
 .PHONY: demo-image
 demo-image: guest
 	@go run $(GOFLAGS_) ./examples/demo-image -busybox $(BIN)/guest/busybox -o $(BIN)/demo.tar
@@ -99,7 +103,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test $(GOFLAGS_) -count=1 . # what it reads is outside its module, which the cache of tests does not see
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh hack/nfs/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments
@@ -141,7 +145,7 @@ test-variants: ## a few tests with another umask, locale, time zone, CPU and /tm
 	@hack/variants.sh
 
 .PHONY: test-vm
-test-vm: binaries guest demo-image lvm-guest ## real QEMU guests, taps, DHCP, rules
+test-vm: binaries guest demo-image lvm-guest nfs-server ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
 .PHONY: test-lvm
@@ -150,7 +154,7 @@ test-lvm: binaries guest demo-image lvm-guest ## all tests of volumes on a thin 
 		go test $(GOFLAGS_) -vet=off -tags vm -count=1 -p 1 -timeout 40m -v -run '^(TestVMThinPool|TestVMOnThinPool)$$' ./internal/volume/lvm ./internal/app/cocoond
 
 .PHONY: test-e2e
-test-e2e: build origin helm agent-sandbox spiffe-csi images cloudimg conformance-programs ## a real control plane, real kubectl, real guests
+test-e2e: build origin helm agent-sandbox spiffe-csi images cloudimg conformance-programs nfs-server ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e
 
 .PHONY: test-upgrade

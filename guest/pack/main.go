@@ -13,12 +13,13 @@ import (
 )
 
 // wanted are the modules that a guest may need; their dependencies are added. The kernel may have them built in, and lack those in
-// optional.
+// optional and rare. Those that only rare ones need are compressed, because few guests load them.
 var (
 	wanted = []string{
 		"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "overlay", "virtio_rng", "virtio_balloon",
 	}
 	optional = []string{"erofs", "squashfs", "button", "evdev", "virtio_scsi", "sd_mod", "loop", "virtiofs"}
+	rare     = []string{"nfsv4"}
 )
 
 func main() {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -20,7 +21,8 @@ import (
 const builtIn = ""
 
 // collect copies the wanted modules and their dependencies from the tree of a kernel package to out, and writes
-// out/modules.dep: one line per module, with its name and then all modules to load before it, in order.
+// out/modules.dep: one line per module, with its name and then all modules to load before it, in order. Those that only rare modules
+// need are compressed with gzip.
 func collect(tree, out string) error {
 	found, err := find(tree)
 	if err != nil {
@@ -32,10 +34,16 @@ func collect(tree, out string) error {
 			return err
 		}
 	}
-	for _, m := range optional {
-		if _, ok := found[m]; ok {
-			if err := resolve(m, found, deps, nil); err != nil {
-				return err
+	common := map[string]bool{}
+	for _, list := range [][]string{optional, rare} {
+		for m := range deps {
+			common[m] = true
+		}
+		for _, m := range list {
+			if _, ok := found[m]; ok {
+				if err := resolve(m, found, deps, nil); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -48,12 +56,35 @@ func collect(tree, out string) error {
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(out, m+".ko"), unsign(data), 0o644); err != nil {
+		name := m + ".ko"
+		if data = unsign(data); !common[m] {
+			name += ".gz"
+			if data, err = pack(data); err != nil {
+				return err
+			}
+		}
+		if err := os.WriteFile(filepath.Join(out, name), data, 0o644); err != nil {
 			return err
 		}
 		fmt.Fprintln(&list, strings.Join(append([]string{m}, deps[m]...), " "))
 	}
 	return os.WriteFile(filepath.Join(out, "modules.dep"), []byte(list.String()), 0o644)
+}
+
+// pack compresses data with gzip. The same data gives the same result.
+func pack(data []byte) ([]byte, error) {
+	var out bytes.Buffer
+	z, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := z.Write(data); err != nil {
+		return nil, err
+	}
+	if err := z.Close(); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
 }
 
 // find maps the names of modules (with underscores, as in modinfo) to files below tree, or to builtIn.

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"debug/elf"
 	"encoding/binary"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -80,6 +82,8 @@ func TestCollect(t *testing.T) {
 		"kernel/overlay.ko.zst":    zstded(t, module("")),
 		"kernel/virtio-rng.ko.zst": zstded(t, module("virtio_blk")),
 		"kernel/unwanted.ko.zst":   []byte("damaged"),
+		"kernel/nfsv4.ko":          module("failover,sunrpc"),
+		"kernel/sunrpc.ko.zst":     zstded(t, module("")),
 	}
 	for name, data := range files {
 		path := filepath.Join(tree, "usr/lib/modules/6.8.0-1-generic", name)
@@ -94,11 +98,24 @@ func TestCollect(t *testing.T) {
 		t.Fatal(err)
 	}
 	list, err := os.ReadFile(filepath.Join(out, "modules.dep"))
-	if want := "failover\nnet_failover failover\noverlay\nvirtio_net failover net_failover\nvirtio_rng\n"; err != nil || string(list) != want {
+	if want := "failover\nnet_failover failover\nnfsv4 failover sunrpc\noverlay\nsunrpc\nvirtio_net failover net_failover\nvirtio_rng\n"; err != nil || string(list) != want {
 		t.Errorf("modules.dep is %q, %v", list, err)
 	}
 	for name, want := range map[string][]byte{"virtio_net": module("net-failover,virtio_pci"), "failover": module(""), "virtio_rng": module("virtio_blk")} {
 		if got, err := os.ReadFile(filepath.Join(out, name+".ko")); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s has %d bytes, not %d: %v", name, len(got), len(want), err)
+		}
+	}
+	for name, want := range map[string][]byte{"nfsv4": module("failover,sunrpc"), "sunrpc": module("")} { // few guests load them
+		packed, err := os.ReadFile(filepath.Join(out, name+".ko.gz"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		z, err := gzip.NewReader(bytes.NewReader(packed))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(z); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s has %d bytes, not %d: %v", name, len(got), len(want), err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -318,6 +319,16 @@ volume that the VM was created with can only be taken while the VM is stopped. W
 // parseVolumes parses the values of --volume into volumes and their mounts.
 func parseVolumes(list []string) (volumes []vm.Volume, mounts []vm.Mount, err error) {
 	for i, s := range list {
+		if rest, ok := strings.CutPrefix(s, nfsScheme); ok {
+			n, at, err := parseNFS(s, rest)
+			if err != nil {
+				return nil, nil, err
+			}
+			name := "nfs-" + strconv.Itoa(i)
+			volumes = append(volumes, vm.Volume{Name: name, Kind: vm.VolumeNFS, NFS: &n})
+			mounts = append(mounts, vm.Mount{Volume: name, Path: at, ReadOnly: n.ReadOnly})
+			continue
+		}
 		use, at, err := parseVolume(s)
 		if err != nil {
 			return nil, nil, err
@@ -338,6 +349,25 @@ func parseVolumes(list []string) (volumes []vm.Volume, mounts []vm.Mount, err er
 		}
 	}
 	return volumes, mounts, nil
+}
+
+// nfsScheme begins the value of --volume for a folder of an NFS server.
+const nfsScheme = "nfs://"
+
+// parseNFS parses SERVER[:PORT]/FOLDER:/PATH[:ro], which follows the scheme in s. An IPv6 address is in brackets.
+func parseNFS(s, rest string) (n vm.NFS, at string, err error) {
+	server, folder, ok := strings.Cut(rest, "/")
+	folder, n.ReadOnly = strings.CutSuffix(folder, ":ro")
+	i := strings.LastIndex(folder, ":/")
+	if !ok || i < 0 {
+		return n, "", errdefs.Invalidf("volume %q: use nfs://SERVER/FOLDER:/PATH or nfs://SERVER/FOLDER:/PATH:ro for a folder of an NFS server", s)
+	}
+	n.Path, at, n.Server = "/"+folder[:i], folder[i+1:], server
+	if host, port, err := net.SplitHostPort(server); err == nil {
+		n.Server, n.Options = host, []string{"port=" + port}
+	}
+	n.Server = strings.TrimSuffix(strings.TrimPrefix(n.Server, "["), "]")
+	return n, at, n.Validate()
 }
 
 // parseVolume parses VOLUME[:/PATH][:ro].

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 	"cocoonstack.io/cocoon/internal/volume/file"
@@ -173,6 +174,21 @@ func TestRunWithVolumes(t *testing.T) {
 	}
 	if code, _, errs := run("", "vm", "create", "-v", "/srv/data", "demo"); code != 2 || !strings.Contains(errs, "/FOLDER:/PATH") {
 		t.Errorf("a folder without a path: %d %s", code, errs)
+	}
+	if code, _, errs := run("", "vm", "create", "-v", "nfs://files.example/data/a:/data", "-v", "nfs://[fd00::1]:20049/:/all:ro", "demo"); code != 0 {
+		t.Fatal(errs)
+	}
+	exports := []vm.NFS{{Server: "files.example", Path: "/data/a"}, {Server: "fd00::1", Path: "/", ReadOnly: true, Options: []string{"port=20049"}}}
+	if got := n.launched.Volumes; len(got) != 2 || diff.Of(exports, []vm.NFS{*got[0].NFS, *got[1].NFS}) != "" || got[0].Name == got[1].Name {
+		t.Errorf("folders of servers %+v", got)
+	}
+	if got := n.launched.Mounts; len(got) != 2 || got[0].Path != "/data" || got[1].Path != "/all" || !got[1].ReadOnly {
+		t.Errorf("mounts of folders of servers %+v", got)
+	}
+	for _, bad := range []string{"nfs://files", "nfs://files/data", "nfs:///data:/data", "nfs://files,ro/data:/data", "nfs://files:x/data:/data"} {
+		if code, _, errs := run("", "vm", "create", "-v", bad, "demo"); code != 2 {
+			t.Errorf("%q: %d %s", bad, code, errs)
+		}
 	}
 	for _, bad := range []string{"", ":/x", "data:x"} {
 		if code, _, errs := run("", "vm", "create", "--volume", bad, "demo"); code != 2 || !strings.Contains(errs, "VOLUME:/PATH") {

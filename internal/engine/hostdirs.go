@@ -60,8 +60,12 @@ func (n *node) designDirs(r vm.Record) error {
 	return nil
 }
 
-// hasNoDirs refuses to save a VM that shares folders of the node: its memory fits the files as they are now, and those change.
+// hasNoDirs refuses to save a VM that shares folders of the node or mounts those of servers: its memory fits the files as they are now,
+// and those change. A server also takes back the locks of a guest that does not answer, and would take a clone for its source.
 func hasNoDirs(r vm.Record) error {
+	if v := r.Spec.NFSVolumes(); len(v) > 0 {
+		return errdefs.Preconditionf("it mounts %s of an NFS server (volume %s), which ends the sessions of a guest that does not run, so it cannot be saved, cloned or hibernated; stop it instead", v[0].NFS.Source(), v[0].Name)
+	}
 	if dirs := r.Spec.Dirs(); len(dirs) > 0 {
 		return errdefs.Preconditionf("it shares the folder %s of the node (volume %s), whose files the node may change at any time, so it cannot be saved, cloned or hibernated; stop it instead", dirs[0].Dir.Path, dirs[0].Name)
 	}

@@ -58,6 +58,9 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		if v := spec.ImageVolumes(); len(v) > 0 {
 			return r, errdefs.Invalidf("image %s boots itself, so the files of image %s cannot be mounted in its guest as volume %s", spec.Image, v[0].Image, v[0].Name)
 		}
+		if v := spec.NFSVolumes(); len(v) > 0 {
+			return r, errdefs.Invalidf("image %s boots itself, so %s is not mounted in its guest as volume %s; mount it in the image or with cloud-init", spec.Image, v[0].NFS.Source(), v[0].Name)
+		}
 		if i := slices.IndexFunc(spec.Mounts, mountsDisk(spec.Volumes)); i >= 0 {
 			return r, errdefs.Invalidf("image %s boots itself, so volume %s is not mounted for it; leave out the path or ask for a device, and mount the disk in the guest", spec.Image, spec.Mounts[i].Volume)
 		}
@@ -96,7 +99,11 @@ func (n *node) bootOf(spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
 		if n.cfg.Kernel == "" {
 			return vm.Boot{}, errdefs.Preconditionf("image %s needs the guest kernel, and none is configured; build it with `make guest`", spec.Image)
 		}
-		return vm.Boot{Kernel: n.cfg.Kernel, Initrd: n.cfg.Initrd}, nil
+		b := vm.Boot{Kernel: n.cfg.Kernel, Initrd: n.cfg.Initrd}
+		if len(spec.NFSVolumes()) > 0 {
+			b.Cmdline = vm.ArgNFS
+		}
+		return b, nil
 	}
 	if spec.Firmware == "" {
 		return vm.Boot{Firmware: vm.FirmwareBIOS}, nil

@@ -10,6 +10,7 @@ import (
 	"net"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -38,6 +39,7 @@ type Agent interface {
 
 	// Setup gives the guest its identity, mounts its volumes and starts the main process. Idempotent: a guest that is
 	// already set up keeps its processes and only applies changes of hostname, interfaces and resolv.conf.
+	// Errors: Waiting while a volume cannot be mounted; the caller tries again.
 	Setup(ctx context.Context, s Setup) error
 
 	// Exec runs a command in the guest and returns its exit code (128+n for death by signal n).
@@ -94,9 +96,20 @@ type Setup struct {
 
 	Sysctls []vm.Sysctl // set before anything starts
 
-	VolumeLayers  map[string][]string // serials of the disks with the files of a volume of an image, by its name, lowest first
-	VolumeSerials map[string]string   // serials of the volumes that are disks and tags of those that are folders of the node, by the names of the volumes
+	VolumeLayers map[string][]string // serials of the disks with the files of a volume of an image, by its name, lowest first
+	// VolumeSerials are, by the names of volumes, the serials of those that are disks, the tags of those that are folders of the node,
+	// and the name by which servers know the guest, for those that are folders of servers.
+	VolumeSerials map[string]string
 }
+
+// Waiting is the error of a Setup that must be tried again, because a volume cannot be mounted yet. Its class is Unavailable.
+type Waiting struct{ error }
+
+// NewWaiting returns a Waiting. why comes from the guest.
+func NewWaiting(why string) Waiting { return Waiting{errdefs.Unavailablef("%s", why)} }
+
+// Unwrap returns the error with the class.
+func (w Waiting) Unwrap() error { return w.error }
 
 // Container is one of several programs of a guest.
 type Container struct {

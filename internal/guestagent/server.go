@@ -77,6 +77,8 @@ type Volumes interface {
 	// of mounts is the folder that their paths are in. lacks says, by that folder, which parts of an image's files do not exist:
 	// these are not mounted. Idempotent.
 	Mount(ctx context.Context, volumes []vm.Volume, images map[string]string, mounts map[string][]vm.Mount) (lacks map[string]error, err error)
+	// KnownAs sets the name by which NFS servers know the guest. It is called before Mount.
+	KnownAs(name string)
 	// MountLater makes more mounts, of volumes that Mount has made, in the folder root. Errors: InvalidArgument if there is no such
 	// volume.
 	MountLater(ctx context.Context, root string, mounts []vm.Mount) error
@@ -254,11 +256,14 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 			return nil, err
 		}
 	}
+	begin := s.setUpMain
 	if len(r.GetContainers()) > 0 {
-		if err := s.setUpContainers(ctx, r); err != nil {
-			return nil, err
+		begin = s.setUpContainers
+	}
+	if err := begin(ctx, r); err != nil {
+		if w, ok := errors.AsType[volumes.Waiting](err); ok {
+			return &guestv1.SetupReply{Waiting: w.Error()}, nil
 		}
-	} else if err := s.setUpMain(ctx, r); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()

@@ -41,6 +41,9 @@ func (s *Server) mount(ctx context.Context, r *guestv1.SetupRequest, rooms map[s
 	for _, m := range r.GetVolumes() {
 		v := volume(m)
 		spec.Volumes = append(spec.Volumes, v)
+		if v.Kind == vm.VolumeNFS && s.cfg.Volumes != nil {
+			s.cfg.Volumes.KnownAs(m.GetSerial())
+		}
 		if v.Group != nil && !slices.Contains(done.groups, uint32(*v.Group)) {
 			done.groups = append(done.groups, uint32(*v.Group))
 		}
@@ -104,6 +107,9 @@ func volume(m *guestv1.Volume) vm.Volume {
 	}
 	if v.Kind == vm.VolumeDir { // the guest knows it only by its tag
 		v.Dir = &vm.HostDir{Path: "/" + m.GetSerial(), ReadOnly: m.GetReadOnly(), GroupOnMismatch: m.GetGroupOnMismatch()}
+	}
+	if v.Kind == vm.VolumeNFS {
+		v.NFS = &vm.NFS{Server: m.GetServer(), Path: m.GetPath(), Options: m.GetOptions(), ReadOnly: m.GetReadOnly()}
 	}
 	return v
 }

@@ -49,6 +49,11 @@ func (v Volume) Clone() Volume {
 		d := *v.Dir
 		v.Dir = &d
 	}
+	if v.NFS != nil {
+		n := *v.NFS
+		n.Options = cloneSlice(n.Options)
+		v.NFS = &n
+	}
 	return v
 }
 

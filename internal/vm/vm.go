@@ -105,6 +105,7 @@ const (
 	VolumeImage VolumeKind = "image" // the files of a container image, read-only; no program in it can be executed
 	VolumeDisk  VolumeKind = "disk"  // a disk of the volume store, which outlives the VM
 	VolumeDir   VolumeKind = "dir"   // a folder of the node
+	VolumeNFS   VolumeKind = "nfs"   // a folder of an NFS server, which the guest mounts
 )
 
 // Volume is a folder that is mounted in an OCI guest, or a disk.
@@ -118,6 +119,7 @@ type Volume struct {
 	Image     string       `json:"image,omitempty"`      // VolumeImage: name, name:tag or digest, as given
 	Disk      *VolumeUse   `json:"disk,omitempty"`       // VolumeDisk
 	Dir       *HostDir     `json:"dir,omitempty"`        // VolumeDir
+	NFS       *NFS         `json:"nfs,omitempty"`        // VolumeNFS
 }
 
 // HostDir names a folder of the node. The node's operator lists those that VMs may have.
@@ -390,7 +392,9 @@ type Resume struct {
 func OfDisk(reason string) bool { return reason == ReasonDiskFull || reason == ReasonDiskError }
 
 // Passing reports whether the reason of a running VM is a fault that may pass while it runs.
-func Passing(reason string) bool { return OfDisk(reason) || reason == ReasonClockWrong }
+func Passing(reason string) bool {
+	return OfDisk(reason) || reason == ReasonClockWrong || reason == ReasonFailedMount
+}
 
 // Itself reports whether r's guest uses its own interfaces. False means that the guest still uses those of the VM whose
 // state it resumed from, so an answer from its address does not come from this VM.
@@ -423,6 +427,8 @@ const (
 	// Reasons of a VM that runs, or whose process runs:
 	ReasonDiskFull  = "DiskFull"  // its guest is paused until the host's disk has room for its writes
 	ReasonDiskError = "DiskError" // the host's disk failed to read or write for its guest
+
+	ReasonFailedMount = "FailedMount" // its guest waits for a volume, and tries to mount it again and again
 
 	ReasonClockWrong = "ClockWrong" // its guest's clock runs too fast or too slow, and is set from time to time
 )

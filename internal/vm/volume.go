@@ -128,12 +128,18 @@ func validateMounts(mounts []Mount, known map[string]VolumeKind) error {
 	return nil
 }
 
+var volumeKinds = []VolumeKind{VolumeFiles, VolumeEmpty, VolumeImage, VolumeDisk, VolumeDir, VolumeNFS}
+
 func (v Volume) validate() error {
 	switch {
 	case len(v.Name) > MaxNameLength || !nameRE.MatchString(v.Name):
 		return errdefs.Invalidf("invalid volume name %q; use at most %d letters, digits, '.', '_' and '-', and begin with a letter or digit", v.Name, MaxNameLength)
-	case v.Kind != VolumeFiles && v.Kind != VolumeEmpty && v.Kind != VolumeImage && v.Kind != VolumeDisk && v.Kind != VolumeDir:
-		return errdefs.Invalidf("volume %s: invalid kind %q; use %s, %s, %s, %s or %s", v.Name, v.Kind, VolumeFiles, VolumeEmpty, VolumeImage, VolumeDisk, VolumeDir)
+	case !slices.Contains(volumeKinds, v.Kind):
+		return errdefs.Invalidf("volume %s: invalid kind %q; use one of %v", v.Name, v.Kind, volumeKinds)
+	case v.Kind == VolumeNFS && (v.Memory || v.SizeLimit != 0 || v.Group != nil || len(v.Files) > 0):
+		return errdefs.Invalidf("volume %s: a folder of an NFS server cannot have a size limit, a group or given files, or be in memory", v.Name)
+	case (v.Kind == VolumeNFS) != (v.NFS != nil):
+		return errdefs.Invalidf("volume %s: a volume of kind %s names a folder of an NFS server, and no other volume does", v.Name, VolumeNFS)
 	case v.Kind == VolumeDir && (v.Memory || v.SizeLimit != 0 || len(v.Files) > 0):
 		return errdefs.Invalidf("volume %s: a folder of the node cannot have a size limit or given files, or be in memory", v.Name)
 	case (v.Kind == VolumeDir) != (v.Dir != nil):
@@ -160,6 +166,11 @@ func (v Volume) validate() error {
 		return v.Disk.validate(v.Name)
 	case v.Dir != nil:
 		return v.Dir.validate(v.Name)
+	case v.NFS != nil:
+		if err := v.NFS.Validate(); err != nil {
+			return fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		return nil
 	}
 	return ValidateFiles(v.Name, v.Files)
 }

@@ -79,7 +79,7 @@ func sharedCluster() (string, error) {
 }
 
 func TestScripts(t *testing.T) {
-	scriptsIn(t, "testdata", func(env *testscript.Env) error { return errors.Join(setup(env), plugins(t, env)) })
+	scriptsIn(t, "testdata", func(env *testscript.Env) error { return errors.Join(setup(env), plugins(t, env), exports(t, env)) })
 }
 
 func scriptsIn(t *testing.T, dir string, setup func(*testscript.Env) error) {
@@ -95,6 +95,7 @@ func scriptsIn(t *testing.T, dir string, setup func(*testscript.Env) error) {
 			"kill9":      kill9,
 			"setenvout":  setenvout,
 			"daemon":     daemon,
+			"nfs-server": nfsServer,
 		},
 		RequireExplicitExec: true,
 		Condition: func(cond string) (bool, error) {

@@ -1221,6 +1221,7 @@ func (x *ContainerExit) GetFinishedUnixNano() int64 {
 
 type SetupReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Waiting       string                 `protobuf:"bytes,1,opt,name=waiting,proto3" json:"waiting,omitempty"` // why a volume cannot be mounted yet; then nothing was started, and Setup must be called again. "": all is done
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1255,18 +1256,28 @@ func (*SetupReply) Descriptor() ([]byte, []int) {
 	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
+func (x *SetupReply) GetWaiting() string {
+	if x != nil {
+		return x.Waiting
+	}
+	return ""
+}
+
 type Volume struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Kind            string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                                                  // files, empty, image, disk or dir
+	Kind            string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                                                  // files, empty, image, disk, dir or nfs
 	Memory          bool                   `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                                             // empty: in memory instead of on the disk
 	SizeLimit       int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"`                      // bytes; empty only; 0: that of the memory or the disk
 	Group           *int64                 `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`                                         // id of the group that may use it
 	Layers          []string               `protobuf:"bytes,40,rep,name=layers,proto3" json:"layers,omitempty"`                                             // image: serials of the disks that hold it, the lowest first
-	Serial          string                 `protobuf:"bytes,41,opt,name=serial,proto3" json:"serial,omitempty"`                                             // disk: by which it is found; dir: the tag of the shared folder
-	ReadOnly        bool                   `protobuf:"varint,42,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`                        // disk, dir: it cannot be written to
+	Serial          string                 `protobuf:"bytes,41,opt,name=serial,proto3" json:"serial,omitempty"`                                             // disk: by which it is found; dir: the tag of the shared folder; nfs: by which servers know the guest
+	ReadOnly        bool                   `protobuf:"varint,42,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`                        // disk, dir, nfs: it cannot be written to
 	FsType          string                 `protobuf:"bytes,43,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`                               // disk: the file system to make on an empty one, ext4 or xfs; "" is ext4
 	GroupOnMismatch bool                   `protobuf:"varint,44,opt,name=group_on_mismatch,json=groupOnMismatch,proto3" json:"group_on_mismatch,omitempty"` // disk, dir: give the files to group only if the root of the file system is not that group's
+	Server          string                 `protobuf:"bytes,45,opt,name=server,proto3" json:"server,omitempty"`                                             // nfs: its name or address
+	Path            string                 `protobuf:"bytes,46,opt,name=path,proto3" json:"path,omitempty"`                                                 // nfs: the folder on the server
+	Options         []string               `protobuf:"bytes,47,rep,name=options,proto3" json:"options,omitempty"`                                           // nfs: of the mount
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1369,6 +1380,27 @@ func (x *Volume) GetGroupOnMismatch() bool {
 		return x.GroupOnMismatch
 	}
 	return false
+}
+
+func (x *Volume) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *Volume) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Volume) GetOptions() []string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
 }
 
 type VolumeFile struct {
@@ -4192,9 +4224,10 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12*\n" +
 	"\x11started_unix_nano\x18\x04 \x01(\x03R\x0fstartedUnixNano\x12,\n" +
-	"\x12finished_unix_nano\x18\x05 \x01(\x03R\x10finishedUnixNano\"\f\n" +
+	"\x12finished_unix_nano\x18\x05 \x01(\x03R\x10finishedUnixNano\"&\n" +
 	"\n" +
-	"SetupReply\"\x9e\x02\n" +
+	"SetupReply\x12\x18\n" +
+	"\awaiting\x18\x01 \x01(\tR\awaiting\"\xe4\x02\n" +
 	"\x06Volume\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -4206,7 +4239,10 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06serial\x18) \x01(\tR\x06serial\x12\x1b\n" +
 	"\tread_only\x18* \x01(\bR\breadOnly\x12\x17\n" +
 	"\afs_type\x18+ \x01(\tR\x06fsType\x12*\n" +
-	"\x11group_on_mismatch\x18, \x01(\bR\x0fgroupOnMismatchB\b\n" +
+	"\x11group_on_mismatch\x18, \x01(\bR\x0fgroupOnMismatch\x12\x16\n" +
+	"\x06server\x18- \x01(\tR\x06server\x12\x12\n" +
+	"\x04path\x18. \x01(\tR\x04path\x12\x18\n" +
+	"\aoptions\x18/ \x03(\tR\aoptionsB\b\n" +
 	"\x06_group\"g\n" +
 	"\n" +
 	"VolumeFile\x12\x12\n" +

@@ -1539,7 +1539,7 @@ func (x *CloudInit) GetPasswordHash() string {
 type Volume struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // files, empty, image, disk, dir
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"` // files, empty, image, disk, dir, nfs
 	Memory        bool                   `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`
 	SizeLimit     int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"` // bytes
 	Group         *int64                 `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`
@@ -1547,6 +1547,7 @@ type Volume struct {
 	Image         string                 `protobuf:"bytes,40,opt,name=image,proto3" json:"image,omitempty"` // of kind image: name, name:tag or digest
 	Disk          *VolumeUse             `protobuf:"bytes,41,opt,name=disk,proto3" json:"disk,omitempty"`   // of kind disk
 	Dir           *HostDir               `protobuf:"bytes,42,opt,name=dir,proto3" json:"dir,omitempty"`     // of kind dir
+	Nfs           *NFS                   `protobuf:"bytes,43,opt,name=nfs,proto3" json:"nfs,omitempty"`     // of kind nfs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1644,6 +1645,82 @@ func (x *Volume) GetDir() *HostDir {
 	return nil
 }
 
+func (x *Volume) GetNfs() *NFS {
+	if x != nil {
+		return x.Nfs
+	}
+	return nil
+}
+
+// NFS names a folder of an NFS server, which the guest mounts.
+type NFS struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Server        string                 `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"`   // name or address
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`       // absolute
+	Options       []string               `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty"` // of the mount
+	ReadOnly      bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NFS) Reset() {
+	*x = NFS{}
+	mi := &file_node_v1_node_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NFS) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NFS) ProtoMessage() {}
+
+func (x *NFS) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NFS.ProtoReflect.Descriptor instead.
+func (*NFS) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *NFS) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *NFS) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *NFS) GetOptions() []string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *NFS) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 // HostDir names a folder of the node, which its operator must have allowed.
 type HostDir struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -1658,7 +1735,7 @@ type HostDir struct {
 
 func (x *HostDir) Reset() {
 	*x = HostDir{}
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +1747,7 @@ func (x *HostDir) String() string {
 func (*HostDir) ProtoMessage() {}
 
 func (x *HostDir) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +1760,7 @@ func (x *HostDir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostDir.ProtoReflect.Descriptor instead.
 func (*HostDir) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HostDir) GetPath() string {
@@ -1734,7 +1811,7 @@ type VolumeUse struct {
 
 func (x *VolumeUse) Reset() {
 	*x = VolumeUse{}
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1746,7 +1823,7 @@ func (x *VolumeUse) String() string {
 func (*VolumeUse) ProtoMessage() {}
 
 func (x *VolumeUse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1759,7 +1836,7 @@ func (x *VolumeUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeUse.ProtoReflect.Descriptor instead.
 func (*VolumeUse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *VolumeUse) GetRef() string {
@@ -1803,7 +1880,7 @@ type AttachedVolume struct {
 
 func (x *AttachedVolume) Reset() {
 	*x = AttachedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +1892,7 @@ func (x *AttachedVolume) String() string {
 func (*AttachedVolume) ProtoMessage() {}
 
 func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +1905,7 @@ func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachedVolume.ProtoReflect.Descriptor instead.
 func (*AttachedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AttachedVolume) GetVolume() string {
@@ -1872,7 +1949,7 @@ type ImageVolume struct {
 
 func (x *ImageVolume) Reset() {
 	*x = ImageVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1961,7 @@ func (x *ImageVolume) String() string {
 func (*ImageVolume) ProtoMessage() {}
 
 func (x *ImageVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +1974,7 @@ func (x *ImageVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageVolume.ProtoReflect.Descriptor instead.
 func (*ImageVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ImageVolume) GetVolume() string {
@@ -1940,7 +2017,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2029,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2042,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -2009,7 +2086,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2098,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2111,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Mount) GetVolume() string {
@@ -2083,7 +2160,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2095,7 +2172,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2108,7 +2185,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UpdateVolumeRequest) GetRef() string {
@@ -2140,7 +2217,7 @@ type UpdateVolumeResponse struct {
 
 func (x *UpdateVolumeResponse) Reset() {
 	*x = UpdateVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2229,7 @@ func (x *UpdateVolumeResponse) String() string {
 func (*UpdateVolumeResponse) ProtoMessage() {}
 
 func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2242,7 @@ func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 type KillContainerRequest struct {
@@ -2180,7 +2257,7 @@ type KillContainerRequest struct {
 
 func (x *KillContainerRequest) Reset() {
 	*x = KillContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2269,7 @@ func (x *KillContainerRequest) String() string {
 func (*KillContainerRequest) ProtoMessage() {}
 
 func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2282,7 @@ func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerRequest.ProtoReflect.Descriptor instead.
 func (*KillContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *KillContainerRequest) GetRef() string {
@@ -2244,7 +2321,7 @@ type KillContainerResponse struct {
 
 func (x *KillContainerResponse) Reset() {
 	*x = KillContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2333,7 @@ func (x *KillContainerResponse) String() string {
 func (*KillContainerResponse) ProtoMessage() {}
 
 func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2346,7 @@ func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerResponse.ProtoReflect.Descriptor instead.
 func (*KillContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 type ReleaseContainerRequest struct {
@@ -2282,7 +2359,7 @@ type ReleaseContainerRequest struct {
 
 func (x *ReleaseContainerRequest) Reset() {
 	*x = ReleaseContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2371,7 @@ func (x *ReleaseContainerRequest) String() string {
 func (*ReleaseContainerRequest) ProtoMessage() {}
 
 func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2384,7 @@ func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReleaseContainerRequest) GetRef() string {
@@ -2332,7 +2409,7 @@ type ReleaseContainerResponse struct {
 
 func (x *ReleaseContainerResponse) Reset() {
 	*x = ReleaseContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2421,7 @@ func (x *ReleaseContainerResponse) String() string {
 func (*ReleaseContainerResponse) ProtoMessage() {}
 
 func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2434,7 @@ func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 type AddContainerRequest struct {
@@ -2370,7 +2447,7 @@ type AddContainerRequest struct {
 
 func (x *AddContainerRequest) Reset() {
 	*x = AddContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2382,7 +2459,7 @@ func (x *AddContainerRequest) String() string {
 func (*AddContainerRequest) ProtoMessage() {}
 
 func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2395,7 +2472,7 @@ func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
 func (*AddContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AddContainerRequest) GetRef() string {
@@ -2422,7 +2499,7 @@ type ResizeContainersRequest struct {
 
 func (x *ResizeContainersRequest) Reset() {
 	*x = ResizeContainersRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +2511,7 @@ func (x *ResizeContainersRequest) String() string {
 func (*ResizeContainersRequest) ProtoMessage() {}
 
 func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +2524,7 @@ func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersRequest.ProtoReflect.Descriptor instead.
 func (*ResizeContainersRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ResizeContainersRequest) GetRef() string {
@@ -2475,7 +2552,7 @@ type AttachVolumeRequest struct {
 
 func (x *AttachVolumeRequest) Reset() {
 	*x = AttachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2564,7 @@ func (x *AttachVolumeRequest) String() string {
 func (*AttachVolumeRequest) ProtoMessage() {}
 
 func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2577,7 @@ func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AttachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AttachVolumeRequest) GetRef() string {
@@ -2534,7 +2611,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2623,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2636,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DetachVolumeRequest) GetRef() string {
@@ -2597,7 +2674,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2609,7 +2686,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2622,7 +2699,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Process) GetEntrypoint() []string {
@@ -2724,7 +2801,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2813,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2826,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FileKey) GetName() string {
@@ -2809,7 +2886,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +2898,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +2911,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -2889,7 +2966,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2901,7 +2978,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2914,7 +2991,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Sysctl) GetName() string {
@@ -2941,7 +3018,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3030,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3043,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *EnvVar) GetName() string {
@@ -2995,7 +3072,7 @@ type NICSpec struct {
 
 func (x *NICSpec) Reset() {
 	*x = NICSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3084,7 @@ func (x *NICSpec) String() string {
 func (*NICSpec) ProtoMessage() {}
 
 func (x *NICSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3097,7 @@ func (x *NICSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICSpec.ProtoReflect.Descriptor instead.
 func (*NICSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *NICSpec) GetNetwork() string {
@@ -3064,7 +3141,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3076,7 +3153,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3089,7 +3166,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PortMapping) GetProtocol() string {
@@ -3161,7 +3238,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3173,7 +3250,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +3263,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Record) GetId() string {
@@ -3424,7 +3501,7 @@ type Ephemeral struct {
 
 func (x *Ephemeral) Reset() {
 	*x = Ephemeral{}
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3513,7 @@ func (x *Ephemeral) String() string {
 func (*Ephemeral) ProtoMessage() {}
 
 func (x *Ephemeral) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3526,7 @@ func (x *Ephemeral) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ephemeral.ProtoReflect.Descriptor instead.
 func (*Ephemeral) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Ephemeral) GetSpec() *Container {
@@ -3479,7 +3556,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3568,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3581,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Owner) GetNamespace() string {
@@ -3544,7 +3621,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3556,7 +3633,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3569,7 +3646,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Resume) GetClone() bool {
@@ -3633,7 +3710,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3722,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3735,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Boot) GetKernel() string {
@@ -3705,7 +3782,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +3794,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +3807,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Disk) GetPath() string {
@@ -3810,7 +3887,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3822,7 +3899,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3835,7 +3912,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -3939,7 +4016,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3951,7 +4028,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3964,7 +4041,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Route) GetTo() string {
@@ -3992,7 +4069,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4004,7 +4081,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4017,7 +4094,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Event) GetType() string {
@@ -4057,7 +4134,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4069,7 +4146,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4082,7 +4159,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -4189,7 +4266,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4201,7 +4278,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4214,7 +4291,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -4297,7 +4374,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4309,7 +4386,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4322,7 +4399,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -4357,7 +4434,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4369,7 +4446,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4382,7 +4459,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -4480,7 +4557,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4492,7 +4569,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4505,7 +4582,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -4530,7 +4607,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4542,7 +4619,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4555,7 +4632,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -4620,7 +4697,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4632,7 +4709,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4645,7 +4722,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -4696,7 +4773,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4708,7 +4785,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4721,7 +4798,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -4778,7 +4855,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4790,7 +4867,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4803,7 +4880,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -4866,7 +4943,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4878,7 +4955,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4891,7 +4968,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -4986,7 +5063,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4998,7 +5075,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5011,7 +5088,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -5068,7 +5145,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5080,7 +5157,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5093,7 +5170,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -5130,7 +5207,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5142,7 +5219,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5155,7 +5232,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -5208,7 +5285,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5220,7 +5297,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5233,7 +5310,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ImportStart) GetName() string {
@@ -5256,7 +5333,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5268,7 +5345,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5281,7 +5358,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -5333,7 +5410,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5345,7 +5422,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5358,7 +5435,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 type GetImageRequest struct {
@@ -5370,7 +5447,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5382,7 +5459,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5395,7 +5472,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -5414,7 +5491,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5426,7 +5503,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5439,7 +5516,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -5457,7 +5534,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5469,7 +5546,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5482,7 +5559,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 type Image struct {
@@ -5503,7 +5580,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5515,7 +5592,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5528,7 +5605,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Image) GetId() string {
@@ -5613,7 +5690,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5625,7 +5702,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5638,7 +5715,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PullRequest) GetName() string {
@@ -5682,7 +5759,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5694,7 +5771,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5707,7 +5784,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -5751,7 +5828,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5763,7 +5840,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5776,7 +5853,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -5831,7 +5908,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5843,7 +5920,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5856,7 +5933,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Progress) GetPhase() string {
@@ -5889,7 +5966,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5901,7 +5978,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5914,7 +5991,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -5941,7 +6018,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5953,7 +6030,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5966,7 +6043,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -6047,7 +6124,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6059,7 +6136,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6072,7 +6149,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -6127,7 +6204,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6139,7 +6216,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6152,7 +6229,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -6178,7 +6255,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6190,7 +6267,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6203,7 +6280,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -6222,7 +6299,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6234,7 +6311,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6247,7 +6324,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -6267,7 +6344,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6279,7 +6356,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6292,7 +6369,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -6319,7 +6396,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6331,7 +6408,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6344,7 +6421,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Mapping) GetName() string {
@@ -6369,7 +6446,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6381,7 +6458,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6394,7 +6471,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 type MappingProblems struct {
@@ -6406,7 +6483,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6418,7 +6495,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6431,7 +6508,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -6453,7 +6530,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6465,7 +6542,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6478,7 +6555,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -6517,7 +6594,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6529,7 +6606,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6542,7 +6619,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 type NodeInfo struct {
@@ -6567,7 +6644,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6579,7 +6656,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6592,7 +6669,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -6710,7 +6787,7 @@ type VolumePool struct {
 
 func (x *VolumePool) Reset() {
 	*x = VolumePool{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6722,7 +6799,7 @@ func (x *VolumePool) String() string {
 func (*VolumePool) ProtoMessage() {}
 
 func (x *VolumePool) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6735,7 +6812,7 @@ func (x *VolumePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumePool.ProtoReflect.Descriptor instead.
 func (*VolumePool) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *VolumePool) GetKind() string {
@@ -6815,7 +6892,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6827,7 +6904,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6840,7 +6917,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Network) GetName() string {
@@ -6951,7 +7028,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6963,7 +7040,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6976,7 +7053,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Driver) GetName() string {
@@ -7050,7 +7127,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7062,7 +7139,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7075,7 +7152,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 type DoctorResponse struct {
@@ -7087,7 +7164,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7099,7 +7176,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7112,7 +7189,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -7137,7 +7214,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7149,7 +7226,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7162,7 +7239,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Check) GetName() string {
@@ -7222,7 +7299,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7234,7 +7311,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7247,7 +7324,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 type ResetResponse struct {
@@ -7258,7 +7335,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7270,7 +7347,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7283,7 +7360,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 type TeardownNetworksRequest struct {
@@ -7294,7 +7371,7 @@ type TeardownNetworksRequest struct {
 
 func (x *TeardownNetworksRequest) Reset() {
 	*x = TeardownNetworksRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7306,7 +7383,7 @@ func (x *TeardownNetworksRequest) String() string {
 func (*TeardownNetworksRequest) ProtoMessage() {}
 
 func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7319,7 +7396,7 @@ func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 type TeardownNetworksResponse struct {
@@ -7330,7 +7407,7 @@ type TeardownNetworksResponse struct {
 
 func (x *TeardownNetworksResponse) Reset() {
 	*x = TeardownNetworksResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7342,7 +7419,7 @@ func (x *TeardownNetworksResponse) String() string {
 func (*TeardownNetworksResponse) ProtoMessage() {}
 
 func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7355,7 +7432,7 @@ func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 type PoliceRequest struct {
@@ -7370,7 +7447,7 @@ type PoliceRequest struct {
 
 func (x *PoliceRequest) Reset() {
 	*x = PoliceRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7382,7 +7459,7 @@ func (x *PoliceRequest) String() string {
 func (*PoliceRequest) ProtoMessage() {}
 
 func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7395,7 +7472,7 @@ func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceRequest.ProtoReflect.Descriptor instead.
 func (*PoliceRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *PoliceRequest) GetNode() string {
@@ -7434,7 +7511,7 @@ type PoliceResponse struct {
 
 func (x *PoliceResponse) Reset() {
 	*x = PoliceResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7446,7 +7523,7 @@ func (x *PoliceResponse) String() string {
 func (*PoliceResponse) ProtoMessage() {}
 
 func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7459,7 +7536,7 @@ func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceResponse.ProtoReflect.Descriptor instead.
 func (*PoliceResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 // PolicedGuest is a VM and the policies that select it. Without any in one direction, everything is allowed there.
@@ -7474,7 +7551,7 @@ type PolicedGuest struct {
 
 func (x *PolicedGuest) Reset() {
 	*x = PolicedGuest{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7486,7 +7563,7 @@ func (x *PolicedGuest) String() string {
 func (*PolicedGuest) ProtoMessage() {}
 
 func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7499,7 +7576,7 @@ func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicedGuest.ProtoReflect.Descriptor instead.
 func (*PolicedGuest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *PolicedGuest) GetId() string {
@@ -7534,7 +7611,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7546,7 +7623,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7559,7 +7636,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Policy) GetName() string {
@@ -7590,7 +7667,7 @@ type PolicyRule struct {
 
 func (x *PolicyRule) Reset() {
 	*x = PolicyRule{}
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7602,7 +7679,7 @@ func (x *PolicyRule) String() string {
 func (*PolicyRule) ProtoMessage() {}
 
 func (x *PolicyRule) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7615,7 +7692,7 @@ func (x *PolicyRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
 func (*PolicyRule) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *PolicyRule) GetAnyone() bool {
@@ -7664,7 +7741,7 @@ type AddressRange struct {
 
 func (x *AddressRange) Reset() {
 	*x = AddressRange{}
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7676,7 +7753,7 @@ func (x *AddressRange) String() string {
 func (*AddressRange) ProtoMessage() {}
 
 func (x *AddressRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7689,7 +7766,7 @@ func (x *AddressRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRange.ProtoReflect.Descriptor instead.
 func (*AddressRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *AddressRange) GetFirst() []byte {
@@ -7717,7 +7794,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7729,7 +7806,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7742,7 +7819,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *PortRange) GetProtocol() uint32 {
@@ -7777,7 +7854,7 @@ type NamedPort struct {
 
 func (x *NamedPort) Reset() {
 	*x = NamedPort{}
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7789,7 +7866,7 @@ func (x *NamedPort) String() string {
 func (*NamedPort) ProtoMessage() {}
 
 func (x *NamedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7802,7 +7879,7 @@ func (x *NamedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedPort.ProtoReflect.Descriptor instead.
 func (*NamedPort) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *NamedPort) GetAddr() []byte {
@@ -7834,7 +7911,7 @@ type StraysRequest struct {
 
 func (x *StraysRequest) Reset() {
 	*x = StraysRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7846,7 +7923,7 @@ func (x *StraysRequest) String() string {
 func (*StraysRequest) ProtoMessage() {}
 
 func (x *StraysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7859,7 +7936,7 @@ func (x *StraysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
 func (*StraysRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
 }
 
 type StraysResponse struct {
@@ -7871,7 +7948,7 @@ type StraysResponse struct {
 
 func (x *StraysResponse) Reset() {
 	*x = StraysResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7883,7 +7960,7 @@ func (x *StraysResponse) String() string {
 func (*StraysResponse) ProtoMessage() {}
 
 func (x *StraysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7896,7 +7973,7 @@ func (x *StraysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
 func (*StraysResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *StraysResponse) GetStrays() []*Stray {
@@ -7922,7 +7999,7 @@ type Stray struct {
 
 func (x *Stray) Reset() {
 	*x = Stray{}
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7934,7 +8011,7 @@ func (x *Stray) String() string {
 func (*Stray) ProtoMessage() {}
 
 func (x *Stray) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7947,7 +8024,7 @@ func (x *Stray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stray.ProtoReflect.Descriptor instead.
 func (*Stray) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *Stray) GetId() string {
@@ -8009,7 +8086,7 @@ type AdoptStrayRequest struct {
 
 func (x *AdoptStrayRequest) Reset() {
 	*x = AdoptStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8021,7 +8098,7 @@ func (x *AdoptStrayRequest) String() string {
 func (*AdoptStrayRequest) ProtoMessage() {}
 
 func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8034,7 +8111,7 @@ func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
 func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *AdoptStrayRequest) GetId() string {
@@ -8060,7 +8137,7 @@ type RemoveStrayRequest struct {
 
 func (x *RemoveStrayRequest) Reset() {
 	*x = RemoveStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8072,7 +8149,7 @@ func (x *RemoveStrayRequest) String() string {
 func (*RemoveStrayRequest) ProtoMessage() {}
 
 func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8085,7 +8162,7 @@ func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *RemoveStrayRequest) GetId() string {
@@ -8103,7 +8180,7 @@ type RemoveStrayResponse struct {
 
 func (x *RemoveStrayResponse) Reset() {
 	*x = RemoveStrayResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8115,7 +8192,7 @@ func (x *RemoveStrayResponse) String() string {
 func (*RemoveStrayResponse) ProtoMessage() {}
 
 func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8128,7 +8205,7 @@ func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
 }
 
 type CloneRequest struct {
@@ -8157,7 +8234,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8169,7 +8246,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8182,7 +8259,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -8321,7 +8398,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8333,7 +8410,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8346,7 +8423,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -8373,7 +8450,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8385,7 +8462,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8398,7 +8475,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -8424,7 +8501,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8436,7 +8513,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8449,7 +8526,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -8472,7 +8549,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8484,7 +8561,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8497,7 +8574,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -8574,7 +8651,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8586,7 +8663,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8599,7 +8676,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *Snapshot) GetId() string {
@@ -8830,7 +8907,7 @@ type SnapshotVolume struct {
 
 func (x *SnapshotVolume) Reset() {
 	*x = SnapshotVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8842,7 +8919,7 @@ func (x *SnapshotVolume) String() string {
 func (*SnapshotVolume) ProtoMessage() {}
 
 func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8855,7 +8932,7 @@ func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotVolume.ProtoReflect.Descriptor instead.
 func (*SnapshotVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *SnapshotVolume) GetVolume() string {
@@ -8887,7 +8964,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8899,7 +8976,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8912,7 +8989,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *Machine) GetDriver() string {
@@ -8972,7 +9049,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8984,7 +9061,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8997,7 +9074,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
 }
 
 type InspectSnapshotRequest struct {
@@ -9009,7 +9086,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9021,7 +9098,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9034,7 +9111,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -9053,7 +9130,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9065,7 +9142,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9078,7 +9155,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -9096,7 +9173,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9108,7 +9185,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9121,7 +9198,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
 }
 
 type PublishSnapshotRequest struct {
@@ -9134,7 +9211,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9146,7 +9223,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9159,7 +9236,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -9186,7 +9263,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9198,7 +9275,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9211,7 +9288,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -9241,7 +9318,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9253,7 +9330,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9266,7 +9343,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -9321,7 +9398,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9333,7 +9410,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9346,7 +9423,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -9384,7 +9461,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9396,7 +9473,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9409,7 +9486,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -9465,7 +9542,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9477,7 +9554,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9490,7 +9567,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -9534,7 +9611,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9546,7 +9623,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9559,7 +9636,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -9601,7 +9678,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9613,7 +9690,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9626,7 +9703,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -9661,7 +9738,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9673,7 +9750,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9686,7 +9763,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -9722,7 +9799,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9734,7 +9811,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9747,7 +9824,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -9787,7 +9864,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9799,7 +9876,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9812,7 +9889,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -9833,7 +9910,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9845,7 +9922,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9858,7 +9935,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -9902,7 +9979,7 @@ type StoredVolume struct {
 
 func (x *StoredVolume) Reset() {
 	*x = StoredVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9914,7 +9991,7 @@ func (x *StoredVolume) String() string {
 func (*StoredVolume) ProtoMessage() {}
 
 func (x *StoredVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9927,7 +10004,7 @@ func (x *StoredVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredVolume.ProtoReflect.Descriptor instead.
 func (*StoredVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *StoredVolume) GetId() string {
@@ -10019,7 +10096,7 @@ type VolumeAttachment struct {
 
 func (x *VolumeAttachment) Reset() {
 	*x = VolumeAttachment{}
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10031,7 +10108,7 @@ func (x *VolumeAttachment) String() string {
 func (*VolumeAttachment) ProtoMessage() {}
 
 func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10044,7 +10121,7 @@ func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeAttachment.ProtoReflect.Descriptor instead.
 func (*VolumeAttachment) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *VolumeAttachment) GetVm() string {
@@ -10087,7 +10164,7 @@ type VolumeSnapshot struct {
 
 func (x *VolumeSnapshot) Reset() {
 	*x = VolumeSnapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10099,7 +10176,7 @@ func (x *VolumeSnapshot) String() string {
 func (*VolumeSnapshot) ProtoMessage() {}
 
 func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10112,7 +10189,7 @@ func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
 func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *VolumeSnapshot) GetId() string {
@@ -10198,7 +10275,7 @@ type VolumeSpec struct {
 
 func (x *VolumeSpec) Reset() {
 	*x = VolumeSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10210,7 +10287,7 @@ func (x *VolumeSpec) String() string {
 func (*VolumeSpec) ProtoMessage() {}
 
 func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10223,7 +10300,7 @@ func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSpec.ProtoReflect.Descriptor instead.
 func (*VolumeSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *VolumeSpec) GetName() string {
@@ -10263,7 +10340,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10275,7 +10352,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10288,7 +10365,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
@@ -10306,7 +10383,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10318,7 +10395,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10331,7 +10408,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
 }
 
 type InspectVolumeRequest struct {
@@ -10343,7 +10420,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10355,7 +10432,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10368,7 +10445,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *InspectVolumeRequest) GetRef() string {
@@ -10388,7 +10465,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10400,7 +10477,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10413,7 +10490,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ResizeVolumeRequest) GetRef() string {
@@ -10440,7 +10517,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10452,7 +10529,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10465,7 +10542,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *ResizeVolumeResponse) GetVolume() *StoredVolume {
@@ -10493,7 +10570,7 @@ type VolumeWaiting struct {
 
 func (x *VolumeWaiting) Reset() {
 	*x = VolumeWaiting{}
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10505,7 +10582,7 @@ func (x *VolumeWaiting) String() string {
 func (*VolumeWaiting) ProtoMessage() {}
 
 func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10518,7 +10595,7 @@ func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeWaiting.ProtoReflect.Descriptor instead.
 func (*VolumeWaiting) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *VolumeWaiting) GetVm() string {
@@ -10544,7 +10621,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10556,7 +10633,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10569,7 +10646,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RemoveVolumeRequest) GetRef() string {
@@ -10587,7 +10664,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10599,7 +10676,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10612,7 +10689,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
 }
 
 type CloneVolumeRequest struct {
@@ -10626,7 +10703,7 @@ type CloneVolumeRequest struct {
 
 func (x *CloneVolumeRequest) Reset() {
 	*x = CloneVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10638,7 +10715,7 @@ func (x *CloneVolumeRequest) String() string {
 func (*CloneVolumeRequest) ProtoMessage() {}
 
 func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10651,7 +10728,7 @@ func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CloneVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *CloneVolumeRequest) GetRef() string {
@@ -10685,7 +10762,7 @@ type RestoreVolumeRequest struct {
 
 func (x *RestoreVolumeRequest) Reset() {
 	*x = RestoreVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10697,7 +10774,7 @@ func (x *RestoreVolumeRequest) String() string {
 func (*RestoreVolumeRequest) ProtoMessage() {}
 
 func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10710,7 +10787,7 @@ func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *RestoreVolumeRequest) GetRef() string {
@@ -10737,7 +10814,7 @@ type SaveVolumeRequest struct {
 
 func (x *SaveVolumeRequest) Reset() {
 	*x = SaveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10749,7 +10826,7 @@ func (x *SaveVolumeRequest) String() string {
 func (*SaveVolumeRequest) ProtoMessage() {}
 
 func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10762,7 +10839,7 @@ func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*SaveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *SaveVolumeRequest) GetRef() string {
@@ -10787,7 +10864,7 @@ type ListVolumeSnapshotsRequest struct {
 
 func (x *ListVolumeSnapshotsRequest) Reset() {
 	*x = ListVolumeSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10799,7 +10876,7 @@ func (x *ListVolumeSnapshotsRequest) String() string {
 func (*ListVolumeSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10812,7 +10889,7 @@ func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumeSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
 }
 
 type InspectVolumeSnapshotRequest struct {
@@ -10824,7 +10901,7 @@ type InspectVolumeSnapshotRequest struct {
 
 func (x *InspectVolumeSnapshotRequest) Reset() {
 	*x = InspectVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10836,7 +10913,7 @@ func (x *InspectVolumeSnapshotRequest) String() string {
 func (*InspectVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10849,7 +10926,7 @@ func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *InspectVolumeSnapshotRequest) GetRef() string {
@@ -10868,7 +10945,7 @@ type RemoveVolumeSnapshotRequest struct {
 
 func (x *RemoveVolumeSnapshotRequest) Reset() {
 	*x = RemoveVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10880,7 +10957,7 @@ func (x *RemoveVolumeSnapshotRequest) String() string {
 func (*RemoveVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10893,7 +10970,7 @@ func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *RemoveVolumeSnapshotRequest) GetRef() string {
@@ -10911,7 +10988,7 @@ type RemoveVolumeSnapshotResponse struct {
 
 func (x *RemoveVolumeSnapshotResponse) Reset() {
 	*x = RemoveVolumeSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10923,7 +11000,7 @@ func (x *RemoveVolumeSnapshotResponse) String() string {
 func (*RemoveVolumeSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10936,7 +11013,7 @@ func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
 }
 
 type ExportVolumeRequest struct {
@@ -10948,7 +11025,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10960,7 +11037,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10973,7 +11050,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *ExportVolumeRequest) GetRef() string {
@@ -10996,7 +11073,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11008,7 +11085,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11021,7 +11098,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *ImportVolumeRequest) GetOf() isImportVolumeRequest_Of {
@@ -11073,7 +11150,7 @@ type WatchDriversRequest struct {
 
 func (x *WatchDriversRequest) Reset() {
 	*x = WatchDriversRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11085,7 +11162,7 @@ func (x *WatchDriversRequest) String() string {
 func (*WatchDriversRequest) ProtoMessage() {}
 
 func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11098,7 +11175,7 @@ func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
 func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
 }
 
 // Drivers are the CSI drivers of the node, sorted by name.
@@ -11111,7 +11188,7 @@ type Drivers struct {
 
 func (x *Drivers) Reset() {
 	*x = Drivers{}
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11123,7 +11200,7 @@ func (x *Drivers) String() string {
 func (*Drivers) ProtoMessage() {}
 
 func (x *Drivers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11136,7 +11213,7 @@ func (x *Drivers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
 func (*Drivers) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *Drivers) GetDrivers() []*PluginDriver {
@@ -11159,7 +11236,7 @@ type PluginDriver struct {
 
 func (x *PluginDriver) Reset() {
 	*x = PluginDriver{}
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11171,7 +11248,7 @@ func (x *PluginDriver) String() string {
 func (*PluginDriver) ProtoMessage() {}
 
 func (x *PluginDriver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11184,7 +11261,7 @@ func (x *PluginDriver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
 func (*PluginDriver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *PluginDriver) GetName() string {
@@ -11226,7 +11303,7 @@ type VolumeKey struct {
 
 func (x *VolumeKey) Reset() {
 	*x = VolumeKey{}
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11238,7 +11315,7 @@ func (x *VolumeKey) String() string {
 func (*VolumeKey) ProtoMessage() {}
 
 func (x *VolumeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11251,7 +11328,7 @@ func (x *VolumeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
 func (*VolumeKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *VolumeKey) GetHolder() string {
@@ -11292,7 +11369,7 @@ type PublishVolumeRequest struct {
 
 func (x *PublishVolumeRequest) Reset() {
 	*x = PublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11304,7 +11381,7 @@ func (x *PublishVolumeRequest) String() string {
 func (*PublishVolumeRequest) ProtoMessage() {}
 
 func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11317,7 +11394,7 @@ func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *PublishVolumeRequest) GetKey() *VolumeKey {
@@ -11451,7 +11528,7 @@ type PublishedVolume struct {
 
 func (x *PublishedVolume) Reset() {
 	*x = PublishedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11463,7 +11540,7 @@ func (x *PublishedVolume) String() string {
 func (*PublishedVolume) ProtoMessage() {}
 
 func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11476,7 +11553,7 @@ func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
 func (*PublishedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *PublishedVolume) GetKey() *VolumeKey {
@@ -11558,7 +11635,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11570,7 +11647,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11583,7 +11660,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
@@ -11601,7 +11678,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11613,7 +11690,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11626,7 +11703,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
 }
 
 type ListPublishedRequest struct {
@@ -11637,7 +11714,7 @@ type ListPublishedRequest struct {
 
 func (x *ListPublishedRequest) Reset() {
 	*x = ListPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11649,7 +11726,7 @@ func (x *ListPublishedRequest) String() string {
 func (*ListPublishedRequest) ProtoMessage() {}
 
 func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11662,7 +11739,7 @@ func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
 func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
 }
 
 type PublishedUsageRequest struct {
@@ -11674,7 +11751,7 @@ type PublishedUsageRequest struct {
 
 func (x *PublishedUsageRequest) Reset() {
 	*x = PublishedUsageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11686,7 +11763,7 @@ func (x *PublishedUsageRequest) String() string {
 func (*PublishedUsageRequest) ProtoMessage() {}
 
 func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11699,7 +11776,7 @@ func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
 func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *PublishedUsageRequest) GetKey() *VolumeKey {
@@ -11721,7 +11798,7 @@ type PublishedUsage struct {
 
 func (x *PublishedUsage) Reset() {
 	*x = PublishedUsage{}
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11733,7 +11810,7 @@ func (x *PublishedUsage) String() string {
 func (*PublishedUsage) ProtoMessage() {}
 
 func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11746,7 +11823,7 @@ func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
 func (*PublishedUsage) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *PublishedUsage) GetBytes() *Amount {
@@ -11782,7 +11859,7 @@ type Amount struct {
 
 func (x *Amount) Reset() {
 	*x = Amount{}
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11794,7 +11871,7 @@ func (x *Amount) String() string {
 func (*Amount) ProtoMessage() {}
 
 func (x *Amount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11807,7 +11884,7 @@ func (x *Amount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Amount.ProtoReflect.Descriptor instead.
 func (*Amount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *Amount) GetTotal() int64 {
@@ -11841,7 +11918,7 @@ type GrowPublishedRequest struct {
 
 func (x *GrowPublishedRequest) Reset() {
 	*x = GrowPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11853,7 +11930,7 @@ func (x *GrowPublishedRequest) String() string {
 func (*GrowPublishedRequest) ProtoMessage() {}
 
 func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11866,7 +11943,7 @@ func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
 func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *GrowPublishedRequest) GetKey() *VolumeKey {
@@ -11892,7 +11969,7 @@ type GrowPublishedResponse struct {
 
 func (x *GrowPublishedResponse) Reset() {
 	*x = GrowPublishedResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11904,7 +11981,7 @@ func (x *GrowPublishedResponse) String() string {
 func (*GrowPublishedResponse) ProtoMessage() {}
 
 func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11917,7 +11994,7 @@ func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
 func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *GrowPublishedResponse) GetSize() int64 {
@@ -12055,7 +12132,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x0enetwork_config\x18\x05 \x01(\tR\rnetworkConfig\x12\x19\n" +
 	"\bssh_keys\x18\x06 \x03(\tR\asshKeys\x12\x12\n" +
 	"\x04user\x18\a \x01(\tR\x04user\x12#\n" +
-	"\rpassword_hash\x18\b \x01(\tR\fpasswordHash\"\xae\x02\n" +
+	"\rpassword_hash\x18\b \x01(\tR\fpasswordHash\"\xd5\x02\n" +
 	"\x06Volume\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -12066,8 +12143,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05files\x18\x06 \x03(\v2\x1a.cocoon.node.v1.VolumeFileR\x05files\x12\x14\n" +
 	"\x05image\x18( \x01(\tR\x05image\x12-\n" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
-	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dirB\b\n" +
-	"\x06_group\"\x9c\x01\n" +
+	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
+	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfsB\b\n" +
+	"\x06_group\"h\n" +
+	"\x03NFS\x12\x16\n" +
+	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
+	"\aoptions\x18\x03 \x03(\tR\aoptions\x12\x1b\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\x9c\x01\n" +
 	"\aHostDir\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x16\n" +
@@ -12980,7 +13063,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 190)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 191)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -13005,449 +13088,451 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*ContainerExit)(nil),                // 20: cocoon.node.v1.ContainerExit
 	(*CloudInit)(nil),                    // 21: cocoon.node.v1.CloudInit
 	(*Volume)(nil),                       // 22: cocoon.node.v1.Volume
-	(*HostDir)(nil),                      // 23: cocoon.node.v1.HostDir
-	(*VolumeUse)(nil),                    // 24: cocoon.node.v1.VolumeUse
-	(*AttachedVolume)(nil),               // 25: cocoon.node.v1.AttachedVolume
-	(*ImageVolume)(nil),                  // 26: cocoon.node.v1.ImageVolume
-	(*VolumeFile)(nil),                   // 27: cocoon.node.v1.VolumeFile
-	(*Mount)(nil),                        // 28: cocoon.node.v1.Mount
-	(*UpdateVolumeRequest)(nil),          // 29: cocoon.node.v1.UpdateVolumeRequest
-	(*UpdateVolumeResponse)(nil),         // 30: cocoon.node.v1.UpdateVolumeResponse
-	(*KillContainerRequest)(nil),         // 31: cocoon.node.v1.KillContainerRequest
-	(*KillContainerResponse)(nil),        // 32: cocoon.node.v1.KillContainerResponse
-	(*ReleaseContainerRequest)(nil),      // 33: cocoon.node.v1.ReleaseContainerRequest
-	(*ReleaseContainerResponse)(nil),     // 34: cocoon.node.v1.ReleaseContainerResponse
-	(*AddContainerRequest)(nil),          // 35: cocoon.node.v1.AddContainerRequest
-	(*ResizeContainersRequest)(nil),      // 36: cocoon.node.v1.ResizeContainersRequest
-	(*AttachVolumeRequest)(nil),          // 37: cocoon.node.v1.AttachVolumeRequest
-	(*DetachVolumeRequest)(nil),          // 38: cocoon.node.v1.DetachVolumeRequest
-	(*Process)(nil),                      // 39: cocoon.node.v1.Process
-	(*FileKey)(nil),                      // 40: cocoon.node.v1.FileKey
-	(*Security)(nil),                     // 41: cocoon.node.v1.Security
-	(*Sysctl)(nil),                       // 42: cocoon.node.v1.Sysctl
-	(*EnvVar)(nil),                       // 43: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),                      // 44: cocoon.node.v1.NICSpec
-	(*PortMapping)(nil),                  // 45: cocoon.node.v1.PortMapping
-	(*Record)(nil),                       // 46: cocoon.node.v1.Record
-	(*Ephemeral)(nil),                    // 47: cocoon.node.v1.Ephemeral
-	(*Owner)(nil),                        // 48: cocoon.node.v1.Owner
-	(*Resume)(nil),                       // 49: cocoon.node.v1.Resume
-	(*Boot)(nil),                         // 50: cocoon.node.v1.Boot
-	(*Disk)(nil),                         // 51: cocoon.node.v1.Disk
-	(*NIC)(nil),                          // 52: cocoon.node.v1.NIC
-	(*Route)(nil),                        // 53: cocoon.node.v1.Route
-	(*Event)(nil),                        // 54: cocoon.node.v1.Event
-	(*ExecRequest)(nil),                  // 55: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),                    // 56: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                      // 57: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),                 // 58: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),                  // 59: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),                  // 60: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),                     // 61: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),               // 62: cocoon.node.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),              // 63: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),                // 64: cocoon.node.v1.StatsResponse
-	(*VolumeStats)(nil),                  // 65: cocoon.node.v1.VolumeStats
-	(*ContainerStats)(nil),               // 66: cocoon.node.v1.ContainerStats
-	(*ImportRequest)(nil),                // 67: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),                  // 68: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),               // 69: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),            // 70: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),              // 71: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),           // 72: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),          // 73: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                        // 74: cocoon.node.v1.Image
-	(*PullRequest)(nil),                  // 75: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),                 // 76: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),                 // 77: cocoon.node.v1.PullResponse
-	(*Progress)(nil),                     // 78: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),               // 79: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),              // 80: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),               // 81: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),              // 82: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),                // 83: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),               // 84: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),          // 85: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                      // 86: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),              // 87: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),              // 88: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),               // 89: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),                  // 90: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),                     // 91: cocoon.node.v1.NodeInfo
-	(*VolumePool)(nil),                   // 92: cocoon.node.v1.VolumePool
-	(*Network)(nil),                      // 93: cocoon.node.v1.Network
-	(*Driver)(nil),                       // 94: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),                // 95: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),               // 96: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                        // 97: cocoon.node.v1.Check
-	(*ResetRequest)(nil),                 // 98: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),                // 99: cocoon.node.v1.ResetResponse
-	(*TeardownNetworksRequest)(nil),      // 100: cocoon.node.v1.TeardownNetworksRequest
-	(*TeardownNetworksResponse)(nil),     // 101: cocoon.node.v1.TeardownNetworksResponse
-	(*PoliceRequest)(nil),                // 102: cocoon.node.v1.PoliceRequest
-	(*PoliceResponse)(nil),               // 103: cocoon.node.v1.PoliceResponse
-	(*PolicedGuest)(nil),                 // 104: cocoon.node.v1.PolicedGuest
-	(*Policy)(nil),                       // 105: cocoon.node.v1.Policy
-	(*PolicyRule)(nil),                   // 106: cocoon.node.v1.PolicyRule
-	(*AddressRange)(nil),                 // 107: cocoon.node.v1.AddressRange
-	(*PortRange)(nil),                    // 108: cocoon.node.v1.PortRange
-	(*NamedPort)(nil),                    // 109: cocoon.node.v1.NamedPort
-	(*StraysRequest)(nil),                // 110: cocoon.node.v1.StraysRequest
-	(*StraysResponse)(nil),               // 111: cocoon.node.v1.StraysResponse
-	(*Stray)(nil),                        // 112: cocoon.node.v1.Stray
-	(*AdoptStrayRequest)(nil),            // 113: cocoon.node.v1.AdoptStrayRequest
-	(*RemoveStrayRequest)(nil),           // 114: cocoon.node.v1.RemoveStrayRequest
-	(*RemoveStrayResponse)(nil),          // 115: cocoon.node.v1.RemoveStrayResponse
-	(*CloneRequest)(nil),                 // 116: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),               // 117: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),             // 118: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),                  // 119: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),                  // 120: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                     // 121: cocoon.node.v1.Snapshot
-	(*SnapshotVolume)(nil),               // 122: cocoon.node.v1.SnapshotVolume
-	(*Machine)(nil),                      // 123: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),         // 124: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),       // 125: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),        // 126: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),       // 127: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),       // 128: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),        // 129: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),        // 130: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),          // 131: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),             // 132: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),             // 133: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),                   // 134: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),          // 135: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),          // 136: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),                   // 137: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),                  // 138: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),             // 139: cocoon.node.v1.PushImageRequest
-	(*StoredVolume)(nil),                 // 140: cocoon.node.v1.StoredVolume
-	(*VolumeAttachment)(nil),             // 141: cocoon.node.v1.VolumeAttachment
-	(*VolumeSnapshot)(nil),               // 142: cocoon.node.v1.VolumeSnapshot
-	(*VolumeSpec)(nil),                   // 143: cocoon.node.v1.VolumeSpec
-	(*CreateVolumeRequest)(nil),          // 144: cocoon.node.v1.CreateVolumeRequest
-	(*ListVolumesRequest)(nil),           // 145: cocoon.node.v1.ListVolumesRequest
-	(*InspectVolumeRequest)(nil),         // 146: cocoon.node.v1.InspectVolumeRequest
-	(*ResizeVolumeRequest)(nil),          // 147: cocoon.node.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),         // 148: cocoon.node.v1.ResizeVolumeResponse
-	(*VolumeWaiting)(nil),                // 149: cocoon.node.v1.VolumeWaiting
-	(*RemoveVolumeRequest)(nil),          // 150: cocoon.node.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),         // 151: cocoon.node.v1.RemoveVolumeResponse
-	(*CloneVolumeRequest)(nil),           // 152: cocoon.node.v1.CloneVolumeRequest
-	(*RestoreVolumeRequest)(nil),         // 153: cocoon.node.v1.RestoreVolumeRequest
-	(*SaveVolumeRequest)(nil),            // 154: cocoon.node.v1.SaveVolumeRequest
-	(*ListVolumeSnapshotsRequest)(nil),   // 155: cocoon.node.v1.ListVolumeSnapshotsRequest
-	(*InspectVolumeSnapshotRequest)(nil), // 156: cocoon.node.v1.InspectVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotRequest)(nil),  // 157: cocoon.node.v1.RemoveVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotResponse)(nil), // 158: cocoon.node.v1.RemoveVolumeSnapshotResponse
-	(*ExportVolumeRequest)(nil),          // 159: cocoon.node.v1.ExportVolumeRequest
-	(*ImportVolumeRequest)(nil),          // 160: cocoon.node.v1.ImportVolumeRequest
-	(*WatchDriversRequest)(nil),          // 161: cocoon.node.v1.WatchDriversRequest
-	(*Drivers)(nil),                      // 162: cocoon.node.v1.Drivers
-	(*PluginDriver)(nil),                 // 163: cocoon.node.v1.PluginDriver
-	(*VolumeKey)(nil),                    // 164: cocoon.node.v1.VolumeKey
-	(*PublishVolumeRequest)(nil),         // 165: cocoon.node.v1.PublishVolumeRequest
-	(*PublishedVolume)(nil),              // 166: cocoon.node.v1.PublishedVolume
-	(*UnpublishVolumeRequest)(nil),       // 167: cocoon.node.v1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),      // 168: cocoon.node.v1.UnpublishVolumeResponse
-	(*ListPublishedRequest)(nil),         // 169: cocoon.node.v1.ListPublishedRequest
-	(*PublishedUsageRequest)(nil),        // 170: cocoon.node.v1.PublishedUsageRequest
-	(*PublishedUsage)(nil),               // 171: cocoon.node.v1.PublishedUsage
-	(*Amount)(nil),                       // 172: cocoon.node.v1.Amount
-	(*GrowPublishedRequest)(nil),         // 173: cocoon.node.v1.GrowPublishedRequest
-	(*GrowPublishedResponse)(nil),        // 174: cocoon.node.v1.GrowPublishedResponse
-	nil,                                  // 175: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 176: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 177: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 178: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 179: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 180: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 181: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 182: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 183: cocoon.node.v1.VolumeSpec.LabelsEntry
-	nil,                                  // 184: cocoon.node.v1.PluginDriver.TopologyEntry
-	nil,                                  // 185: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	nil,                                  // 186: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	nil,                                  // 187: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	nil,                                  // 188: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	nil,                                  // 189: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	(*NFS)(nil),                          // 23: cocoon.node.v1.NFS
+	(*HostDir)(nil),                      // 24: cocoon.node.v1.HostDir
+	(*VolumeUse)(nil),                    // 25: cocoon.node.v1.VolumeUse
+	(*AttachedVolume)(nil),               // 26: cocoon.node.v1.AttachedVolume
+	(*ImageVolume)(nil),                  // 27: cocoon.node.v1.ImageVolume
+	(*VolumeFile)(nil),                   // 28: cocoon.node.v1.VolumeFile
+	(*Mount)(nil),                        // 29: cocoon.node.v1.Mount
+	(*UpdateVolumeRequest)(nil),          // 30: cocoon.node.v1.UpdateVolumeRequest
+	(*UpdateVolumeResponse)(nil),         // 31: cocoon.node.v1.UpdateVolumeResponse
+	(*KillContainerRequest)(nil),         // 32: cocoon.node.v1.KillContainerRequest
+	(*KillContainerResponse)(nil),        // 33: cocoon.node.v1.KillContainerResponse
+	(*ReleaseContainerRequest)(nil),      // 34: cocoon.node.v1.ReleaseContainerRequest
+	(*ReleaseContainerResponse)(nil),     // 35: cocoon.node.v1.ReleaseContainerResponse
+	(*AddContainerRequest)(nil),          // 36: cocoon.node.v1.AddContainerRequest
+	(*ResizeContainersRequest)(nil),      // 37: cocoon.node.v1.ResizeContainersRequest
+	(*AttachVolumeRequest)(nil),          // 38: cocoon.node.v1.AttachVolumeRequest
+	(*DetachVolumeRequest)(nil),          // 39: cocoon.node.v1.DetachVolumeRequest
+	(*Process)(nil),                      // 40: cocoon.node.v1.Process
+	(*FileKey)(nil),                      // 41: cocoon.node.v1.FileKey
+	(*Security)(nil),                     // 42: cocoon.node.v1.Security
+	(*Sysctl)(nil),                       // 43: cocoon.node.v1.Sysctl
+	(*EnvVar)(nil),                       // 44: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                      // 45: cocoon.node.v1.NICSpec
+	(*PortMapping)(nil),                  // 46: cocoon.node.v1.PortMapping
+	(*Record)(nil),                       // 47: cocoon.node.v1.Record
+	(*Ephemeral)(nil),                    // 48: cocoon.node.v1.Ephemeral
+	(*Owner)(nil),                        // 49: cocoon.node.v1.Owner
+	(*Resume)(nil),                       // 50: cocoon.node.v1.Resume
+	(*Boot)(nil),                         // 51: cocoon.node.v1.Boot
+	(*Disk)(nil),                         // 52: cocoon.node.v1.Disk
+	(*NIC)(nil),                          // 53: cocoon.node.v1.NIC
+	(*Route)(nil),                        // 54: cocoon.node.v1.Route
+	(*Event)(nil),                        // 55: cocoon.node.v1.Event
+	(*ExecRequest)(nil),                  // 56: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                    // 57: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                      // 58: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),                 // 59: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),                  // 60: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),                  // 61: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                     // 62: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),               // 63: cocoon.node.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),              // 64: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),                // 65: cocoon.node.v1.StatsResponse
+	(*VolumeStats)(nil),                  // 66: cocoon.node.v1.VolumeStats
+	(*ContainerStats)(nil),               // 67: cocoon.node.v1.ContainerStats
+	(*ImportRequest)(nil),                // 68: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),                  // 69: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),               // 70: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),            // 71: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),              // 72: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),           // 73: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),          // 74: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                        // 75: cocoon.node.v1.Image
+	(*PullRequest)(nil),                  // 76: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),                 // 77: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),                 // 78: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                     // 79: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),               // 80: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),              // 81: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),               // 82: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),              // 83: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),                // 84: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),               // 85: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),          // 86: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                      // 87: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),              // 88: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),              // 89: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),               // 90: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),                  // 91: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                     // 92: cocoon.node.v1.NodeInfo
+	(*VolumePool)(nil),                   // 93: cocoon.node.v1.VolumePool
+	(*Network)(nil),                      // 94: cocoon.node.v1.Network
+	(*Driver)(nil),                       // 95: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),                // 96: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),               // 97: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                        // 98: cocoon.node.v1.Check
+	(*ResetRequest)(nil),                 // 99: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),                // 100: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),      // 101: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil),     // 102: cocoon.node.v1.TeardownNetworksResponse
+	(*PoliceRequest)(nil),                // 103: cocoon.node.v1.PoliceRequest
+	(*PoliceResponse)(nil),               // 104: cocoon.node.v1.PoliceResponse
+	(*PolicedGuest)(nil),                 // 105: cocoon.node.v1.PolicedGuest
+	(*Policy)(nil),                       // 106: cocoon.node.v1.Policy
+	(*PolicyRule)(nil),                   // 107: cocoon.node.v1.PolicyRule
+	(*AddressRange)(nil),                 // 108: cocoon.node.v1.AddressRange
+	(*PortRange)(nil),                    // 109: cocoon.node.v1.PortRange
+	(*NamedPort)(nil),                    // 110: cocoon.node.v1.NamedPort
+	(*StraysRequest)(nil),                // 111: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),               // 112: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                        // 113: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),            // 114: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),           // 115: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),          // 116: cocoon.node.v1.RemoveStrayResponse
+	(*CloneRequest)(nil),                 // 117: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),               // 118: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),             // 119: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),                  // 120: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),                  // 121: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                     // 122: cocoon.node.v1.Snapshot
+	(*SnapshotVolume)(nil),               // 123: cocoon.node.v1.SnapshotVolume
+	(*Machine)(nil),                      // 124: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),         // 125: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),       // 126: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),        // 127: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),       // 128: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),       // 129: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),        // 130: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),        // 131: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),          // 132: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),             // 133: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),             // 134: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),                   // 135: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),          // 136: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),          // 137: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),                   // 138: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),                  // 139: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),             // 140: cocoon.node.v1.PushImageRequest
+	(*StoredVolume)(nil),                 // 141: cocoon.node.v1.StoredVolume
+	(*VolumeAttachment)(nil),             // 142: cocoon.node.v1.VolumeAttachment
+	(*VolumeSnapshot)(nil),               // 143: cocoon.node.v1.VolumeSnapshot
+	(*VolumeSpec)(nil),                   // 144: cocoon.node.v1.VolumeSpec
+	(*CreateVolumeRequest)(nil),          // 145: cocoon.node.v1.CreateVolumeRequest
+	(*ListVolumesRequest)(nil),           // 146: cocoon.node.v1.ListVolumesRequest
+	(*InspectVolumeRequest)(nil),         // 147: cocoon.node.v1.InspectVolumeRequest
+	(*ResizeVolumeRequest)(nil),          // 148: cocoon.node.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),         // 149: cocoon.node.v1.ResizeVolumeResponse
+	(*VolumeWaiting)(nil),                // 150: cocoon.node.v1.VolumeWaiting
+	(*RemoveVolumeRequest)(nil),          // 151: cocoon.node.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),         // 152: cocoon.node.v1.RemoveVolumeResponse
+	(*CloneVolumeRequest)(nil),           // 153: cocoon.node.v1.CloneVolumeRequest
+	(*RestoreVolumeRequest)(nil),         // 154: cocoon.node.v1.RestoreVolumeRequest
+	(*SaveVolumeRequest)(nil),            // 155: cocoon.node.v1.SaveVolumeRequest
+	(*ListVolumeSnapshotsRequest)(nil),   // 156: cocoon.node.v1.ListVolumeSnapshotsRequest
+	(*InspectVolumeSnapshotRequest)(nil), // 157: cocoon.node.v1.InspectVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotRequest)(nil),  // 158: cocoon.node.v1.RemoveVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotResponse)(nil), // 159: cocoon.node.v1.RemoveVolumeSnapshotResponse
+	(*ExportVolumeRequest)(nil),          // 160: cocoon.node.v1.ExportVolumeRequest
+	(*ImportVolumeRequest)(nil),          // 161: cocoon.node.v1.ImportVolumeRequest
+	(*WatchDriversRequest)(nil),          // 162: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 163: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 164: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 165: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 166: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 167: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 168: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 169: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 170: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 171: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 172: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 173: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 174: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 175: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 176: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 177: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 178: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 179: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 180: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 181: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 182: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 183: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 184: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 185: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 186: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 187: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 188: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 189: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 190: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	11,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	11,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	175, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
-	39,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
-	44,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
+	176, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	40,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
+	45,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	21,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
 	22,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
-	28,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
+	29,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
 	14,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
-	42,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
+	43,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
 	12,  // 10: cocoon.node.v1.Spec.hosts:type_name -> cocoon.node.v1.HostEntry
 	13,  // 11: cocoon.node.v1.Spec.dns:type_name -> cocoon.node.v1.DNS
-	39,  // 12: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
-	28,  // 13: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
+	40,  // 12: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
+	29,  // 13: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
 	17,  // 14: cocoon.node.v1.Container.resources:type_name -> cocoon.node.v1.Resources
 	15,  // 15: cocoon.node.v1.Container.restart:type_name -> cocoon.node.v1.Restart
 	16,  // 16: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
-	39,  // 17: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
+	40,  // 17: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
 	19,  // 18: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
 	20,  // 19: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
 	20,  // 20: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
-	27,  // 21: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
-	24,  // 22: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
-	23,  // 23: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
-	27,  // 24: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
-	14,  // 25: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	176, // 26: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	24,  // 27: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
-	43,  // 28: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
-	41,  // 29: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
-	40,  // 30: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
-	45,  // 31: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
-	11,  // 32: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	50,  // 33: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
-	39,  // 34: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	51,  // 35: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	52,  // 36: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	49,  // 37: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
-	18,  // 38: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
-	48,  // 39: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
-	47,  // 40: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
-	26,  // 41: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
-	25,  // 42: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
-	14,  // 43: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
-	18,  // 44: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
-	51,  // 45: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	53,  // 46: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
-	46,  // 47: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	56,  // 48: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	57,  // 49: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	43,  // 50: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	57,  // 51: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	59,  // 52: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	66,  // 53: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
-	65,  // 54: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
-	68,  // 55: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	74,  // 56: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	39,  // 57: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	76,  // 58: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	78,  // 59: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	74,  // 60: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	74,  // 61: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	86,  // 62: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	89,  // 63: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	94,  // 64: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	177, // 65: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	93,  // 66: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
-	92,  // 67: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
-	97,  // 68: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	104, // 69: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
-	105, // 70: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
-	105, // 71: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
-	106, // 72: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
-	107, // 73: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
-	108, // 74: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
-	109, // 75: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
-	112, // 76: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	178, // 77: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	44,  // 78: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	76,  // 79: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	13,  // 80: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	179, // 81: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	123, // 82: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	180, // 83: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	48,  // 84: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	122, // 85: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
-	131, // 86: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	133, // 87: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	121, // 88: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	134, // 89: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	134, // 90: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	134, // 91: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	134, // 92: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	48,  // 93: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
-	141, // 94: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	181, // 95: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
-	48,  // 96: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	182, // 97: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	183, // 98: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
-	143, // 99: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	140, // 100: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	149, // 101: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
-	143, // 102: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	143, // 103: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	143, // 104: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	163, // 105: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
-	184, // 106: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
-	164, // 107: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	185, // 108: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	186, // 109: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	187, // 110: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	188, // 111: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	189, // 112: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
-	164, // 113: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	48,  // 114: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	164, // 115: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	164, // 116: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	172, // 117: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	172, // 118: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	164, // 119: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	17,  // 120: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
-	0,   // 121: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 122: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 123: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 124: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 125: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,   // 126: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	7,   // 127: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	8,   // 128: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	9,   // 129: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	55,  // 130: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	55,  // 131: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	55,  // 132: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	60,  // 133: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	62,  // 134: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	10,  // 135: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	29,  // 136: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	31,  // 137: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	33,  // 138: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	35,  // 139: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	36,  // 140: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	37,  // 141: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	38,  // 142: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	116, // 143: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	117, // 144: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	118, // 145: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	119, // 146: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	120, // 147: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	124, // 148: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	125, // 149: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	126, // 150: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	128, // 151: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	129, // 152: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	130, // 153: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	135, // 154: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	136, // 155: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	137, // 156: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	144, // 157: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	145, // 158: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	146, // 159: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	147, // 160: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	150, // 161: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	152, // 162: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	153, // 163: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	154, // 164: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	155, // 165: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	156, // 166: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	157, // 167: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	159, // 168: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	160, // 169: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	161, // 170: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	165, // 171: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	167, // 172: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	169, // 173: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	170, // 174: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	173, // 175: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	139, // 176: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	67,  // 177: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	70,  // 178: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	71,  // 179: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	72,  // 180: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	75,  // 181: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	79,  // 182: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	81,  // 183: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	83,  // 184: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	85,  // 185: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	87,  // 186: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	90,  // 187: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	95,  // 188: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	98,  // 189: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	100, // 190: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	110, // 191: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	113, // 192: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	114, // 193: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	102, // 194: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	46,  // 195: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	46,  // 196: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	46,  // 197: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	46,  // 198: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	46,  // 199: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	6,   // 200: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	46,  // 201: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	46,  // 202: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	54,  // 203: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	58,  // 204: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	58,  // 205: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	58,  // 206: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	61,  // 207: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	63,  // 208: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	64,  // 209: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	30,  // 210: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	32,  // 211: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	34,  // 212: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	46,  // 213: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	46,  // 214: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	46,  // 215: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	46,  // 216: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	46,  // 217: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	46,  // 218: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	46,  // 219: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	46,  // 220: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	121, // 221: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	121, // 222: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	121, // 223: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	127, // 224: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	121, // 225: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	84,  // 226: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	132, // 227: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	132, // 228: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	132, // 229: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	138, // 230: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	140, // 231: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	140, // 232: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	140, // 233: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	148, // 234: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	151, // 235: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	140, // 236: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	140, // 237: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	142, // 238: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	142, // 239: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	142, // 240: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	158, // 241: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	84,  // 242: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	140, // 243: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	162, // 244: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	166, // 245: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	168, // 246: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	166, // 247: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	171, // 248: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	174, // 249: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	77,  // 250: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	69,  // 251: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	74,  // 252: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	74,  // 253: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	73,  // 254: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	77,  // 255: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	80,  // 256: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	82,  // 257: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	84,  // 258: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	88,  // 259: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	88,  // 260: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	91,  // 261: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	96,  // 262: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	99,  // 263: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	101, // 264: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	111, // 265: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	46,  // 266: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	115, // 267: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	103, // 268: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	195, // [195:269] is the sub-list for method output_type
-	121, // [121:195] is the sub-list for method input_type
-	121, // [121:121] is the sub-list for extension type_name
-	121, // [121:121] is the sub-list for extension extendee
-	0,   // [0:121] is the sub-list for field type_name
+	28,  // 21: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
+	25,  // 22: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
+	24,  // 23: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
+	23,  // 24: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
+	28,  // 25: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
+	14,  // 26: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
+	177, // 27: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	25,  // 28: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
+	44,  // 29: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
+	42,  // 30: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
+	41,  // 31: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
+	46,  // 32: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
+	11,  // 33: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
+	51,  // 34: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	40,  // 35: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
+	52,  // 36: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	53,  // 37: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	50,  // 38: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	18,  // 39: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
+	49,  // 40: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
+	48,  // 41: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
+	27,  // 42: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
+	26,  // 43: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
+	14,  // 44: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
+	18,  // 45: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
+	52,  // 46: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	54,  // 47: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
+	47,  // 48: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	57,  // 49: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	58,  // 50: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	44,  // 51: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	58,  // 52: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	60,  // 53: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	67,  // 54: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
+	66,  // 55: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
+	69,  // 56: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	75,  // 57: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	40,  // 58: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	77,  // 59: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	79,  // 60: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	75,  // 61: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	75,  // 62: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	87,  // 63: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	90,  // 64: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	95,  // 65: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	178, // 66: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	94,  // 67: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	93,  // 68: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
+	98,  // 69: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	105, // 70: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
+	106, // 71: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
+	106, // 72: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
+	107, // 73: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
+	108, // 74: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
+	109, // 75: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
+	110, // 76: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
+	113, // 77: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	179, // 78: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	45,  // 79: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	77,  // 80: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	13,  // 81: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
+	180, // 82: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	124, // 83: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	181, // 84: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	49,  // 85: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	123, // 86: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
+	132, // 87: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	134, // 88: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	122, // 89: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	135, // 90: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	135, // 91: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	135, // 92: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	135, // 93: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	49,  // 94: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
+	142, // 95: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
+	182, // 96: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	49,  // 97: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
+	183, // 98: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	184, // 99: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	144, // 100: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	141, // 101: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	150, // 102: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
+	144, // 103: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	144, // 104: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	144, // 105: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
+	164, // 106: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	185, // 107: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	165, // 108: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	186, // 109: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	187, // 110: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	188, // 111: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	189, // 112: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	190, // 113: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	165, // 114: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	49,  // 115: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	165, // 116: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	165, // 117: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	173, // 118: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	173, // 119: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	165, // 120: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	17,  // 121: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	0,   // 122: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 123: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 124: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 125: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 126: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	5,   // 127: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	7,   // 128: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	8,   // 129: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	9,   // 130: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	56,  // 131: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	56,  // 132: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	56,  // 133: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	61,  // 134: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	63,  // 135: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	10,  // 136: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	30,  // 137: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	32,  // 138: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	34,  // 139: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	36,  // 140: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	37,  // 141: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	38,  // 142: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	39,  // 143: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	117, // 144: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	118, // 145: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	119, // 146: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	120, // 147: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	121, // 148: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	125, // 149: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	126, // 150: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	127, // 151: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	129, // 152: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	130, // 153: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	131, // 154: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	136, // 155: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	137, // 156: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	138, // 157: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	145, // 158: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	146, // 159: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	147, // 160: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	148, // 161: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	151, // 162: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	153, // 163: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	154, // 164: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	155, // 165: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	156, // 166: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	157, // 167: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	158, // 168: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	160, // 169: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	161, // 170: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	162, // 171: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	166, // 172: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	168, // 173: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	170, // 174: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	171, // 175: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	174, // 176: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	140, // 177: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	68,  // 178: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	71,  // 179: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	72,  // 180: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	73,  // 181: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	76,  // 182: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	80,  // 183: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	82,  // 184: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	84,  // 185: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	86,  // 186: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	88,  // 187: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	91,  // 188: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	96,  // 189: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	99,  // 190: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	101, // 191: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	111, // 192: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	114, // 193: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	115, // 194: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	103, // 195: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	47,  // 196: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	47,  // 197: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	47,  // 198: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	47,  // 199: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	47,  // 200: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	6,   // 201: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	47,  // 202: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	47,  // 203: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	55,  // 204: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	59,  // 205: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	59,  // 206: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	59,  // 207: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	62,  // 208: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	64,  // 209: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	65,  // 210: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	31,  // 211: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	33,  // 212: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	35,  // 213: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	47,  // 214: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	47,  // 215: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	47,  // 216: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	47,  // 217: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	47,  // 218: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	47,  // 219: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	47,  // 220: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	47,  // 221: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	122, // 222: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	122, // 223: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	122, // 224: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	128, // 225: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	122, // 226: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	85,  // 227: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	133, // 228: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	133, // 229: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	133, // 230: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	139, // 231: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	141, // 232: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	141, // 233: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	141, // 234: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	149, // 235: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	152, // 236: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	141, // 237: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	141, // 238: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	143, // 239: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	143, // 240: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	143, // 241: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	159, // 242: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	85,  // 243: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	141, // 244: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	163, // 245: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	167, // 246: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	169, // 247: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	167, // 248: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	172, // 249: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	175, // 250: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	78,  // 251: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	70,  // 252: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	75,  // 253: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	75,  // 254: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	74,  // 255: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	78,  // 256: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	81,  // 257: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	83,  // 258: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	85,  // 259: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	89,  // 260: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	89,  // 261: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	92,  // 262: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	97,  // 263: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	100, // 264: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	102, // 265: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	112, // 266: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	47,  // 267: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	116, // 268: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	104, // 269: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	196, // [196:270] is the sub-list for method output_type
+	122, // [122:196] is the sub-list for method input_type
+	122, // [122:122] is the sub-list for extension type_name
+	122, // [122:122] is the sub-list for extension extendee
+	0,   // [0:122] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -13458,52 +13543,52 @@ func file_node_v1_node_proto_init() {
 	file_node_v1_node_proto_msgTypes[3].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[4].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[22].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[27].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[31].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[46].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[55].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[28].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[32].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[47].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[56].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[58].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[59].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[62].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[63].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[63].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[64].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[67].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[68].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[69].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[70].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[77].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[78].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[130].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[131].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[132].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[133].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[160].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[161].OneofWrappers = []any{
 		(*ImportVolumeRequest_Start)(nil),
 		(*ImportVolumeRequest_Chunk)(nil),
 	}
@@ -13513,7 +13598,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   190,
+			NumMessages:   191,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

@@ -35,7 +35,7 @@ func Run(ctx context.Context, console io.Writer) error {
 	if err != nil {
 		fmt.Fprintf(console, "cocoon-guest: %v; powering off\n", err)
 	}
-	machine.PowerOff(nil)
+	machine.PowerOff(nil, nil)
 	return err
 }
 
@@ -66,7 +66,7 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 		run := func(ctx context.Context, path string, args ...string) (int, string, error) {
 			return srv.RunTool(ctx, path, args...)
 		}
-		keeper := volumes.New(volumes.Machine{HasDisk: booted.Disk != nil, Loop: sync.OnceValue(booted.Loop), Plug: plug, Run: run, Check: volumes.Checker(booted.Check, run)})
+		keeper := volumes.New(volumes.Machine{HasDisk: booted.Disk != nil, Loop: sync.OnceValue(booted.Loop), NFS: sync.OnceValue(booted.NFS), Plug: plug, Run: run, Check: volumes.Checker(booted.Check, run)})
 		cfg.Volumes, cfg.Rooms, disks = keeper, rooms.New(booted.Disk, plug), keeper.Disks
 	}
 	srv = guestagent.New(cfg, machine.New(init, booted.Disk, disks))

@@ -186,7 +186,7 @@ func (l *Link) SwapNICs(ctx context.Context) {
 		l.cfg.Log.Info("interfaces of clone stay down until its guest has its own identity", "vm", l.proc.ID)
 		return
 	}
-	wait := l.waits(l.cfg.SilentMax)
+	wait := l.pauses(l.cfg.SilentMax)
 	for ctx.Err() == nil && !l.proc.Over() {
 		err := l.swapOnce(ctx, swapper)
 		if err == nil {

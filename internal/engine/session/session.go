@@ -143,7 +143,7 @@ func (l *Link) Run(ctx context.Context) {
 	if l.kind != vm.ImageOCI {
 		most = l.cfg.SilentMax
 	}
-	wait := l.waits(most)
+	wait := l.pauses(most)
 	for ctx.Err() == nil && !l.proc.Over() {
 		served, err := l.serve(ctx)
 		if err == nil {
@@ -157,8 +157,8 @@ func (l *Link) Run(ctx context.Context) {
 	}
 }
 
-// waits are the pauses between attempts to reach the guest: they grow up to most.
-func (l *Link) waits(most time.Duration) *backoff.ExponentialBackOff {
+// pauses are those between attempts to reach the guest: they grow up to most.
+func (l *Link) pauses(most time.Duration) *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: l.cfg.ReconnectMin, RandomizationFactor: jitter, Multiplier: 2, MaxInterval: most}
 }
 
@@ -222,12 +222,17 @@ func (l *Link) setUp(ctx context.Context, agent guest.Agent) error {
 	limited, cancel := context.WithTimeout(ctx, l.cfg.AgentTimeout)
 	defer cancel()
 	if err := l.introduce(limited, agent); err != nil {
-		return err
+		return l.waits(ctx, err)
 	}
-	if l.vm.Record().AgentReady {
+	if was := l.vm.Record(); was.AgentReady && was.Reason != vm.ReasonFailedMount {
 		return nil
 	}
-	_, err := l.vm.Update(ctx, func(r *vm.Record) { r.AgentReady = r.State == vm.StateRunning })
+	_, err := l.vm.Update(ctx, func(r *vm.Record) {
+		r.AgentReady = r.State == vm.StateRunning
+		if r.Reason == vm.ReasonFailedMount {
+			r.Reason, r.Message = "", ""
+		}
+	})
 	return errdefs.As(errdefs.Unavailable, err) // the journal may accept it the next time
 }
 
@@ -295,7 +300,7 @@ func (l *Link) exited(ctx context.Context, agent guest.Agent, exit guest.Exit, p
 // pump copies what the guest reports to the host, from the end of the host's copy on, until it is complete or the
 // session ends.
 func (l *Link) pump(ctx context.Context, agent guest.Agent, complaint string, copied func() error) {
-	wait := l.waits(l.cfg.ReconnectMax)
+	wait := l.pauses(l.cfg.ReconnectMax)
 	for {
 		err := copied()
 		if err == nil || ctx.Err() != nil {
@@ -406,7 +411,9 @@ func layersOf(r vm.Record) map[string][]string {
 	return out
 }
 
-// serialsOf returns the serials of the volumes that are disks and the tags of those that are folders of the node, by their names.
+// serialsOf returns, by their names, the serials of the volumes that are disks, the tags of those that are folders of the node, and for
+// those that are folders of servers the name by which servers know the guest. It stays when the guest boots again, so that a server
+// releases the locks of the boot before at once.
 func serialsOf(r vm.Record) map[string]string {
 	var out map[string]string
 	set := func(volume, serial string) {
@@ -420,6 +427,9 @@ func serialsOf(r vm.Record) map[string]string {
 	}
 	for i, v := range r.Spec.Dirs() {
 		set(v.Name, vm.DirTag(i))
+	}
+	for _, v := range r.Spec.NFSVolumes() {
+		set(v.Name, "cocoon-"+string(r.ID))
 	}
 	return out
 }

@@ -235,8 +235,11 @@ func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 		r.Volumes = append(r.Volumes, m)
 	}
 	r.Mounts = mounts(g.Mounts)
-	_, err := s.client.Setup(ctx, r)
-	return s.failure(ctx, "set up the guest", err)
+	reply, err := s.client.Setup(ctx, r)
+	if err != nil {
+		return s.failure(ctx, "set up the guest", err)
+	}
+	return waiting(reply)
 }
 
 func encodeContainer(c guest.Container) *guestv1.Container {

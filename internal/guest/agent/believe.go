@@ -32,6 +32,14 @@ func infoOf(r *guestv1.InfoReply) guest.Info {
 	}
 }
 
+// waiting returns the guest.Waiting that the reply to a Setup tells of, or nil.
+func waiting(r *guestv1.SetupReply) error {
+	if r.GetWaiting() == "" {
+		return nil
+	}
+	return guest.NewWaiting(grpcerr.Clean(r.GetWaiting()))
+}
+
 func statsOf(r *guestv1.StatsReply) guest.Stats {
 	out := guest.Stats{
 		CPUSeconds:  number(r.GetCpuSeconds(), maxTime),

@@ -51,5 +51,8 @@ func volume(v vm.Volume) *guestv1.Volume {
 	if d := v.Dir; d != nil {
 		m.ReadOnly, m.GroupOnMismatch = d.ReadOnly, d.GroupOnMismatch
 	}
+	if n := v.NFS; n != nil {
+		m.Server, m.Path, m.Options, m.ReadOnly = n.Server, n.Path, n.Options, n.ReadOnly
+	}
 	return m
 }

@@ -16,6 +16,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guestagent/ext4"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Serials that identify the disks of an OCI guest; the host sets them (internal/image).
@@ -42,6 +43,7 @@ var (
 	late  = []string{"virtio_rng", "virtio_balloon", "button", "evdev"}
 	plug  = []string{"virtio_scsi", "sd_mod"}
 	loop  = []string{"loop"}
+	nfs   = []string{"nfsv4"}
 )
 
 // Result is what Root leaves for the caller.
@@ -50,6 +52,7 @@ type Result struct {
 	Late    func() error
 	Plug    func() error // loads what disks need that are plugged later; called once at most
 	Loop    func() error // loads what disks in files need; called once at most
+	NFS     func() error // loads what folders of NFS servers need, unless the guest was started without vm.ArgNFS; called once at most
 	Check   *os.File     // e2fsck, compressed with gzip; nil if no disk can need it
 	Disk    *os.File     // a folder of the writable disk's file system, reachable by no path from the root; nil without a disk
 }
@@ -83,11 +86,15 @@ func Root() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	nfsModules, err := mods.prepare(wantedNFS("/proc/cmdline")...)
+	if err != nil {
+		return Result{}, err
+	}
 	disks, err := findDisks("/sys/block")
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{Late: lateModules, Plug: plugModules, Loop: loopModules, Check: openCheck(disks)}
+	r := Result{Late: lateModules, Plug: plugModules, Loop: loopModules, NFS: nfsModules, Check: openCheck(disks)}
 	layers, err := findLayers(disks)
 	if err != nil {
 		return Result{}, err
@@ -100,6 +107,15 @@ func Root() (Result, error) {
 	}
 	r.HasRoot = true
 	return r, nil
+}
+
+// wantedNFS returns the modules for NFS if the arguments of the kernel ask for them: they take memory while they are open.
+func wantedNFS(cmdline string) []string {
+	args, err := os.ReadFile(cmdline)
+	if err != nil || !slices.Contains(strings.Fields(string(args)), vm.ArgNFS) {
+		return nil
+	}
+	return nfs
 }
 
 // deviceFS is the number of virtio's file system device, as the kernel prints it.

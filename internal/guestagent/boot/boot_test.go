@@ -138,3 +138,40 @@ func TestPowerButtonEvents(t *testing.T) {
 		t.Errorf("%d presses", presses)
 	}
 }
+
+// Few guests mount folders of NFS servers, so the modules for it are compressed, and only opened if the host says that they are needed.
+func TestModulesOfNFS(t *testing.T) {
+	dir := t.TempDir()
+	for args, want := range map[string][]string{
+		"quiet cocoon.nfs tsc=reliable\n": nfs, "cocoon.nfs=0 quiet\n": nil, "quiet\n": nil,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "cmdline"), []byte(args), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got := wantedNFS(filepath.Join(dir, "cmdline")); !slices.Equal(got, want) {
+			t.Errorf("%q: %v", args, got)
+		}
+	}
+	for name, text := range map[string]string{"modules.dep": "nfsv4 sunrpc\nsunrpc\n", "sunrpc.ko": "plain", "nfsv4.ko.gz": "compressed"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := openModules(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"sunrpc": "sunrpc.ko", "nfsv4": "nfsv4.ko.gz"} {
+		f, err := m.open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := filepath.Base(f.Name()); got != want {
+			t.Errorf("%s is %s", name, got)
+		}
+		f.Close()
+	}
+	if _, err := m.prepare("nfsv4"); err != nil {
+		t.Error(err)
+	}
+}

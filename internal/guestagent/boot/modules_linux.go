@@ -2,8 +2,10 @@ package boot
 
 import (
 	"bufio"
+	"compress/gzip"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,7 +45,7 @@ func openModules(dir string) (*modules, error) {
 // load loads the named modules and their dependencies. A name that is not in the list is built in or unavailable.
 func (m *modules) load(names ...string) error {
 	for _, file := range m.files(names) {
-		f, err := os.Open(filepath.Join(m.dir, file+".ko"))
+		f, err := m.open(file)
 		if err != nil {
 			return fmt.Errorf("load module %s: %w", file, err)
 		}
@@ -58,7 +60,7 @@ func (m *modules) load(names ...string) error {
 func (m *modules) prepare(names ...string) (func() error, error) {
 	var open []*os.File
 	for _, file := range m.files(names) {
-		f, err := os.Open(filepath.Join(m.dir, file+".ko"))
+		f, err := m.open(file)
 		if err != nil {
 			return nil, fmt.Errorf("open module %s: %w", file, err)
 		}
@@ -93,12 +95,43 @@ func (m *modules) files(names []string) []string {
 	return list
 }
 
+// packed is the end of the name of a module that is compressed with gzip, because few guests need it.
+const packed = ".gz"
+
+// open opens the file of a module.
+func (m *modules) open(name string) (*os.File, error) {
+	path := filepath.Join(m.dir, name+".ko")
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return os.Open(path + packed)
+	}
+	return f, err
+}
+
 // insert loads an open module and closes it.
 func insert(f *os.File) error {
 	defer f.Close()
-	err := unix.FinitModule(int(f.Fd()), "", 0)
+	var err error
+	if strings.HasSuffix(f.Name(), packed) {
+		err = unpackInto(f)
+	} else {
+		err = unix.FinitModule(int(f.Fd()), "", 0)
+	}
 	if errors.Is(err, unix.EEXIST) {
 		return nil
 	}
 	return err
+}
+
+// unpackInto loads a compressed module.
+func unpackInto(f *os.File) error {
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return err
+	}
+	module, err := io.ReadAll(z)
+	if err != nil {
+		return err
+	}
+	return unix.InitModule(module, "")
 }

@@ -201,17 +201,41 @@ func (m *Machine) Off() {
 		_ = unix.Kill(1, unix.Signal(34+4)) // SIGRTMIN+4: systemd's orderly power-off
 		return
 	}
-	PowerOff(m.volumes())
+	PowerOff(m.volumes(), m.disk)
 }
 
 // PowerOff kills all processes, writes everything to disk and cuts the power. The file systems of volumes, folders of which are
-// given, become read-only, so that the next machine finds them clean. The caller must be PID 1.
-func PowerOff(volumes []*os.File) {
+// given, become read-only, so that the next machine finds them clean. disk is a folder of the writable disk's file system; nil: none.
+// The caller must be PID 1.
+func PowerOff(volumes []*os.File, disk *os.File) {
 	_ = unix.Kill(-1, unix.SIGKILL)
 	protect(volumes)
-	unix.Sync()
+	syncAll(disk)
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	select {} // if the power is still on, PID 1 must not return: the kernel would panic
+}
+
+// serverPatience is how long a power-off waits for NFS servers to take what was written: one that is away never does.
+const serverPatience = 5 * time.Second
+
+// syncAll writes everything to disks and servers, the disk first. It does not wait for ever for a server.
+func syncAll(disk *os.File) {
+	if _, err := os.Stat("/proc/fs/nfsfs"); err != nil { // the kernel has no NFS
+		unix.Sync()
+		return
+	}
+	if disk != nil {
+		_ = unix.Syncfs(int(disk.Fd())) // the power goes off all the same
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		unix.Sync()
+	}()
+	select {
+	case <-done:
+	case <-time.After(serverPatience):
+	}
 }
 
 // noLink is the error for a missing interface.

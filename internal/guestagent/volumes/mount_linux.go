@@ -154,7 +154,7 @@ func (k *Keeper) mountIn(ctx context.Context, root string, volumes map[string]vm
 			}
 			continue
 		case err != nil:
-			return nil, fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err)
+			return nil, waits(v, fmt.Errorf("mount volume %s at %s: %w", m.Volume, m.Path, err))
 		}
 		k.mounted[at] = true
 	}
@@ -216,6 +216,8 @@ func (k *Keeper) make(ctx context.Context, v vm.Volume, image string) error {
 		err = k.makeImage(v, image)
 	case v.Kind == vm.VolumeDir:
 		err = k.makeHostDir(ctx, v)
+	case v.Kind == vm.VolumeNFS:
+		err = k.makeNFS(ctx, v)
 	case v.Memory:
 		err = k.makeMemory(v)
 	case limited(v):
@@ -362,7 +364,7 @@ func attributes(v vm.Volume, m vm.Mount) uint64 {
 	switch {
 	case v.Kind == vm.VolumeImage:
 		return unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
-	case m.ReadOnly || v.Kind == vm.VolumeFiles || v.Disk != nil && v.Disk.ReadOnly || v.Dir != nil && v.Dir.ReadOnly:
+	case m.ReadOnly || v.Kind == vm.VolumeFiles || v.Disk != nil && v.Disk.ReadOnly || v.Dir != nil && v.Dir.ReadOnly, v.NFS != nil && v.NFS.ReadOnly:
 		return unix.MOUNT_ATTR_RDONLY
 	}
 	return 0
@@ -409,7 +411,7 @@ func (k *Keeper) source(v vm.Volume, sub string) (int, error) {
 	if v.Kind == vm.VolumeEmpty || v.Kind == vm.VolumeDisk && !v.Disk.ReadOnly {
 		open = func(root int, sub string) (int, error) { return subFolder(root, sub, v.Group) }
 	}
-	if v.Kind == vm.VolumeDir && !v.Dir.ReadOnly {
+	if v.Kind == vm.VolumeDir && !v.Dir.ReadOnly || v.Kind == vm.VolumeNFS && !v.NFS.ReadOnly {
 		open = subFolderAlike
 	}
 	fd, err := open(root, sub)

@@ -1,5 +1,5 @@
 // Package volumes makes the volumes of an OCI guest: folders of given files that are replaced as a whole; folders that
-// start empty, on disk or in memory; disks of their own, as file systems or as devices; and the mounts that show them to programs.
+// start empty, on disk or in memory; disks of their own, as file systems or as devices; folders of servers; and the mounts that show them to programs.
 //
 // It does not talk to the host; the agent's server does. It never removes a volume: one in memory ends when the guest
 // powers off, one on the VM's disk is removed with the VM, and one with a disk of its own is the host's.
@@ -29,6 +29,8 @@ type Machine struct {
 	HasDisk bool
 	// Loop loads what the kernel needs to make disks of files. It may be called more than once.
 	Loop func() error
+	// NFS loads what the kernel needs to mount folders of NFS servers. It may be called more than once.
+	NFS func() error
 	// Plug loads what disks need that are plugged while the guest runs.
 	Plug func() error
 	// Run runs programs of the image.
@@ -51,6 +53,8 @@ type Keeper struct {
 	made    map[string]bool              // volumes that are ready to be mounted
 	uses    map[string]diskUse           // of volumes that are disks
 	volumes map[string]vm.Volume         // those that were to be made
+	client  string                       // by which NFS servers know the guest
+	tries   map[string]*nfsTry           // to mount folders of NFS servers that have not ended, or whose result nobody took, by volume
 	mounted map[string]bool              // by path
 	lacks   map[string]error             // parts of images' files that do not exist, by the folder where they are to be mounted
 	texts   map[string]*os.File          // the files for messages, by path
@@ -64,7 +68,7 @@ func New(m Machine) *Keeper { return newKeeper(stagePath, diskPath, m) }
 func newKeeper(stage, layer string, m Machine) *Keeper {
 	return &Keeper{
 		stage: stage, layer: layer, machine: m, disks: mountedDisks{byVolume: map[string]mountedDisk{}}, uses: map[string]diskUse{},
-		sums: map[string][sha256.Size]byte{}, made: map[string]bool{}, volumes: map[string]vm.Volume{}, mounted: map[string]bool{}, lacks: map[string]error{}, texts: map[string]*os.File{},
+		sums: map[string][sha256.Size]byte{}, made: map[string]bool{}, volumes: map[string]vm.Volume{}, mounted: map[string]bool{}, lacks: map[string]error{}, texts: map[string]*os.File{}, tries: map[string]*nfsTry{},
 	}
 }
 

@@ -78,8 +78,8 @@ func checkDeletion(pod *corev1.Pod, ask contract.VMSpec) field.ErrorList {
 	no(controller == nil, path, "the state is kept as long as the controller of the pod exists, and this pod has none")
 	no(controller != nil && Renames(controller.Kind), path, "the state is kept for the next pod of the same name, and the controller of this pod gives each pod another name")
 	no(ask.Managed, path, "conflicts with "+contract.KeyManaged+", because the policies of a managed VM decide what is saved; remove one of them")
-	for _, name := range HostDirs(pod) {
-		no(true, path, "the VM shares a folder of its node (volume "+name+"), so its state cannot be kept; remove one of them")
+	for _, name := range Shared(pod) {
+		no(true, path, "the VM shares the folder of volume "+name+", so its state cannot be kept; remove one of them")
 	}
 	no(ask.SnapshotPolicy != "", path, "conflicts with "+contract.KeySnapshotPolicy+"; remove one of them")
 	return errs

@@ -100,6 +100,9 @@ func TestFolders(t *testing.T) {
 			p.Spec.SecurityContext.FSGroup = ptr(int64(2000))
 			p.Spec.SecurityContext.FSGroupChangePolicy = ptr(corev1.FSGroupChangeOnRootMismatch)
 			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "unused", VolumeSource: hostPath("/srv/unused", corev1.HostPathUnset)})
+		},
+		vol("exported", corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "[fd00::1]", Path: "/data"}}), func(p *corev1.Pod) {
+			p.Spec.Containers[0].VolumeMounts[len(p.Spec.Containers[0].VolumeMounts)-1].ReadOnly = true
 		})
 	if errs := Check(pod); len(errs) > 0 {
 		t.Fatal(errs)
@@ -116,12 +119,13 @@ func TestFolders(t *testing.T) {
 		{Name: "local", Kind: vm.VolumeDir, Group: group, Dir: &vm.HostDir{Path: "/mnt/local", GroupOnMismatch: true}},
 		{Name: "reader", Kind: vm.VolumeDir, Group: group, Dir: &vm.HostDir{Path: "/mnt/local", ReadOnly: true, GroupOnMismatch: true}},
 		{Name: "pv", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/mnt/hostpath", ReadOnly: true}},
+		{Name: "exported", Kind: vm.VolumeNFS, NFS: &vm.NFS{Server: "fd00::1", Path: "/data", ReadOnly: true}},
 	}
-	got := slices.DeleteFunc(s.Volumes, func(v vm.Volume) bool { return v.Kind != vm.VolumeDir })
+	got := slices.DeleteFunc(s.Volumes, func(v vm.Volume) bool { return v.Kind != vm.VolumeDir && v.Kind != vm.VolumeNFS })
 	if d := diff.Of(want, got); d != "" {
 		t.Errorf("volumes (-want +got):\n%s", d)
 	}
-	if got := HostDirs(pod); !slices.Equal(got, []string{"any", "made", "there"}) {
+	if got := Shared(pod); !slices.Equal(got, []string{"any", "made", "there", "exported"}) {
 		t.Errorf("folders %v", got)
 	}
 }

@@ -31,13 +31,13 @@ type Source interface {
 	TrustBundle(ctx context.Context, name string) (*certv1.ClusterTrustBundle, error)
 	// TrustBundles returns the ClusterTrustBundles of a signer whose labels match.
 	TrustBundles(ctx context.Context, signer string, match labelset.Selector) ([]certv1.ClusterTrustBundle, error)
-	// Disk returns the disk, or the folder of the node, of volume v of pod: that of a PersistentVolumeClaim of pod's namespace, which must
+	// Disk returns the disk, or the folder of the node or of a server, of volume v of pod: that of a PersistentVolumeClaim of pod's namespace, which must
 	// have been made for pod if v is ephemeral, or one that a CSI driver makes for pod.
 	// Errors: FailedPrecondition while pod cannot use it, or if there is no such claim.
 	Disk(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (Disk, error)
 }
 
-// Disk is the disk of a PersistentVolumeClaim, or of a CSI driver.
+// Disk is the disk or folder of a PersistentVolumeClaim, or of a CSI driver.
 type Disk struct {
 	ID       string // in the volume store of the node
 	Device   bool   // containers use it as a device; else they mount its file system
@@ -45,7 +45,8 @@ type Disk struct {
 	ReadOnly bool   // nobody may write to it
 
 	Dir   *vm.HostDir // a folder of the node instead of a disk; nil: none
-	Group bool        // of a folder: its files are given to the group of the pod
+	NFS   *vm.NFS     // a folder of a server instead of a disk; nil: none
+	Group bool        // of a folder of the node: its files are given to the group of the pod
 }
 
 // Object names what a volume uses: a ConfigMap or Secret of the pod's namespace, a ClusterTrustBundle, or all
@@ -110,7 +111,7 @@ func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes 
 			wg.Go(func() { volumes[i].Files, errs[i] = Files(ctx, pod, node, from, volumes[i].Name) })
 		case vm.VolumeDisk:
 			wg.Go(func() { errs[i] = findDisk(ctx, pod, from, &volumes[i]) })
-		case vm.VolumeEmpty, vm.VolumeImage, vm.VolumeDir: // the guest makes the first, and the engine finds the others
+		case vm.VolumeEmpty, vm.VolumeImage, vm.VolumeDir, vm.VolumeNFS: // the guest makes the first and mounts the last, and the engine finds the others
 		}
 	}
 	wg.Wait()
@@ -126,6 +127,12 @@ func findDisk(ctx context.Context, pod *corev1.Pod, from Source, v *vm.Volume) e
 	}
 	if err != nil {
 		return fmt.Errorf("MountVolume.SetUp failed for volume %q: %w", v.Name, err)
+	}
+	if d.NFS != nil {
+		folder := *d.NFS
+		folder.ReadOnly = folder.ReadOnly || v.Disk.ReadOnly || d.ReadOnly || onlyRead(pod, v.Name)
+		v.Kind, v.Disk, v.NFS, v.Group = vm.VolumeNFS, nil, &folder, nil
+		return nil
 	}
 	if d.Dir != nil {
 		dir := *d.Dir

@@ -69,6 +69,11 @@ func unservable(v *corev1.Volume) string {
 	case v.HostPath != nil:
 		_, why := HostDir(v.HostPath)
 		return why
+	case v.NFS != nil:
+		if err := NFS(v.NFS, nil).Validate(); err != nil {
+			return "nfs: " + err.Error()
+		}
+		return ""
 	case v.Image != nil:
 		if v.Image.Reference == "" {
 			return "the volume names no image"
@@ -98,6 +103,11 @@ func HostDir(src *corev1.HostPathVolumeSource) (dir vm.HostDir, why string) {
 	return dir, ""
 }
 
+// NFS returns the folder of a server that src names, mounted with options. It does not check it.
+func NFS(src *corev1.NFSVolumeSource, options []string) vm.NFS {
+	return vm.NFS{Server: strings.TrimSuffix(strings.TrimPrefix(src.Server, "["), "]"), Path: src.Path, Options: options, ReadOnly: src.ReadOnly}
+}
+
 // onlyRead reports whether no container of pod may write to a volume.
 func onlyRead(pod *corev1.Pod, volume string) bool {
 	return !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool {
@@ -105,12 +115,12 @@ func onlyRead(pod *corev1.Pod, volume string) bool {
 	})
 }
 
-// HostDirs returns the names of the volumes of pod that are folders of the node, without those of claims, which the pod's VM has because
+// Shared returns the names of the volumes of pod that are folders of the node or of servers, without those of claims, which the pod's VM has because
 // containers mount them.
-func HostDirs(pod *corev1.Pod) (names []string) {
+func Shared(pod *corev1.Pod) (names []string) {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if (v.HostPath != nil || v.CSI != nil) && slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
+		if (v.HostPath != nil || v.CSI != nil || v.NFS != nil) && slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
 			names = append(names, v.Name)
 		}
 	}
@@ -139,7 +149,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 			continue // like the kubelet, skip volumes that no container mounts
 		}
 		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles}
-		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil && v.Image == nil && v.HostPath == nil {
+		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil && v.Image == nil && v.HostPath == nil && v.NFS == nil {
 			group := *sc.FSGroup
 			def.Group = &group
 		}
@@ -156,6 +166,11 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 			dir, _ := HostDir(v.HostPath)
 			dir.ReadOnly = onlyRead(pod, v.Name)
 			def.Kind, def.Dir = vm.VolumeDir, &dir
+		}
+		if v.NFS != nil {
+			folder := NFS(v.NFS, nil)
+			folder.ReadOnly = folder.ReadOnly || onlyRead(pod, v.Name)
+			def.Kind, def.NFS = vm.VolumeNFS, &folder
 		}
 		ref := ClaimName(pod, v) // Fill replaces it by the id of the volume
 		if v.CSI != nil {

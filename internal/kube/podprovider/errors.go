@@ -43,6 +43,7 @@ const (
 	eventFailed        = "Failed"
 	eventFailedKill    = "FailedKillPod"
 	eventFailedMount   = "FailedMount"
+	eventMounted       = "VolumesMounted"
 	eventFailedUnmount = "FailedUnMount" // as the kubelet spells it
 	eventRestarted     = "Restarted"
 	eventAdopted       = "Adopted"

@@ -134,6 +134,8 @@ func (r *report) sayFault(rec *vm.Record) {
 	case fault != "":
 		r.event(corev1.EventTypeWarning, fault, "VM %s: %s", r.vmName, rec.Message)
 	case rec == nil || rec.State != vm.StateRunning:
+	case was == vm.ReasonFailedMount:
+		r.event(corev1.EventTypeNormal, eventMounted, "The volumes of VM %s are mounted", r.vmName)
 	case was == vm.ReasonClockWrong:
 		r.event(corev1.EventTypeNormal, eventClockWell, "The clock of VM %s is right again", r.vmName)
 	default:

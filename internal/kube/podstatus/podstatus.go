@@ -238,7 +238,11 @@ func (v View) container() corev1.ContainerStatus {
 
 func (v View) waiting() *corev1.ContainerStateWaiting {
 	if v.Pause.Reason == "" {
-		return &corev1.ContainerStateWaiting{Reason: ReasonCreating}
+		w := &corev1.ContainerStateWaiting{Reason: ReasonCreating}
+		if Fault(v.Record) == vm.ReasonFailedMount {
+			w.Message = v.Record.Message
+		}
+		return w
 	}
 	return &corev1.ContainerStateWaiting{Reason: v.Pause.Reason, Message: v.Pause.Message}
 }

@@ -66,10 +66,13 @@ func (s source) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (c
 	if pv.Spec.HostPath != nil || pv.Spec.Local != nil {
 		return s.folder(ctx, pod, pv, name, readOnly)
 	}
+	if pv.Spec.NFS != nil {
+		return s.exported(ctx, pod, pv, name, readOnly)
+	}
 	csi := pv.Spec.CSI
 	switch {
 	case csi == nil:
-		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is not of a CSI driver, nor of kind local or hostPath, and a VM can have no other", pv.Name, name)
+		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is not of a CSI driver, nor of kind local, hostPath or nfs, and a VM can have no other", pv.Name, name)
 	case csi.Driver != contract.VolumeDriver && s.Plugins == nil:
 		return convert.Disk{}, fmt.Errorf("persistentvolume %q of persistentvolumeclaim %q: %w", pv.Name, name, noPlugins(csi.Driver))
 	case csi.Driver != contract.VolumeDriver:
@@ -104,7 +107,21 @@ func (s source) folder(ctx context.Context, pod *corev1.Pod, pv *corev1.Persiste
 	return convert.Disk{Dir: &dir, ReadOnly: readOnly}, nil
 }
 
-// writes reports whether mode lets pods write.
+// exported returns the folder of an NFS server that pv names.
+func (s source) exported(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, claim string, readOnly bool) (convert.Disk, error) {
+	if pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == corev1.PersistentVolumeBlock {
+		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q is a folder of an NFS server, which cannot be a block device; use volumeMode %s", pv.Name, claim, corev1.PersistentVolumeFilesystem)
+	}
+	if err := s.here(ctx, pod, pv, claim); err != nil {
+		return convert.Disk{}, err
+	}
+	folder := convert.NFS(pv.Spec.NFS, pv.Spec.MountOptions)
+	if err := folder.Validate(); err != nil {
+		return convert.Disk{}, errdefs.As(errdefs.FailedPrecondition, fmt.Errorf("persistentvolume %q of persistentvolumeclaim %q: %w", pv.Name, claim, err))
+	}
+	return convert.Disk{NFS: &folder, ReadOnly: readOnly}, nil
+}
+
 // here returns a FailedPrecondition error if pv, which claim has, cannot be used on the node of pod.
 func (s source) here(ctx context.Context, pod *corev1.Pod, pv *corev1.PersistentVolume, claim string) error {
 	if pv.Spec.NodeAffinity == nil {
@@ -120,4 +137,5 @@ func (s source) here(ctx context.Context, pod *corev1.Pod, pv *corev1.Persistent
 	return nil
 }
 
+// writes reports whether mode lets pods write.
 func writes(mode corev1.PersistentVolumeAccessMode) bool { return mode != corev1.ReadOnlyMany }

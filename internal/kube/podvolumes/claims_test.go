@@ -110,8 +110,44 @@ func TestClaim(t *testing.T) {
 			},
 			refused: "hostPath of type Socket",
 		},
+		"nfs": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.NFS = nil, &corev1.NFSVolumeSource{Server: "nfs.example", Path: "/data", ReadOnly: true}
+				v.Spec.MountOptions = []string{"nfsvers=4.1", "hard,noatime"}
+			},
+			want: convert.Disk{NFS: &vm.NFS{Server: "nfs.example", Path: "/data", ReadOnly: true, Options: []string{"nfsvers=4.1", "hard,noatime"}}},
+		},
+		"nfs, only read": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.NFS = nil, &corev1.NFSVolumeSource{Server: "nfs.example", Path: "/data"}
+				v.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany}
+			},
+			want: convert.Disk{NFS: &vm.NFS{Server: "nfs.example", Path: "/data"}, ReadOnly: true},
+		},
+		"nfs, with an option that is not served": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.NFS = nil, &corev1.NFSVolumeSource{Server: "nfs.example", Path: "/data"}
+				v.Spec.MountOptions = []string{"nfsvers=3"}
+			},
+			refused: `mount option "nfsvers=3" is not supported`,
+		},
+		"nfs, on another node": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.NFS = nil, &corev1.NFSVolumeSource{Server: "nfs.example", Path: "/data"}
+				v.Spec.NodeAffinity = onNode("n2")
+			},
+			refused: "is on another node",
+		},
+		"nfs, a block device": {
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.NFS, v.Spec.VolumeMode = nil, &corev1.NFSVolumeSource{Server: "nfs.example", Path: "/data"}, new(corev1.PersistentVolumeBlock)
+			},
+			refused: "cannot be a block device",
+		},
 		"of another kind": {
-			volume:  func(v *corev1.PersistentVolume) { v.Spec.CSI, v.Spec.NFS = nil, &corev1.NFSVolumeSource{} },
+			volume: func(v *corev1.PersistentVolume) {
+				v.Spec.CSI, v.Spec.ISCSI = nil, &corev1.ISCSIPersistentVolumeSource{}
+			},
 			refused: "is not of a CSI driver",
 		},
 	} {
