@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ext4"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -306,8 +307,8 @@ func TestVMDiskVolumesInBadState(t *testing.T) {
 		{diskVolume("none", 0), errdefs.Unavailable, "the guest has no disk with the serial vol-none"},
 		{diskVolume("text", 0), errdefs.FailedPrecondition, "disk vol-text: it holds data of an unknown kind instead of an ext4 or xfs file system, and stays unchanged; use the volume as a device, or erase"},
 		{diskVolume("table", 0), errdefs.FailedPrecondition, "it holds an MBR partition table or a boot sector"},
-		{diskVolume("xfs", 0), errdefs.Unsupported, "the kernel of the guest cannot mount xfs"},
-		{xfs, errdefs.Unsupported, "the kernel of the guest cannot mount xfs"},
+		{diskVolume("xfs", 0), errdefs.DataLoss, "its xfs file system is damaged, or too new"},
+		{xfs, errdefs.FailedPrecondition, "the image has no mkfs.xfs"},
 		{diskVolume("tiny", 0), errdefs.InvalidArgument, "must have at least 16777216"},
 		{diskVolume("ro-good", 0), errdefs.FailedPrecondition, "the disk is read-only; use the volume read-only"},
 		{readOnlyVolume("ro-blank"), errdefs.FailedPrecondition, "the disk is blank"},
@@ -345,6 +346,73 @@ func readOnlyVolume(name string) vm.Volume {
 	v := diskVolume(name, 0)
 	v.Disk.ReadOnly = true
 	return v
+}
+
+// withMkfsXFS returns disks with one more layer of the image, which has the mkfs.xfs of this machine.
+func withMkfsXFS(t *testing.T, disks map[string]string) map[string]string {
+	t.Helper()
+	program := need.Tool(t, "mkfs.xfs")
+	libraries, err := exec.Command("ldd", program).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for _, file := range append(strings.Fields(string(libraries)), program) {
+		if !filepath.IsAbs(file) {
+			continue
+		}
+		to := file
+		if file == program {
+			to = "/usr/sbin/mkfs.xfs"
+		}
+		data, err := os.ReadFile(file)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(dir+to), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(dir+to, data, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	layer := rawDisk(t, 64*mebibyte, "")
+	run(t, "mke2fs", "-q", "-t", "ext4", "-d", dir, layer)
+	disks = maps.Clone(disks)
+	disks["cocoon-l001"] = layer
+	return disks
+}
+
+// TestVMDiskVolumesOfXFS: a guest mounts disks with xfs, and makes xfs on a blank one if it is asked to and its image has mkfs.xfs.
+func TestVMDiskVolumesOfXFS(t *testing.T) {
+	const size = 512 * mebibyte
+	made := rawDisk(t, size, "")
+	run(t, need.Tool(t, "mkfs.xfs"), "-q", made)
+	blank := rawDisk(t, size, "")
+	disks := withDisks(withMkfsXFS(t, busyboxDisks(t)), map[string]string{"made": made, "blank": blank})
+	asked := diskVolume("blank", 2000)
+	asked.Disk.FSType = "xfs"
+	s := diskSetup(diskVolume("made", 0), asked)
+	s.Mounts = []vm.Mount{{Volume: "made", Path: "/made"}, {Volume: "blank", Path: "/blank"}}
+	q := startGuest(t, disks)
+	a := q.connect(t)
+	if err := a.Setup(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	const look = "grep -cE ' /(made|blank) xfs rw' /proc/mounts; stat -c '%g %A' /blank; "
+	if got := asRoot(t, a, "", look+"echo one >/made/f; echo two >/blank/f"); got != "2\n2000 drwxrwsr-x\n" {
+		t.Errorf("the first time: %q", got)
+	}
+	off(t, q, a)
+	q = startGuest(t, disks)
+	a = q.connect(t)
+	if err := a.Setup(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if got := asRoot(t, a, "", look+"cat /made/f /blank/f"); got != "2\n2000 drwxrwsr-x\none\ntwo\n" {
+		t.Errorf("the second time: %q", got)
+	}
+	off(t, q, a)
 }
 
 // TestVMDiskVolumeIsLarge measures the CPU time of a blank disk of 10 GiB.

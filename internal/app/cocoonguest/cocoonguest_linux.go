@@ -66,7 +66,11 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 		run := func(ctx context.Context, path string, args ...string) (int, string, error) {
 			return srv.RunTool(ctx, path, args...)
 		}
-		keeper := volumes.New(volumes.Machine{HasDisk: booted.Disk != nil, Loop: sync.OnceValue(booted.Loop), NFS: sync.OnceValue(booted.NFS), Plug: plug, Run: run, Check: volumes.Checker(booted.Check, run)})
+		var xfs func() error
+		if booted.XFS != nil {
+			xfs = sync.OnceValue(booted.XFS)
+		}
+		keeper := volumes.New(volumes.Machine{HasDisk: booted.Disk != nil, XFS: xfs, Loop: sync.OnceValue(booted.Loop), NFS: sync.OnceValue(booted.NFS), Plug: plug, Run: run, Check: volumes.Checker(booted.Check, run)})
 		cfg.Volumes, cfg.Rooms, disks = keeper, rooms.New(booted.Disk, plug), keeper.Disks
 	}
 	srv = guestagent.New(cfg, machine.New(init, booted.Disk, disks))

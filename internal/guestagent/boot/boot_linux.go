@@ -44,6 +44,7 @@ var (
 	plug  = []string{"virtio_scsi", "sd_mod"}
 	loop  = []string{"loop"}
 	nfs   = []string{"nfsv4"}
+	xfs   = []string{"xfs"}
 )
 
 // Result is what Root leaves for the caller.
@@ -53,6 +54,7 @@ type Result struct {
 	Plug    func() error // loads what disks need that are plugged later; called once at most
 	Loop    func() error // loads what disks in files need; called once at most
 	NFS     func() error // loads what folders of NFS servers need, unless the guest was started without vm.ArgNFS; called once at most
+	XFS     func() error // loads what xfs needs, if there is a disk that can have it; called once at most
 	Check   *os.File     // e2fsck, compressed with gzip; nil if no disk can need it
 	Disk    *os.File     // a folder of the writable disk's file system, reachable by no path from the root; nil without a disk
 }
@@ -94,7 +96,13 @@ func Root() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	r := Result{Late: lateModules, Plug: plugModules, Loop: loopModules, NFS: nfsModules, Check: openCheck(disks)}
+	var xfsModules func() error
+	if foreign(disks) {
+		if xfsModules, err = mods.prepare(xfs...); err != nil {
+			return Result{}, err
+		}
+	}
+	r := Result{Late: lateModules, Plug: plugModules, Loop: loopModules, NFS: nfsModules, XFS: xfsModules, Check: openCheck(disks)}
 	layers, err := findLayers(disks)
 	if err != nil {
 		return Result{}, err
@@ -131,19 +139,26 @@ func sharesFolders(devices string) bool {
 	})
 }
 
-// openCheck opens e2fsck, which takes memory as long as it is open, if there is a disk that is not of an image or the writable layer.
+// openCheck opens e2fsck, which takes memory as long as it is open, if there is a foreign disk.
 func openCheck(disks map[string]string) *os.File {
-	for serial := range disks {
-		if serial == serialCOW || strings.HasPrefix(serial, serialLayer) || strings.HasPrefix(serial, serialContainerLayer) {
-			continue
-		}
-		f, err := os.Open(checkFile)
-		if err != nil {
-			return nil // the guest works without it
-		}
-		return f
+	if !foreign(disks) {
+		return nil
 	}
-	return nil
+	f, err := os.Open(checkFile)
+	if err != nil {
+		return nil // the guest works without it
+	}
+	return f
+}
+
+// foreign reports whether there is a disk that is not of an image or the writable layer.
+func foreign(disks map[string]string) bool {
+	for serial := range disks {
+		if serial != serialCOW && !strings.HasPrefix(serial, serialLayer) && !strings.HasPrefix(serial, serialContainerLayer) {
+			return true
+		}
+	}
+	return false
 }
 
 // mountRoot mounts an overlay of the image's layers, lowest first, and the writable one, and switches to it. It returns

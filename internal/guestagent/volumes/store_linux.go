@@ -134,7 +134,7 @@ func (k *Keeper) mountStore(ctx context.Context, v vm.Volume, dev string) (root 
 			return nil, err
 		}
 	case signature.XFS:
-		if err := canMount(kind); err != nil {
+		if err := k.canMount(kind); err != nil {
 			return nil, err
 		}
 	default:
@@ -150,7 +150,10 @@ func (k *Keeper) mountStore(ctx context.Context, v vm.Volume, dev string) (root 
 		if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
 			return err
 		}
-		if err := unix.Mount(dev, dir, string(kind), flags, options); err != nil {
+		switch err := unix.Mount(dev, dir, string(kind), flags, options); {
+		case kind == signature.XFS && slices.ContainsFunc(damagedXFS, func(e error) bool { return errors.Is(err, e) }):
+			return errdefs.DataLossf("its xfs file system is damaged, or too new for the kernel of the guest, and is not mounted; run xfs_repair in a VM that has the volume as a device: %w", err)
+		case err != nil:
 			return fmt.Errorf("mount its %s file system: %w", kind, err)
 		}
 		root, err = os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
@@ -158,6 +161,9 @@ func (k *Keeper) mountStore(ctx context.Context, v vm.Volume, dev string) (root 
 	})
 	return root, err
 }
+
+// damagedXFS are the errors of a mount of xfs for what the disk holds.
+var damagedXFS = []error{unix.EUCLEAN, unix.EINVAL, unix.ENOSYS, unix.EFBIG, unix.EBADMSG}
 
 // openDisk opens a device, which must be writable unless readOnly.
 func openDisk(dev string, readOnly bool) (*os.File, error) {
@@ -223,7 +229,7 @@ func (k *Keeper) format(ctx context.Context, v vm.Volume, disk *os.File) (signat
 
 // formatXFS has no writer of ours: it needs the image's.
 func (k *Keeper) formatXFS(ctx context.Context, disk *os.File) error {
-	if err := canMount(signature.XFS); err != nil {
+	if err := k.canMount(signature.XFS); err != nil {
 		return err
 	}
 	i := slices.IndexFunc(mkfsXFS, func(file string) bool { return unix.Access(file, unix.X_OK) == nil })
@@ -239,8 +245,13 @@ func (k *Keeper) formatXFS(ctx context.Context, disk *os.File) error {
 
 var mkfsXFS = []string{"/usr/sbin/mkfs.xfs", "/sbin/mkfs.xfs", "/usr/bin/mkfs.xfs"}
 
-// canMount returns an error if the kernel does not know the kind of file system.
-func canMount(kind signature.Kind) error {
+// canMount returns an error if the kernel does not know the kind of file system, even after what is needed for xfs was loaded.
+func (k *Keeper) canMount(kind signature.Kind) error {
+	if kind == signature.XFS && k.machine.XFS != nil {
+		if err := k.machine.XFS(); err != nil {
+			return err
+		}
+	}
 	text, err := os.ReadFile("/proc/filesystems")
 	if err != nil {
 		return fmt.Errorf("list what the kernel can mount: %w", err)

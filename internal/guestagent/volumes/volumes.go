@@ -31,6 +31,8 @@ type Machine struct {
 	Loop func() error
 	// NFS loads what the kernel needs to mount folders of NFS servers. It may be called more than once.
 	NFS func() error
+	// XFS loads what the kernel needs to mount xfs, if it can. It may be called more than once. Nil: it does nothing.
+	XFS func() error
 	// Plug loads what disks need that are plugged while the guest runs.
 	Plug func() error
 	// Run runs programs of the image.
