@@ -248,13 +248,17 @@ func (m *machine) quiet(ctx context.Context, name string) (thaw func()) {
 	if proc == nil || proc.Over() {
 		return thaw
 	}
-	agent, ready, _ := proc.link.Peek()
-	freezer, ok := agent.(guest.Freezer)
-	if !ready || !ok {
-		return thaw
-	}
 	limited, cancel := context.WithTimeout(ctx, freezeTimeout)
 	defer cancel()
+	var patience time.Duration
+	if m.record().AgentReady { // its session opens right after this is recorded
+		patience = freezeTimeout
+	}
+	agent, err := proc.link.Ready(limited, patience)
+	freezer, ok := agent.(guest.Freezer)
+	if err != nil || !ok {
+		return thaw
+	}
 	if _, err := freezer.Freeze(limited); err != nil {
 		m.log.Warn("file systems of guest not frozen, its volume is as after a power cut", "vm", m.id, "volume", name, "err", err)
 		return thaw
