@@ -56,6 +56,8 @@ func TestBench(t *testing.T) {
 		{"layers", layers},
 		{"volumes", volumes},
 		{"volume io", volumeIO},
+		{"plugs", plugs},
+		{"pods with claims", podsWithClaims},
 		{"leases", leases},
 	} {
 		if !t.Run(b.name, func(t *testing.T) { b.run(t, &results) }) {

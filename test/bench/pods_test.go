@@ -154,8 +154,8 @@ func (c *cluster) vmRun(t *testing.T, name string) trip {
 	return newTrip(began, end, set, rec.CreatedAt)
 }
 
-// create creates a pod and returns a watch on it, the time, and a function that deletes it.
-func (c *cluster) create(t *testing.T, name string) (w *podWatch, began time.Time, gone func()) {
+// create creates a pod, changed by edits, and returns a watch on it, the time, and a function that deletes it.
+func (c *cluster) create(t *testing.T, name string, edits ...func(*corev1.Pod)) (w *podWatch, began time.Time, gone func()) {
 	t.Helper()
 	api := c.kube.CoreV1().Pods(namespace)
 	seen := must(api.Watch(t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}))(t)
@@ -169,6 +169,9 @@ func (c *cluster) create(t *testing.T, name string) (w *podWatch, began time.Tim
 			Tolerations:                   []corev1.Toleration{{Key: "virtual-kubelet.io/provider", Operator: corev1.TolerationOpExists}},
 			Containers:                    []corev1.Container{{Name: "main", Image: podImage, Resources: corev1.ResourceRequirements{Limits: size}}},
 		},
+	}
+	for _, edit := range edits {
+		edit(pod)
 	}
 	began = time.Now()
 	must(api.Create(t.Context(), pod, metav1.CreateOptions{}))(t)
