@@ -39,6 +39,6 @@ leak >/dev/null
 status=0
 # Each package runs in its own namespace, which has no network, so it is compiled outside. Clusters and guests wait a lot, so
 # two packages run at once.
-go test -trimpath -vet=off -tags "$mode" -count=1 -p 2 -exec "$PWD/hack/alone.sh" -timeout 30m "$@" "${packages[@]}" || status=$?
+go test -trimpath -vet=off -tags "$mode" -count=1 -p 2 -exec "$PWD/hack/alone.sh" -timeout 50m "$@" "${packages[@]}" || status=$?
 leak || status=1
 exit "$status"
