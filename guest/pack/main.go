@@ -12,8 +12,8 @@ import (
 	"os"
 )
 
-// wanted are the modules that a guest may need; their dependencies are added. The kernel may have them built in, and lack those in
-// optional and rare. Those that only rare ones need are compressed, because few guests load them.
+// wanted are the modules that a guest may need; their dependencies are added. The kernel may have them built in. It may lack those in
+// optional and rare. Few guests load those in rare, so they are compressed, with the modules that only they need.
 var (
 	wanted = []string{
 		"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "overlay", "virtio_rng", "virtio_balloon",

@@ -348,7 +348,7 @@ func readOnlyVolume(name string) vm.Volume {
 	return v
 }
 
-// withMkfsXFS returns disks with one more layer of the image, which has the mkfs.xfs of this machine.
+// withMkfsXFS adds a layer to the image in disks. The layer has this machine's mkfs.xfs.
 func withMkfsXFS(t *testing.T, disks map[string]string) map[string]string {
 	t.Helper()
 	program := need.Tool(t, "mkfs.xfs")
@@ -383,7 +383,7 @@ func withMkfsXFS(t *testing.T, disks map[string]string) map[string]string {
 	return disks
 }
 
-// TestVMDiskVolumesOfXFS: a guest mounts disks with xfs, and makes xfs on a blank one if it is asked to and its image has mkfs.xfs.
+// TestVMDiskVolumesOfXFS: a guest mounts disks that have xfs. It makes xfs on a blank disk, if the volume asks for that and the image has mkfs.xfs.
 func TestVMDiskVolumesOfXFS(t *testing.T) {
 	const size = 512 * mebibyte
 	made := rawDisk(t, size, "")

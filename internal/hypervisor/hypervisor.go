@@ -217,8 +217,8 @@ type SavePlan struct {
 	Overlays []DiskOverlay
 	// Hold leaves the guest paused from that instant on, for a caller that will end it. Pauser.Resume makes it continue.
 	Hold bool
-	// Still, if not nil, is called once at that instant: the guest is paused, and all that it wrote is in the files of its disks. If it
-	// returns an error, the save fails with it.
+	// Still, if not nil, is called once at that instant. The guest is paused, and its writes are in the files of its disks. An error of
+	// Still fails the save.
 	Still func(context.Context) error
 	// Taken, if not nil, is called once when that instant is over and the guest runs again (with Hold it stays paused).
 	Taken func()

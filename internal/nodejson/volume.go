@@ -18,7 +18,7 @@ type Volume struct {
 	Allocated   int64             `json:"allocated"` // bytes on the storage of the node
 	Serial      string            `json:"serial"`    // by which a guest finds the disk
 	From        string            `json:"from,omitempty"`
-	For         string            `json:"for,omitempty"` // id of the clone that it was made for with the rest of a snapshot of a VM
+	For         string            `json:"for,omitempty"` // id of the VM whose cloning made this volume
 	Attachments []Attachment      `json:"attachments"`
 	CreatedAt   time.Time         `json:"created_at"`
 	Labels      map[string]string `json:"labels,omitempty"`

@@ -65,7 +65,7 @@ type Snapshot struct {
 	// FileMemory is whole.
 	MemoryBase string    `json:"memory_base,omitempty"`
 	NIC        []vm.NIC  `json:"nic,omitempty"`     // the NICs as the guest knows them
-	Volumes    []Volume  `json:"volumes,omitempty"` // of the volume store, in the order of the VM's disks
+	Volumes    []Volume  `json:"volumes,omitempty"` // the VM's volumes, in the order of its disks
 	Record     vm.Record `json:"record"`            // of the source: a clone inherits its process, volumes and mounts
 
 	Size      int64             `json:"size"`            // bytes on disk

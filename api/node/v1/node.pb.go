@@ -9972,7 +9972,7 @@ type StoredVolume struct {
 	CreatedAtNs   int64                  `protobuf:"varint,8,opt,name=created_at_ns,json=createdAtNs,proto3" json:"created_at_ns,omitempty"`
 	Labels        map[string]string      `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Allocated     int64                  `protobuf:"varint,10,opt,name=allocated,proto3" json:"allocated,omitempty"` // bytes on the storage of the node
-	For           string                 `protobuf:"bytes,11,opt,name=for,proto3" json:"for,omitempty"`              // id of the clone that it was made for with the rest of a snapshot of a VM; empty: made on its own
+	For           string                 `protobuf:"bytes,11,opt,name=for,proto3" json:"for,omitempty"`              // id of the VM whose cloning made this volume; empty: somebody asked for the volume itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -10157,7 +10157,7 @@ type VolumeSnapshot struct {
 	Size          int64                  `protobuf:"varint,7,opt,name=size,proto3" json:"size,omitempty"`    // bytes that a guest sees
 	CreatedAtNs   int64                  `protobuf:"varint,8,opt,name=created_at_ns,json=createdAtNs,proto3" json:"created_at_ns,omitempty"`
 	Labels        map[string]string      `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	For           string                 `protobuf:"bytes,10,opt,name=for,proto3" json:"for,omitempty"` // id of the snapshot of a VM that it is part of; empty: it is none's
+	For           string                 `protobuf:"bytes,10,opt,name=for,proto3" json:"for,omitempty"` // id of the snapshot of a VM that it is part of; empty: it is not part of one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

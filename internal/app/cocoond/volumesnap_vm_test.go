@@ -17,7 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
-// xfs returns a folder on an xfs file system of the test's own, where files share their content.
+// xfs mounts an xfs file system for the test and returns its folder. Files share their content there.
 func xfs(t *testing.T) string {
 	t.Helper()
 	mkfs := need.Tool(t, "mkfs.xfs")
