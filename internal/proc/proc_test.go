@@ -117,6 +117,52 @@ func TestWaitEndsWithContextAndClose(t *testing.T) {
 	}
 }
 
+// A process that executes its program has memory but no arguments for a moment. A folder stands for it: the real moment is too
+// short to be met.
+func TestArgsOfProcessThatStarts(t *testing.T) {
+	dir := t.TempDir()
+	cmdline, exe := filepath.Join(dir, "cmdline"), filepath.Join(dir, "exe")
+	if err := os.WriteFile(cmdline, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := argsIn(dir); err != nil || got != nil {
+		t.Errorf("a kernel thread has %q, %v", got, err)
+	}
+	if err := os.Symlink("/bin/sleep", exe); err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan []string)
+	go func() {
+		got, err := argsIn(dir)
+		if err != nil {
+			t.Error(err)
+		}
+		result <- got
+	}()
+	written := filepath.Join(dir, "written")
+	if err := errors.Join(os.WriteFile(written, []byte("sleep\x00600\x00"), 0o600), os.Rename(written, cmdline)); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := <-result, []string{"sleep", "600"}; !slices.Equal(got, want) {
+		t.Error(diff.Of(want, got))
+	}
+}
+
+// Whoever looks for a process that has just been started finds it.
+func TestFoundAtOnce(t *testing.T) {
+	for range 200 {
+		p := start(t, sleeper)
+		q, err := Open(p.PID(), p.StartTime(), "600")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = q.Close()
+		if err := p.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestFilesOutputAndSession(t *testing.T) {
 	dir := t.TempDir()
 	in := filepath.Join(dir, "in")

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -59,16 +60,29 @@ func parseStat(data []byte) (stat, error) {
 }
 
 // Args returns the arguments of the process that has pid now. A zombie or a kernel thread has none.
-func Args(pid int) ([]string, error) {
-	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
-	if err != nil {
-		return nil, errdefs.NotFoundf("process %d has ended: %w", pid, err)
+//
+// Linux replaces the memory of a process before it writes the arguments there, so a process that is just executing its program
+// has no arguments for a moment, even after Start has returned. Args waits for that moment to pass.
+func Args(pid int) ([]string, error) { return argsIn("/proc/" + strconv.Itoa(pid)) }
+
+// argsIn returns the arguments of the process whose folder in /proc is dir.
+func argsIn(dir string) ([]string, error) {
+	for deadline := time.Now().Add(execTime); ; <-time.After(time.Millisecond) {
+		data, err := os.ReadFile(dir + "/cmdline")
+		if err != nil {
+			return nil, errdefs.NotFoundf("process %s has ended: %w", filepath.Base(dir), err)
+		}
+		if len(data) > 0 {
+			return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00"), nil
+		}
+		if _, err := os.Readlink(dir + "/exe"); err != nil || time.Now().After(deadline) { // only a process with memory has a program
+			return nil, nil //nolint:nilerr // a zombie or a kernel thread
+		}
 	}
-	if len(data) == 0 {
-		return nil, nil
-	}
-	return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00"), nil
 }
+
+// execTime is more than Linux needs to load a program and write its arguments, on a busy machine too.
+const execTime = 2 * time.Second
 
 // Find opens every process whose arguments satisfy match. It reads all of /proc (tens of µs per process), so use it for
 // recovery only, not in normal operation. The caller closes the processes that it gets.
