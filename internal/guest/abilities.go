@@ -66,8 +66,8 @@ type VolumeAttacher interface {
 	DetachVolume(ctx context.Context, volume, serial string) error
 	// GrowVolume waits until the guest sees that the disk of the volume has size bytes, and grows its file system if that is
 	// mounted and can be written to. Idempotent.
-	// Errors: Unavailable if the guest does not see the size in time, Unsupported by older agents and for other file systems than
-	// ext4.
+	// Errors: Unavailable if the guest does not see the size in time, Unsupported by older agents, also for xfs by
+	// those that cannot grow it.
 	GrowVolume(ctx context.Context, volume, serial string, size int64) error
 }
 

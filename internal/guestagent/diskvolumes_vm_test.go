@@ -5,6 +5,7 @@ package guestagent_test
 import (
 	"bytes"
 	"crypto/sha256"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -383,9 +384,10 @@ func withMkfsXFS(t *testing.T, disks map[string]string) map[string]string {
 	return disks
 }
 
-// TestVMDiskVolumesOfXFS: a guest mounts disks that have xfs. It makes xfs on a blank disk, if the volume asks for that and the image has mkfs.xfs.
+// TestVMDiskVolumesOfXFS: a guest mounts disks that have xfs. It makes xfs on a blank disk, if the volume asks for that and the image has
+// mkfs.xfs. The file systems grow with their disks: in the running guest, and at the next boot.
 func TestVMDiskVolumesOfXFS(t *testing.T) {
-	const size = 512 * mebibyte
+	const size, grown = 512 * mebibyte, 1024 * mebibyte
 	made := rawDisk(t, size, "")
 	run(t, need.Tool(t, "mkfs.xfs"), "-q", made)
 	blank := rawDisk(t, size, "")
@@ -394,25 +396,48 @@ func TestVMDiskVolumesOfXFS(t *testing.T) {
 	asked.Disk.FSType = "xfs"
 	s := diskSetup(diskVolume("made", 0), asked)
 	s.Mounts = []vm.Mount{{Volume: "made", Path: "/made"}, {Volume: "blank", Path: "/blank"}}
+	const (
+		look = "grep -cE ' /(made|blank) xfs rw' /proc/mounts; stat -c '%g %A' /blank; "
+		// More than the disk had: the last MiB has the data, and can only be in the new room.
+		more = "busybox fallocate -l 800M /%[1]s/more && echo new room | dd of=/%[1]s/more bs=1M seek=799 conv=notrunc 2>/dev/null && sync && "
+		last = "dd if=/%[1]s/more bs=1M skip=799 2>/dev/null | busybox head -c 9"
+	)
 	q := startGuest(t, disks)
 	a := q.connect(t)
 	if err := a.Setup(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	const look = "grep -cE ' /(made|blank) xfs rw' /proc/mounts; stat -c '%g %A' /blank; "
 	if got := asRoot(t, a, "", look+"echo one >/made/f; echo two >/blank/f"); got != "2\n2000 drwxrwsr-x\n" {
 		t.Errorf("the first time: %q", got)
 	}
+	q.qmp(t).do(fmt.Sprintf(`{"execute":"block_resize","arguments":{"device":"vol-made","size":%d}}`, grown))
+	for range 2 { // again is no error
+		if err := a.(guest.VolumeAttacher).GrowVolume(t.Context(), "made", "vol-made", grown); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := asRoot(t, a, "", fmt.Sprintf(more+last, "made")); got != "new room\n" {
+		t.Errorf("grown while the guest runs: %q", got)
+	}
 	off(t, q, a)
+	if err := os.Truncate(blank, grown); err != nil {
+		t.Fatal(err)
+	}
 	q = startGuest(t, disks)
 	a = q.connect(t)
 	if err := a.Setup(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
-	if got := asRoot(t, a, "", look+"cat /made/f /blank/f"); got != "2\n2000 drwxrwsr-x\none\ntwo\n" {
+	if got := asRoot(t, a, "", look+"cat /made/f /blank/f; "+fmt.Sprintf(last, "made")); got != "2\n2000 drwxrwsr-x\none\ntwo\nnew room\n" {
 		t.Errorf("the second time: %q", got)
 	}
+	if got := asRoot(t, a, "", fmt.Sprintf(more+last, "blank")); got != "new room\n" {
+		t.Errorf("grown between two boots: %q", got)
+	}
 	off(t, q, a)
+	for _, d := range []string{made, blank} {
+		run(t, need.Tool(t, "xfs_repair"), "-n", "-f", d)
+	}
 }
 
 // TestVMDiskVolumeIsLarge measures the CPU time of a blank disk of 10 GiB.

@@ -98,8 +98,8 @@ type VolumeDisks interface {
 	// Detach unmounts a volume in all of places, and makes the kernel forget its disk. It is no error if there is none. Errors:
 	// FailedPrecondition while a program uses the volume; then nothing has changed.
 	Detach(ctx context.Context, volume, serial string, places []volumes.Place) error
-	// Grow waits until the kernel sees size bytes on the disk of a volume, and grows its mounted file system. Idempotent. Errors:
-	// Unavailable if the kernel does not see them, Unsupported for other file systems than ext4.
+	// Grow waits until the kernel sees size bytes on the disk of a volume, and grows its mounted file system. Idempotent.
+	// Errors: Unavailable if the kernel does not see them.
 	Grow(ctx context.Context, volume, serial string, size int64) error
 	// Usage returns what the mounted file systems have, by name.
 	Usage() map[string]unix.Statfs_t

@@ -43,7 +43,7 @@ func Grow(dir *os.File) error {
 		return fmt.Errorf("look at the disk: %w", err)
 	}
 	if fs.Type != unix.EXT4_SUPER_MAGIC || fs.Bsize <= 0 {
-		return errdefs.Unsupportedf("the disk has no ext4 file system; only ext4 can grow")
+		return errdefs.Unsupportedf("the disk has no ext4 file system")
 	}
 	blocks := uint64(size / fs.Bsize)
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), resizeFS, uintptr(unsafe.Pointer(&blocks))); errno != 0 {

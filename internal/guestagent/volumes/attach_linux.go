@@ -266,7 +266,7 @@ var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\13
 
 // Grow waits until the kernel sees size bytes on the disk with that serial, and grows the file system of the volume on it, if that is
 // mounted and can be written to. Idempotent.
-// Errors: Unavailable if the kernel does not see them in time, Unsupported for other file systems than ext4.
+// Errors: Unavailable if the kernel does not see them in time.
 func (k *Keeper) Grow(ctx context.Context, volume, serial string, size int64) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -290,13 +290,6 @@ func (k *Keeper) Grow(ctx context.Context, volume, serial string, size int64) er
 	root := k.disks.root(volume)
 	if root == nil || k.volumes[volume].Disk == nil || k.volumes[volume].Disk.ReadOnly {
 		return nil
-	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(root.Fd()), &fs); err != nil {
-		return fmt.Errorf("look at the file system: %w", err)
-	}
-	if fs.Type != unix.EXT4_SUPER_MAGIC {
-		return errdefs.Unsupportedf("the guest sees the size, but its file system is not ext4; grow it with a program in the guest, such as xfs_growfs")
 	}
 	return growStore(root, dev)
 }

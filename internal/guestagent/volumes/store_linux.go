@@ -20,6 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent/boot"
 	"cocoonstack.io/cocoon/internal/guestagent/ext4"
 	"cocoonstack.io/cocoon/internal/guestagent/signature"
+	"cocoonstack.io/cocoon/internal/guestagent/xfs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -98,11 +99,14 @@ func (k *Keeper) makeStore(ctx context.Context, v vm.Volume, dev string) error {
 	return regroup(ctx, root, int(*v.Group), v.Disk.GroupOnMismatch)
 }
 
-// growStore extends the file system of root to all of dev, if it is ext4.
+// growStore extends the file system of root to all of dev.
 func growStore(root *os.File, dev string) error {
 	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(root.Fd()), &fs); err != nil || fs.Type != unix.EXT4_SUPER_MAGIC {
-		return err
+	if err := unix.Fstatfs(int(root.Fd()), &fs); err != nil {
+		return fmt.Errorf("look at the file system: %w", err)
+	}
+	if fs.Type == unix.XFS_SUPER_MAGIC {
+		return xfs.Grow(root, dev)
 	}
 	smaller, err := ext4.Smaller(dev)
 	if err != nil || !smaller {
