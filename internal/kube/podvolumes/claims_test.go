@@ -40,6 +40,7 @@ func TestClaim(t *testing.T) {
 		refused   string
 	}{
 		"bound": {want: convert.Disk{ID: "01disk", FSType: "ext4"}},
+		"xfs":   {volume: func(v *corev1.PersistentVolume) { v.Spec.CSI.FSType = "xfs" }, want: convert.Disk{ID: "01disk", FSType: "xfs"}},
 		"block": {volume: func(v *corev1.PersistentVolume) { v.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) }, want: convert.Disk{ID: "01disk", FSType: "ext4", Device: true}},
 		"only for readers": {
 			volume: func(v *corev1.PersistentVolume) {

@@ -249,6 +249,22 @@ func TestVolumeOfAClaim(t *testing.T) {
 	}
 }
 
+// The class of a claim chooses the file system, which the agent of the guest makes. A disk without a file system has no such choice.
+func TestFileSystemOfAClass(t *testing.T) {
+	n := start(t,
+		class("xfs", func(c *storagev1.StorageClass) { c.Parameters = map[string]string{"csi.storage.k8s.io/fstype": "xfs"} }))
+	of := func(c *corev1.PersistentVolumeClaim) { c.Spec.StorageClassName = new("xfs") }
+	block := func(c *corev1.PersistentVolumeClaim) { c.Spec.VolumeMode = new(corev1.PersistentVolumeBlock) }
+	n.create(claim("usual", "node-1"))
+	n.create(claim("files", "node-1", of))
+	n.create(claim("disk", "node-1", of, block))
+	for name, want := range map[string]string{"usual": "", "files": "xfs", "disk": ""} {
+		if got := n.volume(name).Spec.CSI.FSType; got != want {
+			t.Errorf("the file system of claim %s is %q, want %q", name, got, want)
+		}
+	}
+}
+
 // A node may end after it has made a volume and before the cluster knows it. The next attempt finds that volume.
 func TestVolumeIsMadeOnce(t *testing.T) {
 	n := start(t)
