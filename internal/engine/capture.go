@@ -215,11 +215,8 @@ func (c *capture) keepVolumes(ctx context.Context) error {
 	for _, a := range r.Attached {
 		// A guest that is paused must not wait for a copy of all bytes.
 		x, err := can.Snapshot(ctx, string(a.ID), volume.Spec{For: c.draft.ID(), Live: c.proc != nil})
-		if errdefs.IsFailedPrecondition(err) && c.proc != nil {
-			return errdefs.Preconditionf("volume %s cannot be copied at once, and its guest would wait for the copy; stop the VM first, or keep such volumes on xfs, btrfs or a thin pool", a.Volume)
-		}
 		if err != nil {
-			return fmt.Errorf("volume %s: %w", a.Volume, err)
+			return notKept(a, err, c.proc != nil)
 		}
 		c.kept = append(c.kept, snapshot.Volume{Volume: a.Volume, Snapshot: x.ID, Serial: a.Serial, Port: portOf(r.Disks, a.Serial), Size: a.Size})
 	}

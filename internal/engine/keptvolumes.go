@@ -15,8 +15,8 @@ import (
 // This file keeps the volumes of a VM with its snapshots, and gives clones their own copies. The volume store has the bytes. It records
 // for what each snapshot and each copy was made (volume.Spec.For), so that a crash leaves none behind.
 
-// savable refuses to save r for others, if it has what no snapshot can keep.
-func (n *node) savable(r vm.Record) error {
+// savable refuses to save r for others, if it has what no snapshot can keep. It looks before the guest is paused.
+func (n *node) savable(ctx context.Context, r vm.Record) error {
 	if err := hasNoDirs(r); err != nil {
 		return err
 	}
@@ -26,8 +26,28 @@ func (n *node) savable(r vm.Record) error {
 	if r.State == vm.StateHibernated { // its snapshot was taken without them
 		return errdefs.Preconditionf("it is hibernated and uses volume %s; wake it first", r.Attached[0].Volume)
 	}
-	_, err := n.snapshotter()
-	return err
+	if _, err := n.snapshotter(); err != nil {
+		return err
+	}
+	checker, ok := volume.As[volume.LiveChecker](n.volumes)
+	if r.State != vm.StateRunning || !ok {
+		return nil
+	}
+	ctx = vm.OnBehalf(ctx, r.Owner)
+	for _, a := range r.Attached {
+		if err := checker.CheckLive(ctx, string(a.ID)); err != nil {
+			return notKept(a, err, true)
+		}
+	}
+	return nil
+}
+
+// notKept returns why the volume a cannot be in a snapshot of its VM, whose guest would wait if live.
+func notKept(a vm.AttachedVolume, err error, live bool) error {
+	if live && errdefs.IsFailedPrecondition(err) {
+		return errdefs.Preconditionf("volume %s cannot be copied at once, and its guest would wait for the copy; stop the VM first, or keep such volumes on xfs, btrfs or a thin pool", a.Volume)
+	}
+	return fmt.Errorf("volume %s: %w", a.Volume, err)
 }
 
 // snapshotter returns the volume store, or Unsupported if it cannot keep the bytes of one instant.

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -179,6 +181,40 @@ func TestSnapshotsWithVolumesThatAreRefused(t *testing.T) {
 	_, err = r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"})
 	r.refused("clone without the content of the volume", errdefs.NotFound, err)
 	nothing("after refused clones", 0)
+}
+
+// A guest whose volumes cannot be copied at once is neither frozen nor paused.
+func TestSaveIsRefusedBeforeTheGuestIsPaused(t *testing.T) {
+	var calls []string
+	var mu sync.Mutex
+	r, ctx := keptRig(t, func(r *rig) {
+		r.world.Fault = func(call string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			calls = append(calls, call)
+			if call == "volumes.CheckLive" {
+				return errdefs.Preconditionf("the file system cannot do that")
+			}
+			return nil
+		}
+	}), t.Context()
+	mu.Lock()
+	calls = nil
+	mu.Unlock()
+	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold", Quiesce: true})
+	r.refused("save a VM whose volume cannot be copied at once", errdefs.FailedPrecondition, err)
+	if err == nil || !strings.Contains(err.Error(), "volume disk cannot be copied at once, and its guest would wait for the copy; stop the VM first") {
+		t.Errorf("the error is %v", err)
+	}
+	mu.Lock()
+	if d := diff.Of([]string{"volumes.CheckLive"}, calls); d != "" {
+		t.Errorf("calls (-want +got):\n%s", d)
+	}
+	mu.Unlock()
+	r.must(r.Stop(ctx, "web", 0))
+	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"}); err != nil { // nobody waits
+		t.Errorf("save the stopped VM: %v", err)
+	}
 }
 
 // The next start removes the parts of snapshots that do not exist.

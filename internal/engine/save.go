@@ -23,7 +23,7 @@ func (e *Engine) SaveSnapshot(caller context.Context, ref string, spec vm.SaveSp
 		if err != nil {
 			return m.record(), err
 		}
-		if err := m.savable(m.record()); err != nil {
+		if err := m.savable(ctx, m.record()); err != nil {
 			return m.record(), err
 		}
 		if m.record().State == vm.StateHibernated {

@@ -158,6 +158,14 @@ type Snapshotter interface {
 	DeleteSnapshot(ctx context.Context, ref string) error
 }
 
+// LiveChecker is the ability of a Store to tell in advance whether it can take a snapshot of a volume while a VM writes to it.
+type LiveChecker interface {
+	// CheckLive returns the error that Snapshot and Clone would return for the volume ref because of Spec.Live, if any. It copies
+	// nothing, and a later copy can still fail.
+	// Errors: NotFound, InvalidArgument if ref is ambiguous, FailedPrecondition and Unsupported if the store cannot do that.
+	CheckLive(ctx context.Context, ref string) error
+}
+
 // Cloner is the ability of a Store to copy a volume.
 type Cloner interface {
 	// Clone makes a volume with the bytes of the volume ref, and never writes to that one. Spec.Live is as for Snapshot.

@@ -70,6 +70,16 @@ func (v *Volumes) Snapshot(ctx context.Context, ref string, s volume.Spec) (x vo
 	return x, err
 }
 
+// CheckLive implements volume.LiveChecker.
+func (v *Volumes) CheckLive(ctx context.Context, ref string) error {
+	return v.w.around("volumes.CheckLive", func() error {
+		if c, ok := volume.As[volume.LiveChecker](v.MadeVolumes); ok && !v.Shares {
+			return c.CheckLive(ctx, ref)
+		}
+		return nil
+	})
+}
+
 // FromSnapshot implements volume.Snapshotter.
 func (v *Volumes) FromSnapshot(ctx context.Context, ref string, s volume.Spec) (made volume.Volume, err error) {
 	err = v.w.around("volumes.FromSnapshot", func() error {

@@ -23,6 +23,7 @@ type Making interface {
 	volume.Store
 	volume.Maker
 	volume.Snapshotter
+	volume.LiveChecker
 	volume.Cloner
 	volume.Carrier
 }
@@ -343,6 +344,12 @@ func (s *Store) Snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 		}
 	}
 	return able(ctx, s, "take a snapshot of", string(v.ID), take)
+}
+
+// CheckLive implements volume.LiveChecker.
+func (s *Store) CheckLive(ctx context.Context, ref string) error {
+	_, err := able(ctx, s, "take a snapshot of", ref, func(c volume.LiveChecker, ref string) (struct{}, error) { return struct{}{}, c.CheckLive(ctx, ref) })
+	return err
 }
 
 // GetSnapshot implements volume.Snapshotter.

@@ -29,6 +29,7 @@ var (
 	_ volume.Store       = (*Store)(nil)
 	_ volume.Maker       = (*Store)(nil)
 	_ volume.Snapshotter = (*Store)(nil)
+	_ volume.LiveChecker = (*Store)(nil)
 	_ volume.Cloner      = (*Store)(nil)
 	_ volume.Carrier     = (*Store)(nil)
 	_ volume.Pooled      = (*Store)(nil)

@@ -40,6 +40,12 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 	})
 }
 
+// CheckLive implements volume.LiveChecker.
+func (s *Store) CheckLive(ctx context.Context, ref string) error {
+	_, err := s.volumes.Get(ctx, ref) // a thin pool can copy each of them at once
+	return err
+}
+
 // source holds a volume that is to be copied. What hypervisors have written to it is in the pool then.
 func (s *Store) source(ctx context.Context, ref string) (*entry[volume.Volume], func(), error) {
 	e, release, err := s.volumes.Lock(ctx, ref)

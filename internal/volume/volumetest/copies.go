@@ -200,7 +200,11 @@ func live(t *testing.T, s volume.Store) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	checker := ability[volume.LiveChecker](t, s)
+	class(t, "the check of a volume that does not exist", checker.CheckLive(t.Context(), "none"), errdefs.NotFound)
+	told := checker.CheckLive(t.Context(), "db")
 	if _, err := shots.Snapshot(t.Context(), "db", volume.Spec{Name: "s", Live: true}); err != nil {
+		class(t, "what was told in advance of a live snapshot", told, errdefs.FailedPrecondition)
 		class(t, "a live snapshot", err, errdefs.FailedPrecondition)
 		_, err := cloner.Clone(t.Context(), "db", volume.Spec{Name: "c", Live: true})
 		class(t, "a live clone", err, errdefs.FailedPrecondition)
@@ -208,6 +212,9 @@ func live(t *testing.T, s volume.Store) {
 			t.Errorf("left are %v, %v", all, err)
 		}
 		return
+	}
+	if told != nil {
+		t.Errorf("in advance, a live snapshot was refused: %v", told)
 	}
 	data, err := os.OpenFile(disk.Path, os.O_WRONLY|os.O_SYNC, 0) // the order of writes counts, also on a device
 	if err != nil {
