@@ -71,7 +71,24 @@ const (
 	retryFirst = time.Second
 	retryMost  = 30 * time.Second
 	sweepEvery = time.Minute
+	// patience is how long cocoond may be away without a warning of ours: it is back from a restart in seconds. The provider warns at once.
+	patience = time.Minute
 )
+
+// absence is the time for which the node has not answered.
+type absence struct{ since time.Time }
+
+// bears reports whether err only tells that the node has not answered for a short time. A nil error ends the absence.
+func (a *absence) bears(err error) bool {
+	if !errdefs.IsUnavailable(err) {
+		a.since = time.Time{}
+		return err == nil
+	}
+	if a.since.IsZero() {
+		a.since = time.Now()
+	}
+	return time.Since(a.since) < patience
+}
 
 // Run says in the cluster which drivers there are, and unpublishes what pods have left that are gone, until ctx ends. The node object
 // must exist, or exist soon.
@@ -80,8 +97,10 @@ func (p *Plugins) Run(ctx context.Context) error {
 	defer wg.Wait()
 	wg.Go(func() { p.sweep(ctx) })
 	retries := pauses.Growing(retryFirst, retryMost, pauses.Many)
+	var away absence
 	for {
 		err := p.Node.WatchDrivers(ctx, func(all []csinode.Driver) error {
+			away.bears(nil)
 			err := p.say(ctx, all)
 			if err == nil {
 				retries = pauses.Growing(retryFirst, retryMost, pauses.Many)
@@ -95,7 +114,7 @@ func (p *Plugins) Run(ctx context.Context) error {
 			if err := p.say(ctx, nil); err != nil {
 				p.Log.Warn("cluster not told that there are no CSI drivers", "err", err)
 			}
-		case err != nil:
+		case !away.bears(err):
 			p.Log.Warn("cluster not told of CSI drivers", "err", err)
 		}
 		if !pauses.Sleep(ctx, nil, retries.Step(), false) {
@@ -136,10 +155,11 @@ func uniqueName(driver, handle string) corev1.UniqueVolumeName {
 func (p *Plugins) sweep(ctx context.Context) {
 	gone := map[csinode.Key]bool{} // at the last look
 	complaint := ""
+	var away absence
 	for wait := time.Duration(0); pauses.Sleep(ctx, nil, wait, false); wait = sweepEvery {
 		all, err := p.Node.ListPublished(ctx)
-		if err != nil {
-			if ctx.Err() == nil && !errdefs.Is(err, errdefs.Unsupported) && complaint != err.Error() {
+		if borne := away.bears(err); err != nil {
+			if ctx.Err() == nil && !borne && !errdefs.Is(err, errdefs.Unsupported) && complaint != err.Error() {
 				complaint = err.Error()
 				p.Log.Warn("published volumes not listed", "err", err)
 			}

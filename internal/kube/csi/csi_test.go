@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -37,6 +38,7 @@ type node struct {
 	has     []nodewire.Published
 	held    string // the name of a volume that a VM has
 	fail    error
+	away    error // of lists
 	grown   []string
 }
 
@@ -94,6 +96,9 @@ func (n *node) UnpublishVolume(_ context.Context, k csinode.Key) error {
 func (n *node) ListPublished(ctx context.Context) ([]nodewire.Published, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.away != nil {
+		return nil, n.away
+	}
 	var out []nodewire.Published
 	for _, v := range n.has {
 		if who := vm.Behalf(ctx); who.Operator() || who.Namespace == v.Owner.Namespace {
@@ -403,6 +408,59 @@ func TestGrow(t *testing.T) {
 	if _, err := p.Grow(t.Context(), "default", "d", "b", 1<<30); !errdefs.IsUnavailable(err) {
 		t.Errorf("a driver that is away: %v", err)
 	}
+}
+
+// TestNodeRestarts: a node that does not answer for some seconds is no reason for a warning. One that stays away is, and so is another
+// failure.
+func TestNodeRestarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{}
+		p, _ := plugins(n, &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+		var log bytes.Buffer
+		p.Log = slog.New(slog.NewTextHandler(&log, nil))
+		fail := func(err error) {
+			n.mu.Lock()
+			n.fail, n.away = err, err
+			n.mu.Unlock()
+			n.set() // the driver watch ends
+		}
+		passed := func(d time.Duration) string {
+			time.Sleep(d) //nolint:forbidigo // the fake clock of synctest
+			synctest.Wait()
+			defer log.Reset()
+			return log.String()
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		n.fail, n.away = errdefs.Unavailablef("cannot reach cocoond"), errdefs.Unavailablef("cannot reach cocoond")
+		go func() { done <- p.Run(ctx) }()
+		if got := passed(5 * time.Second); got != "" {
+			t.Errorf("cocoond starts: %s", got)
+		}
+		for range 3 {
+			fail(nil)
+			if got := passed(2 * sweepEvery); got != "" {
+				t.Errorf("cocoond runs: %s", got)
+			}
+			fail(errdefs.Unavailablef("lost the connection to cocoond"))
+			if got := passed(20 * time.Second); got != "" {
+				t.Errorf("cocoond restarts: %s", got)
+			}
+		}
+		if got := passed(3 * patience); !strings.Contains(got, "published volumes not listed") || !strings.Contains(got, "cluster not told of CSI drivers") {
+			t.Errorf("cocoond stays away: %s", got)
+		}
+		fail(nil)
+		passed(2 * sweepEvery)
+		fail(errdefs.Preconditionf("no permission to talk to cocoond"))
+		if got := passed(2 * sweepEvery); strings.Count(got, "published volumes not listed") != 1 || !strings.Contains(got, "cluster not told of CSI drivers") {
+			t.Errorf("cocoond refuses: %s", got)
+		}
+		stop()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
 }
 
 // TestRun: the cluster learns which drivers there are, and what pods have left that are gone is unpublished, but not at once.
