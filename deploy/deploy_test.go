@@ -6,11 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func run(t *testing.T, name string, args ...string) string {
@@ -129,6 +131,7 @@ func TestPackage(t *testing.T) {
 	if _, err := os.Stat(at("etc/systemd/system/multi-user.target.wants")); err == nil {
 		t.Error("the installation enabled a service")
 	}
+	t.Run("udev", func(t *testing.T) { udevRule(t, root) })
 	t.Run("units", func(t *testing.T) { units(t, root) })
 
 	write(t, at("etc/cocoon/vk-cocoon.env"), "VK_NODE_NAME=mine\n", 0o640)
@@ -144,6 +147,31 @@ func TestPackage(t *testing.T) {
 	dpkg("--purge", "cocoon", "cocoon-kube-proxy")
 	if read("var/lib/cocoon/journal.db") != "vms" {
 		t.Error("the purge touched VMs")
+	}
+}
+
+// udevRule checks that the rule of udev is for volumes only, and where udev can use it.
+func udevRule(t *testing.T, root string) {
+	rules, err := filepath.Glob(filepath.Join(root, "usr/lib/udev/rules.d/*"))
+	if err != nil || len(rules) != 1 {
+		t.Fatalf("rules of udev: %v, %v", rules, err)
+	}
+	if name := filepath.Base(rules[0]); name <= "56-lvm.rules" || name >= "60-" {
+		t.Errorf("%s is not between the rules that name a volume and those that read it", name)
+	}
+	text, err := os.ReadFile(rules[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), `ENV{DM_LV_NAME}=="`)
+	pattern, rest, _ := strings.Cut(rest, `", `)
+	for name, want := range map[string]bool{"cocoon-" + string(vm.NewID()): true, "cocoon-data": false, "root": false} {
+		if got, err := path.Match(pattern, name); err != nil || got != want {
+			t.Errorf("the rule is for %s: %v, %v", name, got, err)
+		}
+	}
+	if want := `ENV{DM_UDEV_DISABLE_DISK_RULES_FLAG}="1", ENV{DM_UDEV_DISABLE_OTHER_RULES_FLAG}="1", OPTIONS:="nowatch"` + "\n"; rest != want {
+		t.Errorf("the rule does %q, want %q", rest, want)
 	}
 }
 

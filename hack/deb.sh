@@ -27,6 +27,8 @@ cocoon() {
   install -m 0644 deploy/systemd/{cocoond,vk-cocoon,epoch}.service "$root"/usr/lib/systemd/system/
   install -m 0644 deploy/systemd/cocoon.sysusers "$root"/usr/lib/sysusers.d/cocoon.conf
   install -m 0644 deploy/systemd/cocoon.tmpfiles "$root"/usr/lib/tmpfiles.d/cocoon.conf
+  # Its number is right for lvm2 of Debian and Ubuntu: see the file.
+  install -D -m 0644 deploy/systemd/cocoon-volumes.rules "$root"/usr/lib/udev/rules.d/57-cocoon-volumes.rules
   install -m 0640 deploy/systemd/cocoond.env.example "$root"/etc/cocoon/cocoond.env
   install -m 0640 deploy/systemd/epoch.env.example "$root"/etc/cocoon/epoch.env
   install -m 0640 deploy/vk-cocoon/vk-cocoon.env.example "$root"/etc/cocoon/vk-cocoon.env
