@@ -94,3 +94,65 @@ sweep() {
     mapfile -d '' -t left < <(find "$1" -maxdepth 1 -name "$2" -type d -print0)
     [ ${#left[@]} = 0 ] || rm -rf "${left[@]}" 2>/dev/null || as_root rm -rf "${left[@]}"
 }
+
+# cached NAME OUTDIR FILE...: what the script makes of the packages in the array packages is kept in a folder of the cache, by their versions
+# and the text of the script and of this file. Where apt's lists cannot be had, the newest such folder serves. If there is one, OUTDIR gets links to the FILEs in
+# it, and the script ends. Otherwise cached returns with the lock of NAME: the script fills $work/out and calls publish. $root is the place
+# for unpacked packages, and $work/sources.list says where they come from. $work goes when the script ends.
+# shellcheck disable=SC2154 # packages is the script's
+cached() {
+    local versions
+    cached_name=$1 cached_dir=$2 cached_files=("${@:3}") cache=${XDG_CACHE_HOME:-$HOME/.cache}/cocoon
+    mkdir -p "$cached_dir" "$cache"
+    if versions=$(versions "${packages[@]}"); then
+        made=$cache/$cached_name-$({ cat "${packages_again[1]}" "${BASH_SOURCE[0]}"; echo "$versions"; } | sha256sum | cut -c1-16)
+    else
+        [ -n "${COCOON_APT_LISTS-}" ] || own_lists "apt does not know all of: ${packages[*]}"
+        made=$(find "$cache" -maxdepth 1 -name "$cached_name-*" -type d -printf '%T@ %p\n' | sort -n | tail -n1 | cut -d' ' -f2-)
+        [ -n "$made" ] || die "apt does not know all of: ${packages[*]}"
+        say "apt does not know all packages, using the newest that was made of them"
+    fi
+    [ ! -d "$made" ] || { link_cached; exit; }
+    command -v mmdebstrap >/dev/null || die "mmdebstrap is missing; run: make setup"
+    exec 9>"$cache/.$cached_name.lock"
+    flock 9 # of several builders one builds, the others take what it made
+    [ ! -d "$made" ] || { link_cached; exit; }
+    sweep "$cache" ".$cached_name-*"
+    work=$(mktemp -d "$cache/.$cached_name-XXXXXX")
+    root=$work/root
+    trap '[ ! -e "$root" ] || as_root rm -rf "$root"; rm -rf "$work"' EXIT
+    chmod 755 "$work" # apt's user passes through
+    mkdir "$work/out"
+    sources >"$work/sources.list"
+    [ -s "$work/sources.list" ] || die "apt has no source of $(distribution)'s packages"
+}
+
+# publish puts $work/out into the cache.
+publish() {
+    sync -f "$work/out"
+    mv -T "$work/out" "$made"
+    link_cached
+}
+
+link_cached() {
+    touch "$made" # in use
+    local file
+    for file in "${cached_files[@]}"; do ln -sfn "$made/$file" "$cached_dir/$file"; done
+    find "$cache" -maxdepth 1 -name "$cached_name-*" -type d -mtime +30 -exec rm -rf {} +
+    say "$cached_dir is $(basename "$made"), $(du -sm "$made" | cut -f1) MiB"
+}
+
+# bootstrap SUITE ARGUMENT... puts packages into $root, by mmdebstrap with these arguments.
+bootstrap() {
+    if ! as_root mmdebstrap --mode=root --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' "${@:2}" \
+        "$1" "$root" - <"$work/sources.list" >"$work/log" 2>&1; then
+        tail -n 40 "$work/log" >&2
+        die "mmdebstrap failed"
+    fi
+}
+
+# unpack puts the packages and what they need into $root. It only unpacks them: no script of theirs runs, and no service starts.
+unpack() {
+    say "fetching ${packages[*]} and what they need"
+    bootstrap "$(codename)" --variant=extract --include="$(IFS=,; echo "${packages[*]}")"
+}

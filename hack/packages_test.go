@@ -102,3 +102,47 @@ printf '%s:\n  Installed: (none)\n  Candidate: 1.0\n' "$2"
 		}
 	}
 }
+
+// A builder makes its files once for each version of its packages. Where apt does not know the packages, it takes the newest files.
+func TestCached(t *testing.T) {
+	const builder = `
+packages=(one two)
+build() { (cached thing "$1" file; unpack; echo "$2" >"$work/out/file"; publish) | sed 's/-[0-9a-f]*, .*//'; echo "has $(cat "$1/file")"; }
+mkdir -p "$HOME/.cache/cocoon/.thing-left"
+build a first; build a second
+touch "$HOME/newer"; build a third; build b fourth
+touch "$HOME/none"; export COCOON_APT_LISTS=$HOME; build b fifth
+rm "$HOME/none" "$HOME/newer"; build b sixth
+touch "$HOME/broken"; touch "$HOME/newest"; (cached thing b file; unpack)
+ls -A "$HOME/.cache/cocoon" | sed 's/-.*//' | sort | uniq -c | tr -s ' '`
+	programs := map[string]string{
+		"apt-cache": `while [ "$1" = -o ]; do shift 2; done; [ ! -e "$HOME/none" ] || exit 0
+v=1; [ ! -e "$HOME/newer" ] || v=2; [ ! -e "$HOME/newest" ] || v=3
+printf 'one:\n  Candidate: %s\ntwo:\n  Candidate: %s\n' $v $v`,
+		"apt-get":    `echo 'Ubuntu|http://a/ubuntu/|noble|main|'`,
+		"mmdebstrap": `[ ! -e "$HOME/broken" ] || { echo no space; exit 1; }`,
+		"sudo":       `shift; exec "$@"`,
+	}
+	want := `say: fetching one two and what they need
+say: a is thing
+has first
+say: a is thing
+has first
+say: fetching one two and what they need
+say: a is thing
+has third
+say: b is thing
+has third
+say: apt does not know all packages, using the newest that was made of them
+say: b is thing
+has third
+say: b is thing
+has first
+say: fetching one two and what they need
+die: mmdebstrap failed`
+	programs["tail"] = `[ "$1" != -n ] || exit 0; exec /usr/bin/tail "$@"` // leaves out the log
+	got := script(t, ubuntu, programs, strings.Replace(builder, "(cached thing b file; unpack)", "(cached thing b file; unpack) || true", 1))
+	if got != want+"\n 1 .thing.lock\n 2 thing" {
+		t.Errorf("got:\n%s", got)
+	}
+}

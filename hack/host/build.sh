@@ -18,11 +18,6 @@ die() { echo "host: $*" >&2; exit 1; }
 # shellcheck source=hack/packages.sh
 . "$(dirname "$0")/../packages.sh"
 umask 022 # files of the machine
-mkdir -p "$1"
-out=$(cd "$1" && pwd)
-self=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/cocoon
-mkdir -p "$cache"
 
 packages=(
     "$(kernel_package host)" initramfs-tools systemd-sysv udev kmod openssh-server # the machine
@@ -31,41 +26,10 @@ packages=(
     procps curl jq ca-certificates
 )
 
-# The versions decide about the bytes. Where apt's lists cannot be had, the newest machine there is serves.
-if versions=$(versions "${packages[@]}"); then
-    host=$cache/host-$({ cat "$self"; echo "$versions"; } | sha256sum | cut -c1-16)
-else
-    [ -n "${COCOON_APT_LISTS-}" ] || own_lists "apt does not know all of: ${packages[*]}"
-    host=$(find "$cache" -maxdepth 1 -name 'host-*' -type d -printf '%T@ %p\n' | sort -n | tail -n1 | cut -d' ' -f2-)
-    [ -n "$host" ] || die "apt does not know all of: ${packages[*]}"
-    say "apt does not know all packages, using the newest machine there is"
-fi
-
-link() {
-    touch "$host" # in use
-    for f in disk.img vmlinuz initrd.img; do ln -sfn "$host/$f" "$out/$f"; done
-    find "$cache" -maxdepth 1 -name 'host-*' -type d -mtime +30 -exec rm -rf {} +
-    say "$1 is $(basename "$host"), $(du -sm "$host" | cut -f1) MiB"
-}
-
-[ ! -d "$host" ] || { link "$1"; exit; }
+cached host "$1" disk.img vmlinuz initrd.img
 PATH=$PATH:/usr/sbin:/sbin
-for tool in mmdebstrap mke2fs; do
-    command -v "$tool" >/dev/null || die "$tool is missing; run: make setup"
-done
-exec 9>"$cache/.host.lock"
-flock 9 # of several builders one builds, the others take what it made
-[ ! -d "$host" ] || { link "$1"; exit; }
-sweep "$cache" '.host-*'
-
-work=$(mktemp -d "$cache/.host-XXXXXX")
-root=$work/root
-trap '[ ! -e "$root" ] || as_root rm -rf "$root"; rm -rf "$work"' EXIT
-chmod 755 "$work" # apt's user passes through
-
+command -v mke2fs >/dev/null || die "mke2fs is missing; run: make setup"
 suite=$(codename)
-sources >"$work/sources.list"
-[ -s "$work/sources.list" ] || die "apt has no source of $(distribution)'s packages"
 
 mkdir -p "$work/files"
 (
@@ -98,8 +62,7 @@ UNIT
 )
 say "installing ${#packages[@]} packages of $suite and what they need (a minute or two)"
 # shellcheck disable=SC2016 # the hooks' $1 is mmdebstrap's
-if ! as_root mmdebstrap --mode=root --variant=minbase --include="$(IFS=,; echo "${packages[*]}"),lz4" \
-    --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' \
+bootstrap "$suite" --variant=minbase --include="$(IFS=,; echo "${packages[*]}"),lz4" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/info/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt=force-unsafe-io \
@@ -109,21 +72,14 @@ if ! as_root mmdebstrap --mode=root --variant=minbase --include="$(IFS=,; echo "
     --customize-hook='chroot "$1" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service fstrim.timer systemd-pstore.service systemd-timesyncd.service serial-getty@ttyS0.service getty@tty1.service lvm2-monitor.service dev-hugepages.mount dev-mqueue.mount sys-kernel-debug.mount sys-kernel-tracing.mount' \
     --customize-hook='chroot "$1" systemctl -q set-default multi-user.target && chroot "$1" usermod -p "*" root' \
     --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/* "$1"/etc/initramfs-tools/initramfs.conf.dpkg-*' \
-    --customize-hook='mkdir -p "$1/var/cache/apt/archives/partial"; : >"$1/etc/apt/sources.list"; echo uninitialized >"$1/etc/machine-id"' \
-    "$suite" "$root" - <"$work/sources.list" >"$work/log" 2>&1; then
-    tail -n 40 "$work/log" >&2
-    die "mmdebstrap failed"
-fi
+    --customize-hook='mkdir -p "$1/var/cache/apt/archives/partial"; : >"$1/etc/apt/sources.list"; echo uninitialized >"$1/etc/machine-id"'
 
-mkdir "$work/out"
 for f in vmlinuz initrd.img; do
     as_root cat "$root/boot/$f"-* >"$work/out/$f"
     as_root rm "$root/boot/$f"-*
 done
-systemd_id=$(sha256sum <<<"$host" | cut -c1-32) # of its own, and the same at each boot: no first boot
+systemd_id=$(sha256sum <<<"$made" | cut -c1-32) # of its own, and the same at each boot: no first boot
 echo "$systemd_id" | as_root tee "$root/etc/machine-id" >/dev/null
 truncate -s 8G "$work/out/disk.img"
 as_root mke2fs -q -t ext4 -L host-root -m 0 -O ^metadata_csum_seed,^orphan_file -E lazy_itable_init=1 -d "$root" "$work/out/disk.img"
-sync "$work"/out/*
-mv -T "$work/out" "$host"
-link "$1"
+publish

@@ -14,56 +14,13 @@ say() { echo "lvm: $*"; }
 die() { echo "lvm: $*" >&2; exit 1; }
 # shellcheck source=hack/packages.sh
 . "$(dirname "$0")/../packages.sh"
-mkdir -p "$1"
-out=$(cd "$1" && pwd)
-self=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 repo=$(cd "$(dirname "$0")/../.." && pwd)
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/cocoon
-mkdir -p "$cache"
 
 packages=("$(kernel_package guest)" lvm2 thin-provisioning-tools busybox-static kmod)
+cached lvm "$1" vmlinux initramfs
+unpack
 
-# The versions decide about the bytes. Where apt's lists cannot be had, the newest machine there is serves.
-if versions=$(versions "${packages[@]}"); then
-    machine=$cache/lvm-$({ cat "$self"; echo "$versions"; } | sha256sum | cut -c1-16)
-else
-    [ -n "${COCOON_APT_LISTS-}" ] || own_lists "apt does not know all of: ${packages[*]}"
-    machine=$(find "$cache" -maxdepth 1 -name 'lvm-*' -type d -printf '%T@ %p\n' | sort -n | tail -n1 | cut -d' ' -f2-)
-    [ -n "$machine" ] || die "apt does not know all of: ${packages[*]}"
-    say "apt does not know all packages, using the newest machine there is"
-fi
-
-link() {
-    touch "$machine" # in use
-    for f in vmlinux initramfs; do ln -sfn "$machine/$f" "$out/$f"; done
-    find "$cache" -maxdepth 1 -name 'lvm-*' -type d -mtime +30 -exec rm -rf {} +
-    say "$1 is $(basename "$machine"), $(du -sm "$machine" | cut -f1) MiB"
-}
-
-[ ! -d "$machine" ] || { link "$1"; exit; }
-command -v mmdebstrap >/dev/null || die "mmdebstrap is missing; run: make setup"
-exec 9>"$cache/.lvm.lock"
-flock 9 # of several builders one builds, the others take what it made
-[ ! -d "$machine" ] || { link "$1"; exit; }
-sweep "$cache" '.lvm-*'
-
-work=$(mktemp -d "$cache/.lvm-XXXXXX")
-root=$work/root
-trap '[ ! -e "$root" ] || as_root rm -rf "$root"; rm -rf "$work"' EXIT
-chmod 755 "$work" # apt's user passes through
-sources >"$work/sources.list"
-[ -s "$work/sources.list" ] || die "apt has no source of $(distribution)'s packages"
-
-say "fetching ${packages[*]} and what they need (half a minute)"
-# Nothing is installed: the packages are only unpacked, so no script of theirs runs.
-if ! as_root mmdebstrap --mode=root --variant=extract --include="$(IFS=,; echo "${packages[*]}")" \
-    --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' \
-    "$(codename)" "$root" - <"$work/sources.list" >"$work/log" 2>&1; then
-    tail -n 40 "$work/log" >&2
-    die "mmdebstrap failed"
-fi
-
-mkdir -p "$work/out" "$work/kernel"
+mkdir "$work/kernel"
 cat "$root"/boot/vmlinuz-* >"$work/vmlinuz"
 (cd "$repo" && CGO_ENABLED=0 GOWORK=off go run -trimpath ./guest/pack kernel "$work/vmlinuz" "$root" "$work/kernel")
 mv "$work/kernel/vmlinux" "$work/out/"
@@ -123,6 +80,4 @@ as_root install -m 755 "$work/collect" "$root/collect"
 busybox=$(cd "$root" && find bin usr/bin -name busybox -type f | head -n1)
 as_root chroot "$root" "/$busybox" sh /collect "/$busybox" || die "the machine cannot be put together"
 cat "$root/initramfs" >"$work/out/initramfs"
-sync "$work"/out/*
-mv -T "$work/out" "$machine"
-link "$1"
+publish
