@@ -65,6 +65,35 @@ func Clone(dst, src *os.File) error {
 	return err
 }
 
+// CanClone tests with files that have no names whether a file in the folder to can share the content of one in the folder from.
+// Errors: Unsupported when it cannot. errors.ErrUnsupported, but not Unsupported, when the file system has no files without names, so
+// that this is not known.
+func CanClone(to, from string) error {
+	src, err := unnamed(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := unnamed(to)
+	if err != nil {
+		return err
+	}
+	defer dst.Close()
+	if _, err := src.Write(make([]byte, Block)); err != nil {
+		return err
+	}
+	return Clone(dst, src)
+}
+
+// unnamed makes a file in dir that ends with its last user.
+func unnamed(dir string) (*os.File, error) {
+	f, err := os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
+	if errors.Is(err, unix.EISDIR) {
+		return nil, fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	}
+	return f, err
+}
+
 const copyBuffer = 1 << 20
 
 // Copy makes dst, which is empty, a copy of src: by Clone where possible, else by copying the data. Blocks of zeros become

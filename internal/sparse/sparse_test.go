@@ -264,3 +264,34 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// What CanClone tells beforehand is what Clone does, and nothing is left of the test.
+func TestCanClone(t *testing.T) {
+	dir := t.TempDir()
+	told := sparse.CanClone(dir, dir)
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("left are %v, %v", entries, err)
+	}
+	src, err := os.Create(filepath.Join(dir, "src"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	dst, err := os.Create(filepath.Join(dir, "dst"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dst.Close()
+	if _, err := src.Write(make([]byte, sparse.Block)); err != nil {
+		t.Fatal(err)
+	}
+	if err := sparse.Clone(dst, src); errdefs.ClassOf(err) != errdefs.ClassOf(told) || (err == nil) != (told == nil) {
+		t.Errorf("told %v, but it is %v", told, err)
+	}
+	if err := sparse.CanClone("/proc", dir); !errors.Is(err, errors.ErrUnsupported) || errdefs.Is(err, errdefs.Unsupported) {
+		t.Errorf("a file system without unnamed files: %v", err)
+	}
+	if err := sparse.CanClone(dir, filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no such folder: %v", err)
+	}
+}

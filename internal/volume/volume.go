@@ -160,9 +160,10 @@ type Snapshotter interface {
 
 // LiveChecker is the ability of a Store to tell in advance whether it can take a snapshot of a volume while a VM writes to it.
 type LiveChecker interface {
-	// CheckLive returns the error that Snapshot and Clone would return for the volume ref because of Spec.Live, if any. It copies
-	// nothing, and a later copy can still fail.
-	// Errors: NotFound, InvalidArgument if ref is ambiguous, FailedPrecondition and Unsupported if the store cannot do that.
+	// CheckLive returns the error that Snapshot and Clone would return for the volume ref with Spec.Live, as far as that is known. It
+	// copies nothing, and a later copy can still fail.
+	// Errors: NotFound, InvalidArgument if ref is ambiguous, FailedPrecondition and Unsupported if the store cannot do that,
+	// ResourceExhausted and Unavailable if it cannot now.
 	CheckLive(ctx context.Context, ref string) error
 }
 

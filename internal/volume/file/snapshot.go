@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/sparse"
@@ -75,36 +73,17 @@ func (s *Store) CheckLive(ctx context.Context, ref string) error {
 	if _, err := s.volumes.Get(ctx, ref); err != nil {
 		return err
 	}
-	err := probeClone(s.volumes.dir, s.snapshots.dir)
-	if errdefs.Is(err, errdefs.Unsupported) {
+	err := sparse.CanClone(s.snapshots.dir, s.volumes.dir)
+	switch {
+	case errdefs.Is(err, errdefs.Unsupported):
 		err = errNotLive
+	case errors.Is(err, errors.ErrUnsupported): // not known: Snapshot tells
+		err = nil
 	}
 	if err != nil {
 		return fmt.Errorf("look whether volume %s can be copied at once: %w", ref, record.Full(err))
 	}
 	return nil
-}
-
-// probeClone shares the content of a file in the folder from with one in the folder to. The files have no names. A file system that cannot
-// have such files is not asked.
-// Errors: Unsupported if the file system cannot share it.
-func probeClone(from, to string) error {
-	var files [2]*os.File
-	for i, dir := range []string{from, to} {
-		f, err := os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		files[i] = f
-	}
-	if _, err := files[0].Write(make([]byte, volume.Block)); err != nil {
-		return err
-	}
-	return sparse.Clone(files[1], files[0])
 }
 
 // read opens the bytes of a volume for reading. Until done, no VM can be attached that writes. allow, if not nil, may refuse.

@@ -40,10 +40,15 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 	})
 }
 
-// CheckLive implements volume.LiveChecker.
+// CheckLive implements volume.LiveChecker. A thin pool can copy each of its volumes at once, unless it is too full.
 func (s *Store) CheckLive(ctx context.Context, ref string) error {
-	_, err := s.volumes.Get(ctx, ref) // a thin pool can copy each of them at once
-	return err
+	if _, err := s.volumes.Get(ctx, ref); err != nil {
+		return err
+	}
+	if err := s.guard(); err != nil {
+		return fmt.Errorf("look whether volume %s can be copied: %w", ref, err)
+	}
+	return nil
 }
 
 // source holds a volume that is to be copied. What hypervisors have written to it is in the pool then.

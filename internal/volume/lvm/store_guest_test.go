@@ -197,6 +197,7 @@ func TestGuard(t *testing.T) {
 		"create":   func() error { _, err := s.Create(t.Context(), volume.Spec{Name: "n", Size: mib}); return err },
 		"resize":   func() error { _, err := s.Resize(t.Context(), "a", 60*mib); return err },
 		"snapshot": func() error { _, err := s.Snapshot(t.Context(), "a", volume.Spec{}); return err },
+		"check":    func() error { return s.CheckLive(t.Context(), "a") },
 		"clone":    func() error { _, err := s.Clone(t.Context(), "a", volume.Spec{}); return err },
 		"copy":     func() error { _, err := s.FromSnapshot(t.Context(), "x", volume.Spec{}); return err },
 		"restore":  func() error { _, err := s.Restore(t.Context(), "a", "x"); return err },
