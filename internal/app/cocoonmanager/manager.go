@@ -39,6 +39,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller/hibernation"
 	"cocoonstack.io/cocoon/internal/kube/controller/unplaced"
 	"cocoonstack.io/cocoon/internal/kube/controller/vmplacement"
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 	"cocoonstack.io/cocoon/internal/logging"
 	"cocoonstack.io/cocoon/internal/settings"
 	"cocoonstack.io/cocoon/internal/version"
@@ -60,6 +61,7 @@ type Config struct {
 	LogFormat    string
 	Epoch        epochclient.Settings
 	Webhook      WebhookConfig
+	KubeVirt     KubeVirtConfig
 }
 
 const help = `cocoon-manager runs the controllers of CocoonSet, CocoonHibernation and VMPlacement, and the admission webhooks of VMs.
@@ -71,7 +73,7 @@ Several managers may run at the same time; only one of them acts.
 
 // settings are all settings of the manager.
 func (c *Config) settings() []settings.Setting {
-	e, w := &c.Epoch, &c.Webhook
+	e, w, k := &c.Epoch, &c.Webhook, &c.KubeVirt
 	return []settings.Setting{
 		{Flag: "kubeconfig", Env: "KUBECONFIG", Key: "kubeconfig", Value: settings.Text(&c.Kubeconfig), Usage: "path of the kubeconfig (default: the credentials of the pod)"},
 		{Flag: "namespace", Env: "POD_NAMESPACE", Key: "namespace", Default: "cocoon-system", Value: settings.Text(&c.Namespace), Usage: "namespace of the lease; of several managers, the one that holds the lease acts"},
@@ -91,6 +93,9 @@ func (c *Config) settings() []settings.Setting {
 		{Flag: "tls-key", Env: "TLS_KEY", Key: "tlsKey", Value: settings.Text(&w.Key), Usage: "PEM file with the key of that certificate"},
 		{Flag: "client-ca-file", Env: "CLIENT_CA_FILE", Key: "clientCAFile", Value: settings.Text(&w.ClientCA), Usage: "PEM file with the authorities of client certificates; only clients with such a certificate are answered (default: all clients are answered); give the API server its certificate in the kubeConfigFile of its AdmissionConfiguration"},
 		{Flag: "client-allowed-names", Env: "CLIENT_ALLOWED_NAMES", Key: "clientAllowedNames", Value: settings.List(&w.ClientNames), Usage: "allowed common names of client certificates, separated by commas (default: all that the authorities signed)"},
+		{Flag: "kubevirt-addr", Env: "KUBEVIRT_ADDR", Key: "kubevirtAddr", Default: "0", Value: settings.Text(&k.Addr), Usage: "address of the API by which virtctl starts and stops VirtualMachines, e.g. :8444; 0: none, and VirtualMachines have no controller"},
+		{Flag: "kubevirt-cert", Env: "KUBEVIRT_CERT", Key: "kubevirtCert", Value: settings.Text(&k.Cert), Usage: "PEM file with the certificate of that API"},
+		{Flag: "kubevirt-key", Env: "KUBEVIRT_KEY", Key: "kubevirtKey", Value: settings.Text(&k.Key), Usage: "PEM file with the key of that certificate"},
 		{Flag: "log-level", Env: "OPERATOR_LOG_LEVEL", Key: "logLevel", Default: "info", Value: settings.Text(&c.LogLevel), Usage: "debug, info, warn or error"},
 		{Flag: "log-format", Env: "OPERATOR_LOG_FORMAT", Key: "logFormat", Default: "text", Value: settings.Text(&c.LogFormat), Usage: "text or json"},
 	}
@@ -105,7 +110,7 @@ func parse(args []string, env func(string) string, out io.Writer) (Config, error
 	if c.Sets < 1 || c.Hibernations < 1 {
 		return c, errdefs.Invalidf("the numbers of CocoonSets and CocoonHibernations that are reconciled at the same time must be at least 1")
 	}
-	return c, c.Webhook.check()
+	return c, errors.Join(c.Webhook.check(), c.KubeVirt.check())
 }
 
 // Main is the cocoon-manager binary: it runs until ctx ends and returns the exit code, 2 for a bad command line.
@@ -152,7 +157,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	rc.UserAgent = "cocoon-manager/" + version.Version
 	rc.QPS, rc.Burst = 200, 400
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1.AddToScheme(scheme), kubevirt.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("create scheme: %w", err)
 	}
 	m, err := ctrl.NewManager(rc, ctrl.Options{
@@ -178,7 +183,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	evictions := &eviction.Reconciler{Client: m.GetClient()}
 	waiting := &unplaced.Reconciler{Reader: m.GetClient(), Events: m.GetEventRecorder("cocoon-manager")}
 	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), placements.Setup(ctx, m, 1), evictions.Setup(m), waiting.Setup(m),
-		c.serveWebhooks(m, snapshots), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
+		c.serveWebhooks(m, snapshots), c.serveKubeVirt(m), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
 		return fmt.Errorf("set up controllers: %w", err)
 	}
 	return m.Start(ctx)
@@ -199,7 +204,10 @@ func (c Config) cached() map[client.Object]cache.ByObject {
 func slim(obj any) (any, error) {
 	if pod, ok := obj.(*corev1.Pod); ok {
 		pod.ManagedFields = slices.DeleteFunc(pod.ManagedFields, func(f metav1.ManagedFieldsEntry) bool { return f.Operation != metav1.ManagedFieldsOperationApply })
-		pod.Spec.Volumes, pod.Status.ContainerStatuses = nil, nil
+		pod.Spec.Volumes = nil
+		if !kubevirt.IsLauncher(pod) { // the others' are not read
+			pod.Status.ContainerStatuses = nil
+		}
 	}
 	return obj, nil
 }

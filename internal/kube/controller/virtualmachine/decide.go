@@ -1,0 +1,253 @@
+package virtualmachine
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	v1 "kubevirt.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+)
+
+// Bounds of the pause before an instance that failed without ever running is replaced: 10 s times the square of the failures in a
+// row, and up to half of it more, as in KubeVirt.
+const (
+	firstPause = 10 * time.Second
+	maxPause   = 5 * time.Minute
+)
+
+// step is what happens next to a VirtualMachine.
+type step struct {
+	start  bool          // its instance is created
+	stop   bool          // its instance is deleted
+	wait   time.Duration // until the machine is looked at again; 0: when something changes
+	status v1.VirtualMachineStatus
+}
+
+// decide returns the next step of vm. vmi is its instance, nil if there is none. jitter is from 0 to 1. It reads no clock.
+func decide(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance, now time.Time, jitter float64) step {
+	s := step{status: *vm.Status.DeepCopy()}
+	strategy, err := vm.RunStrategy() // a schema allows one of the two ways to say it
+	changed := vm.Status.RunStrategy != strategy
+	s.failures(vmi, now, jitter)
+	switch {
+	case vm.DeletionTimestamp != nil:
+		s.stop = vmi != nil
+	case err != nil:
+	case vmi == nil:
+		s.begin(strategy, changed, now)
+	case vmi.DeletionTimestamp == nil:
+		s.end(vmi, strategy)
+	}
+	s.describe(vm, vmi, strategy, now)
+	return s
+}
+
+// request returns the index of the first request of the kind, -1 if there is none.
+func (s *step) request(action v1.StateChangeRequestAction) int {
+	return slices.IndexFunc(s.status.StateChangeRequests, func(r v1.VirtualMachineStateChangeRequest) bool { return r.Action == action })
+}
+
+// begin decides whether an instance is created, there being none. Requests to stop have been fulfilled then.
+func (s *step) begin(strategy v1.VirtualMachineRunStrategy, changed bool, now time.Time) {
+	s.status.StateChangeRequests = slices.DeleteFunc(s.status.StateChangeRequests, func(r v1.VirtualMachineStateChangeRequest) bool { return r.Action == v1.StopRequest })
+	requested := s.request(v1.StartRequest) >= 0
+	switch strategy {
+	case v1.RunStrategyAlways:
+		s.start = true
+	case v1.RunStrategyOnce:
+		s.start = changed
+	case v1.RunStrategyRerunOnFailure: // a failure leaves a request to start; see end
+		s.start = changed || requested
+	case v1.RunStrategyManual:
+		s.start = requested
+	default:
+		s.status.StateChangeRequests, s.status.StartFailure = nil, nil
+		return
+	}
+	if f := s.status.StartFailure; s.start && f != nil && f.RetryAfterTimestamp != nil {
+		if s.wait = f.RetryAfterTimestamp.Sub(now); s.wait > 0 {
+			s.start = false
+			return
+		}
+		s.wait = 0
+	}
+	if s.start {
+		s.status.StateChangeRequests = nil
+	}
+}
+
+// end decides whether the instance is deleted.
+func (s *step) end(vmi *v1.VirtualMachineInstance, strategy v1.VirtualMachineRunStrategy) {
+	if i := s.request(v1.StopRequest); i >= 0 {
+		if uid := s.status.StateChangeRequests[i].UID; uid != nil && *uid == vmi.UID {
+			s.stop = true
+			return
+		}
+		s.status.StateChangeRequests = slices.Delete(s.status.StateChangeRequests, i, i+1) // of an instance that has gone
+	}
+	final := vmi.IsFinal()
+	if !final { // a request to start has been fulfilled
+		s.status.StateChangeRequests = slices.DeleteFunc(s.status.StateChangeRequests, func(r v1.VirtualMachineStateChangeRequest) bool { return r.Action == v1.StartRequest })
+	}
+	switch strategy {
+	case v1.RunStrategyAlways:
+		s.stop = final
+	case v1.RunStrategyRerunOnFailure:
+		if s.stop = vmi.Status.Phase == v1.Failed; s.stop && s.request(v1.StartRequest) < 0 {
+			s.status.StateChangeRequests = append(s.status.StateChangeRequests, v1.VirtualMachineStateChangeRequest{Action: v1.StartRequest})
+		}
+	case v1.RunStrategyManual, v1.RunStrategyOnce:
+		if s.request(v1.StartRequest) >= 0 {
+			s.stop = final // a new instance takes its place
+		}
+	default:
+		s.stop = true
+	}
+}
+
+// failures counts instances that failed without ever running.
+func (s *step) failures(vmi *v1.VirtualMachineInstance, now time.Time, jitter float64) {
+	if vmi == nil {
+		return
+	}
+	if kubevirt.Ran(vmi) {
+		s.status.StartFailure = nil
+		return
+	}
+	f := s.status.StartFailure
+	if vmi.Status.Phase != v1.Failed || f != nil && f.LastFailedVMIUID == vmi.UID {
+		return
+	}
+	n := 1
+	if f != nil {
+		n = f.ConsecutiveFailCount + 1
+	}
+	pause := min(firstPause*time.Duration(min(n, 10)*min(n, 10)), maxPause)
+	pause = min(pause+time.Duration(float64(pause)*jitter/2), maxPause)
+	after := metav1.NewTime(now.Add(pause))
+	s.status.StartFailure = &v1.VirtualMachineStartFailure{ConsecutiveFailCount: n, LastFailedVMIUID: vmi.UID, RetryAfterTimestamp: &after}
+}
+
+// describe sets what people read.
+func (s *step) describe(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance, strategy v1.VirtualMachineRunStrategy, now time.Time) {
+	if s.wait == 0 { // a start that waits is still to come
+		s.status.RunStrategy = strategy
+	}
+	s.status.Created = vmi != nil
+	s.status.ObservedGeneration, s.status.DesiredGeneration = vm.Generation, vm.Generation
+	ready := vmi != nil && vmi.DeletionTimestamp == nil && isTrue(kubevirt.Condition(vmi, v1.VirtualMachineInstanceReady))
+	s.status.Ready = ready
+	why, text := "VMINotExists", "there is no instance"
+	if vmi != nil {
+		why, text = "GuestNotRunning", "the guest does not run"
+		if c := kubevirt.Condition(vmi, v1.VirtualMachineInstanceReady); c != nil {
+			why, text = cmp.Or(c.Reason, why), c.Message
+		}
+	}
+	s.set(v1.VirtualMachineReady, ready, why, text, now)
+	if vmi != nil && vmi.DeletionTimestamp == nil && !apiequality.Semantic.DeepEqual(vmi.Spec, vm.Spec.Template.Spec) {
+		s.set(v1.VirtualMachineRestartRequired, true, "RestartRequired", "the template has changed; the change is effective after a restart", now)
+	} else {
+		s.drop(v1.VirtualMachineRestartRequired)
+	}
+	if c := refusal(vmi); c != nil {
+		s.set(v1.VirtualMachineFailure, true, c.Reason, c.Message, now)
+	} else if vmi != nil && vmi.Status.Phase != v1.Failed {
+		s.drop(v1.VirtualMachineFailure)
+	}
+	s.status.PrintableStatus = s.printable(vm, vmi)
+}
+
+// refusal returns why Cocoon does not create the instance, nil if it does.
+func refusal(vmi *v1.VirtualMachineInstance) *v1.VirtualMachineInstanceCondition {
+	if vmi == nil {
+		return nil
+	}
+	if c := kubevirt.Condition(vmi, v1.VirtualMachineInstanceSynchronized); c != nil && c.Reason == kubevirt.ReasonNotSupported {
+		return c
+	}
+	return nil
+}
+
+// printable returns the column Status: the first in KubeVirt's order that is true.
+func (s *step) printable(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance) v1.VirtualMachinePrintableStatus {
+	running := vmi != nil && vmi.Status.Phase == v1.Running
+	stopping := vmi != nil && !vmi.IsFinal() && (vmi.DeletionTimestamp != nil || s.stop)
+	pull := ""
+	unschedulable := false
+	if vmi != nil {
+		if c := kubevirt.Condition(vmi, v1.VirtualMachineInstanceSynchronized); c != nil {
+			pull = c.Reason
+		}
+		c := kubevirt.Condition(vmi, v1.VirtualMachineInstanceConditionType(corev1.PodScheduled))
+		unschedulable = c != nil && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+	}
+	switch {
+	case vm.DeletionTimestamp != nil:
+		return v1.VirtualMachineStatusTerminating
+	case stopping:
+		return v1.VirtualMachineStatusStopping
+	case running && isTrue(kubevirt.Condition(vmi, v1.VirtualMachineInstancePaused)):
+		return v1.VirtualMachineStatusPaused
+	case running:
+		return v1.VirtualMachineStatusRunning
+	case unschedulable:
+		return v1.VirtualMachineStatusUnschedulable
+	case pull == string(v1.VirtualMachineStatusErrImagePull), pull == string(v1.VirtualMachineStatusImagePullBackOff):
+		return v1.VirtualMachinePrintableStatus(pull)
+	case vmi != nil && !vmi.IsFinal(), s.start:
+		return v1.VirtualMachineStatusStarting
+	case s.status.StartFailure != nil && (s.wait > 0 || vmi != nil && vmi.Status.Phase == v1.Failed):
+		return v1.VirtualMachineStatusCrashLoopBackOff
+	}
+	return v1.VirtualMachineStatusStopped
+}
+
+func isTrue(c *v1.VirtualMachineInstanceCondition) bool {
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+func (s *step) set(kind v1.VirtualMachineConditionType, yes bool, reason, message string, now time.Time) {
+	c := v1.VirtualMachineCondition{Type: kind, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now)}
+	if yes {
+		c.Status = corev1.ConditionTrue
+		if kind == v1.VirtualMachineReady {
+			c.Reason, c.Message = "", ""
+		}
+	}
+	for i, old := range s.status.Conditions {
+		if old.Type == kind {
+			if old.Status == c.Status {
+				c.LastTransitionTime = old.LastTransitionTime
+			}
+			s.status.Conditions[i] = c
+			return
+		}
+	}
+	s.status.Conditions = append(s.status.Conditions, c)
+}
+
+func (s *step) drop(kind v1.VirtualMachineConditionType) {
+	s.status.Conditions = slices.DeleteFunc(s.status.Conditions, func(c v1.VirtualMachineCondition) bool { return c.Type == kind })
+}
+
+// instance returns the VirtualMachineInstance of vm. It has its finalizer and its first phase from the start, which saves a write.
+func instance(vm *v1.VirtualMachine, now time.Time) *v1.VirtualMachineInstance {
+	vmi := &v1.VirtualMachineInstance{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: vm.Name, Namespace: vm.Namespace,
+			Labels: maps.Clone(vm.Spec.Template.ObjectMeta.Labels), Annotations: maps.Clone(vm.Spec.Template.ObjectMeta.Annotations),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(vm, v1.VirtualMachineGroupVersionKind)},
+			Finalizers:      []string{v1.VirtualMachineInstanceFinalizer},
+		},
+		Spec: *vm.Spec.Template.Spec.DeepCopy(),
+	}
+	kubevirt.SetPhase(&vmi.Status, v1.Pending, now)
+	return vmi
+}

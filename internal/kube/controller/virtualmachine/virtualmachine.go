@@ -1,0 +1,149 @@
+// Package virtualmachine creates and deletes the instance of each VirtualMachine, as its run strategy and requests to start and stop
+// say, and tells in the status what became of it.
+//
+// It knows only objects of KubeVirt; package virtualmachineinstance makes the pods.
+package virtualmachine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	v1 "kubevirt.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"cocoonstack.io/cocoon/internal/kube/controller"
+)
+
+// Reasons of Events.
+const (
+	ReasonStarted  = "SuccessfulCreate"
+	ReasonStopped  = "SuccessfulDelete"
+	ReasonRefused  = "FailedCreate"
+	ReasonOccupied = "NameTaken" // an instance that is not the machine's has its name
+)
+
+// Reconciler reconciles VirtualMachines. All fields are required.
+type Reconciler struct {
+	Client client.Client
+	Live   client.Reader // without a cache
+	Events events.EventRecorder
+	Now    func() time.Time
+	Jitter func() float64 // from 0 to 1
+}
+
+// Setup adds the reconciler to m, with that many concurrent workers.
+func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
+	return ctrl.NewControllerManagedBy(m).Named("virtualmachine").
+		For(&v1.VirtualMachine{}).
+		Owns(&v1.VirtualMachineInstance{}).
+		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: concurrency}).
+		Complete(r)
+}
+
+// Reconcile brings one machine a step further.
+func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	vm := &v1.VirtualMachine{}
+	if err := r.Client.Get(ctx, req.NamespacedName, vm); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	vmi, err := r.instance(ctx, vm)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if vm.DeletionTimestamp != nil && vmi == nil {
+		return reconcile.Result{}, r.release(ctx, vm)
+	}
+	if vm.Spec.Template == nil { // the schema requires it
+		return reconcile.Result{}, nil
+	}
+	if vm.DeletionTimestamp == nil && !controllerutil.ContainsFinalizer(vm, v1.VirtualMachineControllerFinalizer) {
+		kept := vm.DeepCopy()
+		controllerutil.AddFinalizer(kept, v1.VirtualMachineControllerFinalizer)
+		return reconcile.Result{}, controller.IgnoreStale(r.Client.Patch(ctx, kept, client.MergeFromWithOptions(vm, client.MergeFromWithOptimisticLock{})))
+	}
+	s := decide(vm, vmi, r.Now(), r.Jitter())
+	if s.start {
+		if err := r.start(ctx, vm); err != nil {
+			return reconcile.Result{}, err
+		}
+		s.status.Created = true
+	}
+	// What a deleted instance leaves behind is in the status, so the status is written first.
+	if err := r.write(ctx, vm, s.status); err != nil {
+		return reconcile.Result{}, err
+	}
+	if s.stop && vmi.DeletionTimestamp == nil {
+		if err := r.Client.Delete(ctx, vmi, client.Preconditions{UID: &vmi.UID}); err != nil {
+			return reconcile.Result{}, controller.IgnoreStale(err)
+		}
+		r.Events.Eventf(vm, vmi, corev1.EventTypeNormal, ReasonStopped, "Stop", "stopped the machine by deleting its instance")
+	}
+	return reconcile.Result{RequeueAfter: s.wait}, nil
+}
+
+// instance returns the instance of vm, nil if there is none. The cache may not have heard of one that was just created. Whether there
+// is none decides about a start, so it is asked of the API server.
+func (r *Reconciler) instance(ctx context.Context, vm *v1.VirtualMachine) (*v1.VirtualMachineInstance, error) {
+	for _, from := range []client.Reader{r.Client, r.Live} {
+		vmi := &v1.VirtualMachineInstance{}
+		err := from.Get(ctx, client.ObjectKeyFromObject(vm), vmi)
+		if err == nil && metav1.IsControlledBy(vmi, vm) {
+			return vmi, nil
+		}
+		if client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("read the instance of VirtualMachine %s: %w", vm.Name, err)
+		}
+	}
+	return nil, nil
+}
+
+// start creates the instance. One of somebody else that has the name stays.
+func (r *Reconciler) start(ctx context.Context, vm *v1.VirtualMachine) error {
+	vmi := instance(vm, r.Now())
+	err := r.Client.Create(ctx, vmi)
+	switch {
+	case err == nil:
+		r.Events.Eventf(vm, vmi, corev1.EventTypeNormal, ReasonStarted, "Start", "started the machine by creating its instance")
+	case apierrors.IsAlreadyExists(err):
+		r.Events.Eventf(vm, nil, corev1.EventTypeWarning, ReasonOccupied, "Start", "a VirtualMachineInstance that is not of this machine has its name; delete it")
+	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
+		r.Events.Eventf(vm, nil, corev1.EventTypeWarning, ReasonRefused, "Start", "the API server refuses the instance: %s", err.Error())
+	}
+	if err != nil {
+		return fmt.Errorf("create the instance of VirtualMachine %s: %w", vm.Name, err)
+	}
+	return nil
+}
+
+// release lets a machine go whose instance is gone.
+func (r *Reconciler) release(ctx context.Context, vm *v1.VirtualMachine) error {
+	if !controllerutil.ContainsFinalizer(vm, v1.VirtualMachineControllerFinalizer) {
+		return nil
+	}
+	gone := vm.DeepCopy()
+	controllerutil.RemoveFinalizer(gone, v1.VirtualMachineControllerFinalizer)
+	return controller.IgnoreStale(r.Client.Patch(ctx, gone, client.MergeFromWithOptions(vm, client.MergeFromWithOptimisticLock{})))
+}
+
+// write writes the status if anything of it is new. A conflict is an error here: what was decided upon an old status must not be done.
+func (r *Reconciler) write(ctx context.Context, vm *v1.VirtualMachine, s v1.VirtualMachineStatus) error {
+	if apiequality.Semantic.DeepEqual(vm.Status, s) {
+		return nil
+	}
+	next := vm.DeepCopy()
+	next.Status = s
+	if err := r.Client.Status().Update(ctx, next); err != nil {
+		return fmt.Errorf("write the status of VirtualMachine %s: %w", vm.Name, err)
+	}
+	return nil
+}

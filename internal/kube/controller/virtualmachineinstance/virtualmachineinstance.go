@@ -1,0 +1,202 @@
+// Package virtualmachineinstance makes the pod of each VirtualMachineInstance, and tells in the instance's status what became of it.
+//
+// A node of ours runs the pod as a VM. The controller knows nothing of nodes: what a VM is like is in its pod (ADR 23).
+package virtualmachineinstance
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/tools/events"
+	v1 "kubevirt.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+)
+
+// Reasons of Events.
+const (
+	ReasonCreated  = "SuccessfulCreate"
+	ReasonDeleted  = "SuccessfulDelete"
+	ReasonRefused  = "FailedCreate"
+	ReasonOccupied = "NameTaken" // a pod or Secret of somebody else has the name
+	ReasonIgnored  = "FieldsIgnored"
+)
+
+// Reconciler reconciles VirtualMachineInstances. All fields are required.
+type Reconciler struct {
+	Client client.Client
+	Live   client.Reader // without a cache
+	Events events.EventRecorder
+	Now    func() time.Time
+}
+
+// Setup adds the reconciler to m, with that many concurrent workers.
+func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
+	return ctrl.NewControllerManagedBy(m).Named("virtualmachineinstance").
+		For(&v1.VirtualMachineInstance{}).
+		Owns(&corev1.Pod{}).
+		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: concurrency}).
+		Complete(r)
+}
+
+// Reconcile brings one instance a step further.
+func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	vmi := &v1.VirtualMachineInstance{}
+	if err := r.Client.Get(ctx, req.NamespacedName, vmi); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	pod, err := r.pod(ctx, vmi)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if vmi.DeletionTimestamp != nil {
+		return reconcile.Result{}, r.remove(ctx, vmi, pod)
+	}
+	if vmi.IsFinal() {
+		return reconcile.Result{}, nil
+	}
+	if pod != nil {
+		return reconcile.Result{}, r.write(ctx, vmi, kubevirt.Observe(vmi, pod, r.Now()))
+	}
+	if vmi.Status.Phase != v1.VmPhaseUnset && vmi.Status.Phase != v1.Pending {
+		return reconcile.Result{}, r.write(ctx, vmi, kubevirt.Fail(vmi, kubevirt.ReasonPodGone, "the pod of the VM was deleted", r.Now()))
+	}
+	return reconcile.Result{}, r.create(ctx, vmi)
+}
+
+// pod returns the pod of vmi, nil if it does not exist. The cache may not have heard of a pod that was just created, so what is not in
+// it is looked for at the API server, once the instance says that it has a pod.
+func (r *Reconciler) pod(ctx context.Context, vmi *v1.VirtualMachineInstance) (*corev1.Pod, error) {
+	readers := []client.Reader{r.Client}
+	if vmi.Status.Phase != v1.VmPhaseUnset && vmi.Status.Phase != v1.Pending {
+		readers = append(readers, r.Live)
+	}
+	for _, from := range readers {
+		pod := &corev1.Pod{}
+		err := from.Get(ctx, client.ObjectKey{Namespace: vmi.Namespace, Name: kubevirt.PodName(vmi)}, pod)
+		if err == nil && metav1.IsControlledBy(pod, vmi) {
+			return pod, nil
+		}
+		if client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("read pod of VirtualMachineInstance %s: %w", vmi.Name, err)
+		}
+	}
+	return nil, nil
+}
+
+// create creates the Secret and the pod, after the instance has the finalizer that keeps it until its pod is gone.
+func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance) error {
+	errs, warnings := kubevirt.Check(&vmi.Spec, field.NewPath("spec"))
+	if len(errs) > 0 {
+		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonRefused, "Create", "%s", errs.ToAggregate().Error())
+		return r.write(ctx, vmi, kubevirt.Fail(vmi, kubevirt.ReasonNotSupported, errs.ToAggregate().Error(), r.Now()))
+	}
+	if !controllerutil.ContainsFinalizer(vmi, v1.VirtualMachineInstanceFinalizer) {
+		s := *vmi.Status.DeepCopy()
+		kubevirt.SetPhase(&s, v1.Pending, r.Now())
+		vmi = vmi.DeepCopy()
+		controllerutil.AddFinalizer(vmi, v1.VirtualMachineInstanceFinalizer)
+		if err := r.write(ctx, vmi, s); err != nil {
+			return err
+		}
+		for _, w := range warnings {
+			r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonIgnored, "Create", "%s", w)
+		}
+		return nil // the change brings the instance back
+	}
+	if seed := kubevirt.Seed(vmi); seed != nil {
+		if err := r.make(ctx, vmi, seed); err != nil {
+			return err
+		}
+	}
+	pod := kubevirt.Pod(vmi)
+	if err := r.make(ctx, vmi, pod); err != nil {
+		return err
+	}
+	r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonCreated, "Create", "created the pod %s", pod.Name)
+	s := *vmi.Status.DeepCopy()
+	kubevirt.SetPhase(&s, v1.Scheduling, r.Now())
+	return r.write(ctx, vmi, s)
+}
+
+// make creates an object of vmi. One that exists already is of an earlier try, or of somebody else, who keeps it.
+func (r *Reconciler) make(ctx context.Context, vmi *v1.VirtualMachineInstance, o client.Object) error {
+	err := r.Client.Create(ctx, o)
+	if !apierrors.IsAlreadyExists(err) {
+		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+			r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonRefused, "Create", "the API server refuses %s: %s", o.GetName(), err.Error())
+		}
+		return err
+	}
+	there := &metav1.PartialObjectMetadata{}
+	gvk, err := r.Client.GroupVersionKindFor(o)
+	if err != nil {
+		return err
+	}
+	there.SetGroupVersionKind(gvk)
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(o), there); err != nil {
+		return fmt.Errorf("read %s of VirtualMachineInstance %s: %w", o.GetName(), vmi.Name, err)
+	}
+	if !metav1.IsControlledBy(there, vmi) {
+		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonOccupied, "Create", "%s %s exists and is not of this instance; delete it", gvk.Kind, o.GetName())
+		return fmt.Errorf("%s %s exists and is not of VirtualMachineInstance %s", gvk.Kind, o.GetName(), vmi.Name)
+	}
+	return nil
+}
+
+// remove deletes the pod, and lets the instance go when the pod is gone. The Secret goes with the instance.
+func (r *Reconciler) remove(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) error {
+	if !controllerutil.ContainsFinalizer(vmi, v1.VirtualMachineInstanceFinalizer) {
+		return nil
+	}
+	if pod == nil { // a pod that the cache has not heard of would be left behind
+		live := &corev1.Pod{}
+		err := r.Live.Get(ctx, client.ObjectKey{Namespace: vmi.Namespace, Name: kubevirt.PodName(vmi)}, live)
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("read pod of VirtualMachineInstance %s: %w", vmi.Name, err)
+		}
+		if err == nil && metav1.IsControlledBy(live, vmi) {
+			pod = live
+		}
+	}
+	if pod == nil {
+		gone := vmi.DeepCopy()
+		controllerutil.RemoveFinalizer(gone, v1.VirtualMachineInstanceFinalizer)
+		return controller.IgnoreStale(r.Client.Patch(ctx, gone, client.MergeFromWithOptions(vmi, client.MergeFromWithOptimisticLock{})))
+	}
+	if pod.DeletionTimestamp != nil {
+		return nil
+	}
+	if err := r.Client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID}); err != nil {
+		return controller.IgnoreStale(err)
+	}
+	r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonDeleted, "Delete", "deleted the pod %s", pod.Name)
+	return nil
+}
+
+// write writes vmi with the status, if anything of it is new. A VirtualMachineInstance has no subresource for its status.
+func (r *Reconciler) write(ctx context.Context, vmi *v1.VirtualMachineInstance, s v1.VirtualMachineInstanceStatus) error {
+	next := vmi.DeepCopy()
+	next.Status = s
+	if s.NodeName != "" {
+		metav1.SetMetaDataLabel(&next.ObjectMeta, v1.NodeNameLabel, s.NodeName)
+	}
+	read := &v1.VirtualMachineInstance{}
+	if err := r.Client.Get(ctx, client.ObjectKeyFromObject(vmi), read); err == nil && read.ResourceVersion == vmi.ResourceVersion &&
+		apiequality.Semantic.DeepEqual(read, next) {
+		return nil
+	}
+	return controller.IgnoreStale(r.Client.Update(ctx, next))
+}

@@ -1,0 +1,335 @@
+package kubevirt
+
+import (
+	"encoding/base64"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	v1 "kubevirt.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// maxInline is the most that inline cloud-init data may have, in bytes, as in KubeVirt.
+const maxInline = 2048
+
+// Check returns an error for each setting of spec that Cocoon refuses, and a sentence for each that has no effect. at is the path of
+// spec in its object.
+func Check(spec *v1.VirtualMachineInstanceSpec, at *field.Path) (errs field.ErrorList, warnings []string) {
+	walk(reflect.ValueOf(spec), "", at, func(path string, at *field.Path) {
+		switch r, known := ruleFor(path); {
+		case !known:
+			errs = append(errs, field.Forbidden(at, "this version of Cocoon does not know the field"))
+		case r.Outcome == Refused:
+			errs = append(errs, field.Forbidden(at, r.Why))
+		case r.Outcome == Warned:
+			warnings = append(warnings, at.String()+" has no effect: "+r.Why)
+		}
+	})
+	c := check{spec: spec, at: at}
+	c.machine()
+	c.disks()
+	c.volumes()
+	c.interfaces()
+	return append(errs, c.errs...), warnings
+}
+
+// check collects errors about the values of fields that are honoured.
+type check struct {
+	spec *v1.VirtualMachineInstanceSpec
+	at   *field.Path
+	errs field.ErrorList
+}
+
+func (c *check) invalid(at *field.Path, value any, why string) {
+	c.errs = append(c.errs, field.Invalid(at, value, why))
+}
+
+// only refuses value unless it is one of those that are supported.
+func only[T ~string](c *check, at *field.Path, value T, supported ...T) {
+	if !slices.Contains(supported, value) {
+		c.errs = append(c.errs, field.NotSupported(at, value, slices.DeleteFunc(supported, func(s T) bool { return s == "" })))
+	}
+}
+
+// flag refuses a value of a flag; nil is the default, which is never refused.
+func (c *check) flag(at *field.Path, value *bool, refused bool, why string) {
+	if value != nil && *value == refused {
+		c.errs = append(c.errs, field.Forbidden(at, why))
+	}
+}
+
+func (c *check) machine() {
+	s, domain := c.spec, c.at.Child("domain")
+	only(c, c.at.Child("architecture"), s.Architecture, "", "amd64")
+	if s.Hostname != "" {
+		for _, why := range validation.IsDNS1123Label(s.Hostname) {
+			c.invalid(c.at.Child("hostname"), s.Hostname, why)
+		}
+	}
+	if m := s.Domain.Machine; m != nil && m.Type != "" && m.Type != "q35" && !strings.HasPrefix(m.Type, "pc-q35-") {
+		c.errs = append(c.errs, field.NotSupported(domain.Child("machine", "type"), m.Type, []string{"q35"}))
+	}
+	if s.Domain.RebootPolicy != nil {
+		only(c, domain.Child("rebootPolicy"), *s.Domain.RebootPolicy, v1.RebootPolicyReboot)
+	}
+	if f := s.Domain.Features; f != nil {
+		c.flag(domain.Child("features", "acpi", "enabled"), f.ACPI.Enabled, false, "a VM has ACPI, by which it is asked to shut down")
+	}
+	if cpu := s.Domain.CPU; cpu != nil {
+		only(c, domain.Child("cpu", "model"), cpu.Model, "", v1.CPUModeHostModel, v1.CPUModeHostPassthrough)
+	}
+	if n := cpus(s); n > maxCPUs {
+		c.invalid(domain.Child("cpu"), n, fmt.Sprintf("is more than %d CPUs", maxCPUs))
+	}
+	c.memory(domain)
+	devices, d := domain.Child("devices"), s.Domain.Devices
+	c.flag(devices.Child("autoattachPodInterface"), d.AutoattachPodInterface, false, "a VM has the network of pods")
+	c.flag(devices.Child("autoattachGraphicsDevice"), d.AutoattachGraphicsDevice, true, "a VM has no graphics; use its serial console")
+	c.flag(devices.Child("autoattachSerialConsole"), d.AutoattachSerialConsole, false, "a VM has a serial console")
+	c.flag(devices.Child("logSerialConsole"), d.LogSerialConsole, false, "the output of the console is kept, for kubectl logs")
+	c.flag(devices.Child("autoattachInputDevice"), d.AutoattachInputDevice, true, "a VM has no input devices")
+	c.flag(devices.Child("autoattachVSOCK"), d.AutoattachVSOCK, true, "a VM has no vsock")
+}
+
+func (c *check) memory(domain *field.Path) {
+	s := c.spec.Domain
+	size, ok := memory(c.spec)
+	if !ok {
+		c.errs = append(c.errs, field.Required(domain.Child("memory", "guest"), "a VM needs memory, such as 256Mi"))
+		return
+	}
+	if size < vm.MinMemory {
+		c.invalid(domain.Child("memory", "guest"), size, fmt.Sprintf("is less than %d MiB", vm.MinMemory>>20))
+	}
+	limit, limited := s.Resources.Limits[corev1.ResourceMemory]
+	if limited && size > limit.Value() {
+		c.invalid(domain.Child("memory", "guest"), size, "is more than resources.limits.memory")
+	}
+	if request, ok := s.Resources.Requests[corev1.ResourceMemory]; ok && limited && request.Cmp(limit) > 0 {
+		c.invalid(domain.Child("resources", "requests", "memory"), request.String(), "is more than the limit")
+	}
+	for what, list := range map[string]corev1.ResourceList{"requests": s.Resources.Requests, "limits": s.Resources.Limits} {
+		for name := range list {
+			if name != corev1.ResourceMemory && name != corev1.ResourceCPU {
+				c.errs = append(c.errs, field.Forbidden(domain.Child("resources", what).Key(string(name)), "a VM has cpu and memory only"))
+			}
+		}
+	}
+}
+
+// disks checks that disks and volumes are pairs, and what disks are like.
+func (c *check) disks() {
+	volumes := map[string]bool{}
+	for _, v := range c.spec.Volumes {
+		volumes[v.Name] = true
+	}
+	seen, orders := map[string]bool{}, map[uint]bool{}
+	for i, d := range c.spec.Domain.Devices.Disks {
+		at := c.at.Child("domain", "devices", "disks").Index(i)
+		if seen[d.Name] {
+			c.errs = append(c.errs, field.Duplicate(at.Child("name"), d.Name))
+		}
+		if !volumes[d.Name] {
+			c.errs = append(c.errs, field.NotFound(at.Child("name"), d.Name))
+		}
+		seen[d.Name] = true
+		if d.Disk != nil {
+			only(c, at.Child("disk", "bus"), d.Disk.Bus, "", v1.DiskBusVirtio)
+			c.flag(at.Child("disk", "readonly"), &d.Disk.ReadOnly, true, "the disk of a VM is writable")
+		}
+		if d.BootOrder != nil {
+			if *d.BootOrder == 0 {
+				c.invalid(at.Child("bootOrder"), 0, "must be at least 1")
+			}
+			if orders[*d.BootOrder] {
+				c.errs = append(c.errs, field.Duplicate(at.Child("bootOrder"), *d.BootOrder))
+			}
+			orders[*d.BootOrder] = true
+			for _, v := range c.spec.Volumes {
+				if v.Name == d.Name && v.ContainerDisk == nil {
+					c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from its containerDisk"))
+				}
+			}
+		}
+	}
+}
+
+func (c *check) volumes() {
+	at := c.at.Child("volumes")
+	disks, seeds := 0, 0
+	seen := map[string]bool{}
+	for i, v := range c.spec.Volumes {
+		at := at.Index(i)
+		if seen[v.Name] {
+			c.errs = append(c.errs, field.Duplicate(at.Child("name"), v.Name))
+		}
+		seen[v.Name] = true
+		for _, why := range validation.IsDNS1123Label(v.Name) {
+			c.invalid(at.Child("name"), v.Name, why)
+		}
+		if n := sources(v.VolumeSource); n != 1 {
+			c.invalid(at, v.Name, fmt.Sprintf("has %d sources; it must have one", n))
+		}
+		if v.ContainerDisk != nil {
+			disks++
+			if v.ContainerDisk.Image == "" {
+				c.errs = append(c.errs, field.Required(at.Child("containerDisk", "image"), ""))
+			}
+			if disks == 2 {
+				c.errs = append(c.errs, field.Forbidden(at.Child("containerDisk"), "a VM has one containerDisk"))
+			}
+		}
+		if seed, name := cloudInit(v); seed != nil {
+			seeds++
+			if seeds == 2 {
+				c.errs = append(c.errs, field.Forbidden(at.Child(name), "a VM has one source of cloud-init"))
+			}
+			c.seed(seed, at.Child(name))
+		}
+	}
+	if disks == 0 {
+		c.errs = append(c.errs, field.Required(at, "a VM boots from a volume with a containerDisk"))
+	}
+}
+
+// sources counts the sources of a volume.
+func sources(s v1.VolumeSource) (n int) {
+	v := reflect.ValueOf(s)
+	for i := range v.NumField() {
+		if f := v.Field(i); f.Kind() == reflect.Pointer && !f.IsNil() {
+			n++
+		}
+	}
+	return n
+}
+
+// seed is what both kinds of cloud-init volumes have.
+type seed struct {
+	secret       *corev1.LocalObjectReference
+	data, base64 string
+	datasource   string
+}
+
+// cloudInit returns what v says about cloud-init, and the name of the field that says it; nil if it is another volume.
+func cloudInit(v v1.Volume) (*seed, string) {
+	switch n, d := v.CloudInitNoCloud, v.CloudInitConfigDrive; {
+	case n != nil:
+		return &seed{n.UserDataSecretRef, n.UserData, n.UserDataBase64, "nocloud"}, "cloudInitNoCloud"
+	case d != nil:
+		return &seed{d.UserDataSecretRef, d.UserData, d.UserDataBase64, "configdrive"}, "cloudInitConfigDrive"
+	}
+	return nil, ""
+}
+
+// text returns the inline user data.
+func (s *seed) text() (string, error) {
+	if s.base64 == "" {
+		return s.data, nil
+	}
+	text, err := base64.StdEncoding.DecodeString(s.base64)
+	return string(text), err
+}
+
+func (c *check) seed(s *seed, at *field.Path) {
+	given := 0
+	for _, set := range []bool{s.secret != nil, s.data != "", s.base64 != ""} {
+		if set {
+			given++
+		}
+	}
+	if given != 1 {
+		c.errs = append(c.errs, field.Forbidden(at, "exactly one of userData, userDataBase64 and secretRef must be given"))
+		return
+	}
+	if s.secret != nil && s.secret.Name == "" {
+		c.errs = append(c.errs, field.Required(at.Child("secretRef", "name"), ""))
+	}
+	text, err := s.text()
+	if err != nil { // the value may be secret
+		c.errs = append(c.errs, field.Invalid(at.Child("userDataBase64"), field.OmitValueType{}, "is not base64"))
+	}
+	if len(text) > maxInline {
+		c.errs = append(c.errs, field.TooLong(at.Child("userData"), field.OmitValueType{}, maxInline))
+	}
+}
+
+func (c *check) interfaces() {
+	s := c.spec
+	pods := 0
+	networks := map[string]bool{}
+	for i, n := range s.Networks {
+		at := c.at.Child("networks").Index(i)
+		if networks[n.Name] {
+			c.errs = append(c.errs, field.Duplicate(at.Child("name"), n.Name))
+		}
+		networks[n.Name] = true
+		if n.Pod != nil {
+			pods++
+		}
+		if pods == 2 || n.Pod == nil && n.Multus == nil && n.ResourceClaim == nil {
+			c.errs = append(c.errs, field.Forbidden(at, "a VM has one network, which is pod: {}"))
+		}
+	}
+	used := map[string]bool{}
+	for i, n := range s.Domain.Devices.Interfaces {
+		at := c.at.Child("domain", "devices", "interfaces").Index(i)
+		if used[n.Name] {
+			c.errs = append(c.errs, field.Duplicate(at.Child("name"), n.Name))
+		}
+		used[n.Name] = true
+		if !networks[n.Name] {
+			c.errs = append(c.errs, field.NotFound(at.Child("name"), n.Name))
+		}
+		only(c, at.Child("model"), n.Model, "", v1.VirtIO)
+		only(c, at.Child("state"), n.State, "", v1.InterfaceStateLinkUp)
+		if n.Bridge != nil && n.Masquerade != nil {
+			c.errs = append(c.errs, field.Forbidden(at, "an interface has one binding"))
+		}
+	}
+	for i, n := range s.Networks {
+		if !used[n.Name] && len(s.Domain.Devices.Interfaces) > 0 {
+			c.errs = append(c.errs, field.Required(c.at.Child("networks").Index(i), "the network needs an interface of its name"))
+		}
+	}
+}
+
+const maxCPUs = 255 // as a pod may ask for
+
+// cpus returns how many CPUs the guest has: as its topology says, else its limit, else its request.
+func cpus(s *v1.VirtualMachineInstanceSpec) int64 {
+	if c := s.Domain.CPU; c != nil && c.Sockets|c.Cores|c.Threads != 0 {
+		n := int64(1)
+		for _, f := range []uint32{c.Sockets, c.Cores, c.Threads} {
+			if f > 0 {
+				n *= min(int64(f), math.MaxInt16)
+			}
+		}
+		return n
+	}
+	for _, list := range []corev1.ResourceList{s.Domain.Resources.Limits, s.Domain.Resources.Requests} {
+		if q, ok := list[corev1.ResourceCPU]; ok && !q.IsZero() {
+			return max(q.Value(), 1)
+		}
+	}
+	return 1
+}
+
+// memory returns the size of the guest's memory in bytes: as it says, else its request, else its limit.
+func memory(s *v1.VirtualMachineInstanceSpec) (int64, bool) {
+	if m := s.Domain.Memory; m != nil && m.Guest != nil {
+		return m.Guest.Value(), true
+	}
+	for _, list := range []corev1.ResourceList{s.Domain.Resources.Requests, s.Domain.Resources.Limits} {
+		if q, ok := list[corev1.ResourceMemory]; ok && !q.IsZero() {
+			return q.Value(), true
+		}
+	}
+	return 0, false
+}

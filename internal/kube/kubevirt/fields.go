@@ -1,0 +1,259 @@
+package kubevirt
+
+import (
+	"reflect"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	v1 "kubevirt.io/api/core/v1"
+)
+
+// Outcome is what becomes of a field of a VirtualMachineInstance that is set.
+type Outcome string
+
+// The outcomes. A field that a newer version of the API adds has none, and a test fails until somebody decides.
+const (
+	Honoured Outcome = "honoured"
+	Warned   Outcome = "accepted with a warning"
+	Refused  Outcome = "refused"
+)
+
+// Rule says what becomes of a field and of all fields in it that have no rule of their own.
+type Rule struct {
+	Outcome Outcome
+	Why     string // "" if honoured without a condition
+}
+
+// rules are the rules for the fields of a VirtualMachineInstanceSpec, by their paths in JSON; [] stands for any element of a list.
+var rules = map[string]Rule{
+	"priorityClassName":             {Outcome: Honoured},
+	"nodeSelector":                  {Outcome: Honoured},
+	"affinity":                      {Outcome: Honoured},
+	"schedulerName":                 {Outcome: Honoured},
+	"serviceAccountName":            {Honoured, "for the pod; its token is not in the guest"},
+	"tolerations":                   {Outcome: Honoured},
+	"topologySpreadConstraints":     {Outcome: Honoured},
+	"terminationGracePeriodSeconds": {Outcome: Honoured},
+	"hostname":                      {Outcome: Honoured},
+	"subdomain":                     {Outcome: Honoured},
+	"evictionStrategy":              {Warned, "nodes do not migrate VMs; a drain shuts the VM down"},
+	"startStrategy":                 {Refused, "a VM cannot be created paused"},
+	"architecture":                  {Honoured, "amd64 only"},
+	"dnsPolicy":                     {Warned, "a guest that boots itself has the name servers of its network"},
+	"dnsConfig":                     {Warned, "a guest that boots itself has the name servers of its network"},
+	"accessCredentials":             {Refused, "use cloudInitNoCloud for keys and passwords"},
+	"resourceClaims":                {Refused, "a VM cannot have devices of its node"},
+	"utilityVolumes":                {Refused, "volumes cannot be added to a VM"},
+
+	"domain.resources.requests":                 {Honoured, "cpu and memory"},
+	"domain.resources.limits":                   {Honoured, "cpu and memory"},
+	"domain.resources.overcommitGuestOverhead":  {Honoured, "pods of VMs request no memory beyond the guest's"},
+	"domain.cpu.cores":                          {Outcome: Honoured},
+	"domain.cpu.sockets":                        {Honoured, "the guest sees one socket with the product of sockets, cores and threads as its cores"},
+	"domain.cpu.threads":                        {Honoured, "the guest sees one socket with the product of sockets, cores and threads as its cores"},
+	"domain.cpu.maxSockets":                     {Warned, "no CPUs can be added to a running VM"},
+	"domain.cpu.model":                          {Honoured, "host-model and host-passthrough only"},
+	"domain.cpu.features":                       {Refused, "the guest has all features of the host's CPU that its accelerator can give"},
+	"domain.cpu.dedicatedCpuPlacement":          {Refused, "a VM cannot have CPUs of its own"},
+	"domain.cpu.isolateEmulatorThread":          {Refused, "a VM cannot have CPUs of its own"},
+	"domain.cpu.numa":                           {Refused, "a VM has one NUMA node"},
+	"domain.cpu.realtime":                       {Refused, "a VM cannot have CPUs of its own"},
+	"domain.memory.guest":                       {Outcome: Honoured},
+	"domain.memory.maxGuest":                    {Warned, "no memory can be added to a running VM"},
+	"domain.memory.hugepages":                   {Refused, "the memory of a VM is ordinary"},
+	"domain.memory.reservedOverhead":            {Warned, "pods of VMs request no memory beyond the guest's"},
+	"domain.machine.type":                       {Honoured, "q35 and its versions; the node chooses the version"},
+	"domain.firmware.uuid":                      {Warned, "the guest sees the id of its VM, which is another one"},
+	"domain.firmware.serial":                    {Warned, "the guest sees no serial number"},
+	"domain.firmware.bootloader.bios":           {Outcome: Honoured},
+	"domain.firmware.bootloader.bios.useSerial": {Honoured, "the firmware always uses the serial console"},
+	"domain.firmware.bootloader.efi":            {Refused, "VirtualMachines boot by BIOS"},
+	"domain.firmware.kernelBoot":                {Refused, "VirtualMachines boot from a disk"},
+	"domain.firmware.acpi":                      {Refused, "the guest has the ACPI tables of its machine only"},
+	"domain.clock.utc":                          {Honoured, "without an offset"},
+	"domain.clock.utc.offsetSeconds":            {Refused, "the clock of the guest is UTC"},
+	"domain.clock.timezone":                     {Refused, "the clock of the guest is UTC"},
+	"domain.clock.timer":                        {Warned, "the guest has the timers of its machine"},
+	"domain.features.acpi":                      {Honoured, "enabled only"},
+	"domain.features.apic":                      {Warned, "the guest always has an APIC"},
+	"domain.features":                           {Refused, "the features of the machine are fixed"},
+	"domain.ioThreadsPolicy":                    {Warned, "the node decides about threads"},
+	"domain.ioThreads":                          {Warned, "the node decides about threads"},
+	"domain.chassis":                            {Refused, "the guest sees no chassis"},
+	"domain.launchSecurity":                     {Refused, "nodes have no encrypted VMs"},
+	"domain.rebootPolicy":                       {Honoured, "Reboot only"},
+
+	"domain.devices.useVirtioTransitional":        {Refused, "devices are modern virtio"},
+	"domain.devices.disableHotplug":               {Outcome: Honoured},
+	"domain.devices.disks[].name":                 {Outcome: Honoured},
+	"domain.devices.disks[].disk":                 {Outcome: Honoured},
+	"domain.devices.disks[].disk.bus":             {Honoured, "virtio only; a disk without a bus is on virtio, too"},
+	"domain.devices.disks[].disk.readonly":        {Honoured, "false only"},
+	"domain.devices.disks[].disk.pciAddress":      {Refused, "the node decides about addresses of devices"},
+	"domain.devices.disks[].lun":                  {Refused, "a VM cannot have LUNs"},
+	"domain.devices.disks[].cdrom":                {Refused, "disks are virtio; use disk"},
+	"domain.devices.disks[].bootOrder":            {Honoured, "the guest boots from its containerDisk, which must come first"},
+	"domain.devices.disks[].serial":               {Refused, "the node decides about serial numbers of disks"},
+	"domain.devices.disks[].dedicatedIOThread":    {Warned, "the node decides about threads"},
+	"domain.devices.disks[].cache":                {Warned, "the node decides about caches"},
+	"domain.devices.disks[].io":                   {Warned, "the node decides about I/O"},
+	"domain.devices.disks[].tag":                  {Warned, "tags of devices are not in the guest's metadata"},
+	"domain.devices.disks[].blockSize":            {Refused, "blocks of disks have 512 bytes"},
+	"domain.devices.disks[].shareable":            {Refused, "a disk belongs to one VM"},
+	"domain.devices.disks[].errorPolicy":          {Warned, "a guest waits if its node has no space, and sees all other errors"},
+	"domain.devices.disks[].changedBlockTracking": {Refused, "changed blocks are not tracked"},
+	"domain.devices.watchdog":                     {Refused, "a VM has no watchdog"},
+	"domain.devices.inputs":                       {Refused, "a VM has no input devices"},
+	"domain.devices.autoattachPodInterface":       {Honoured, "true only"},
+	"domain.devices.autoattachGraphicsDevice":     {Honoured, "false only; a VM has no graphics unless this says so"},
+	"domain.devices.autoattachSerialConsole":      {Honoured, "true only"},
+	"domain.devices.logSerialConsole":             {Honoured, "true only; kubectl logs shows it"},
+	"domain.devices.autoattachMemBalloon":         {Warned, "a VM always has a balloon"},
+	"domain.devices.autoattachInputDevice":        {Honoured, "false only"},
+	"domain.devices.autoattachVSOCK":              {Honoured, "false only"},
+	"domain.devices.rng":                          {Honoured, "a VM always has one"},
+	"domain.devices.blockMultiQueue":              {Warned, "the node decides about queues"},
+	"domain.devices.networkInterfaceMultiqueue":   {Warned, "the node decides about queues"},
+	"domain.devices.gpus":                         {Refused, "a VM cannot have devices of its node"},
+	"domain.devices.hostDevices":                  {Refused, "a VM cannot have devices of its node"},
+	"domain.devices.downwardMetrics":              {Refused, "metrics of the host are not in the guest"},
+	"domain.devices.panicDevices":                 {Refused, "a VM has no panic device"},
+	"domain.devices.filesystems":                  {Refused, "a guest that boots itself shares no folder with its node"},
+	"domain.devices.clientPassthrough":            {Refused, "a VM has no USB"},
+	"domain.devices.sound":                        {Refused, "a VM has no sound"},
+	"domain.devices.tpm":                          {Refused, "a VM has no TPM"},
+	"domain.devices.video":                        {Refused, "a VM has no graphics"},
+
+	"domain.devices.interfaces[].name":         {Outcome: Honoured},
+	"domain.devices.interfaces[].model":        {Honoured, "virtio only"},
+	"domain.devices.interfaces[].bridge":       {Honoured, "the guest has the address of its pod"},
+	"domain.devices.interfaces[].masquerade":   {Warned, "the guest has the address of its pod itself, not 10.0.2.2"},
+	"domain.devices.interfaces[].ports":        {Warned, "all ports of the guest can be reached; use a NetworkPolicy"},
+	"domain.devices.interfaces[].portRanges":   {Warned, "all ports of the guest can be reached; use a NetworkPolicy"},
+	"domain.devices.interfaces[].slirp":        {Refused, "use masquerade or bridge"},
+	"domain.devices.interfaces[].sriov":        {Refused, "use masquerade or bridge"},
+	"domain.devices.interfaces[].macvtap":      {Refused, "use masquerade or bridge"},
+	"domain.devices.interfaces[].passt":        {Refused, "use masquerade or bridge"},
+	"domain.devices.interfaces[].passtBinding": {Refused, "use masquerade or bridge"},
+	"domain.devices.interfaces[].binding":      {Refused, "use masquerade or bridge"},
+	"domain.devices.interfaces[].macAddress":   {Refused, "the node gives the VM a hardware address, which stays as long as its name"},
+	"domain.devices.interfaces[].bootOrder":    {Refused, "VirtualMachines boot from a disk"},
+	"domain.devices.interfaces[].pciAddress":   {Refused, "the node decides about addresses of devices"},
+	"domain.devices.interfaces[].dhcpOptions":  {Refused, "the node's network decides about them"},
+	"domain.devices.interfaces[].tag":          {Warned, "tags of devices are not in the guest's metadata"},
+	"domain.devices.interfaces[].acpiIndex":    {Refused, "the node decides about addresses of devices"},
+	"domain.devices.interfaces[].state":        {Honoured, "up only"},
+
+	"volumes[].name":                                {Outcome: Honoured},
+	"volumes[].containerDisk.image":                 {Outcome: Honoured},
+	"volumes[].containerDisk.imagePullSecret":       {Outcome: Honoured},
+	"volumes[].containerDisk.imagePullPolicy":       {Outcome: Honoured},
+	"volumes[].containerDisk.path":                  {Refused, "the disk is the one file below /disk of the image"},
+	"volumes[].cloudInitNoCloud.secretRef":          {Honoured, "its key userdata"},
+	"volumes[].cloudInitNoCloud.userData":           {Outcome: Honoured},
+	"volumes[].cloudInitNoCloud.userDataBase64":     {Outcome: Honoured},
+	"volumes[].cloudInitNoCloud":                    {Refused, "the node writes the network configuration of the guest"},
+	"volumes[].cloudInitConfigDrive.secretRef":      {Honoured, "its key userdata"},
+	"volumes[].cloudInitConfigDrive.userData":       {Outcome: Honoured},
+	"volumes[].cloudInitConfigDrive.userDataBase64": {Outcome: Honoured},
+	"volumes[].cloudInitConfigDrive":                {Refused, "the node writes the network configuration of the guest"},
+	"volumes[]":                                     {Refused, "a VirtualMachine has a containerDisk and cloud-init only; see docs/volumes.md for volumes of pods"},
+
+	"networks[].name":                  {Outcome: Honoured},
+	"networks[].pod":                   {Outcome: Honoured},
+	"networks[].pod.vmNetworkCIDR":     {Refused, "the guest has the address of its pod"},
+	"networks[].pod.vmIPv6NetworkCIDR": {Refused, "the guest has the address of its pod"},
+	"networks[].multus":                {Refused, "a VirtualMachine has the network of pods only"},
+	"networks[].resourceClaim":         {Refused, "a VirtualMachine has the network of pods only"},
+
+	"livenessProbe":                 {Outcome: Honoured},
+	"readinessProbe":                {Outcome: Honoured},
+	"livenessProbe.exec":            {Honoured, "by the guest's qemu-guest-agent"},
+	"readinessProbe.exec":           {Honoured, "by the guest's qemu-guest-agent"},
+	"livenessProbe.guestAgentPing":  {Refused, "use exec, tcpSocket or httpGet"},
+	"readinessProbe.guestAgentPing": {Refused, "use exec, tcpSocket or httpGet"},
+}
+
+// ruleFor returns the rule of the field, or of the nearest field around it that has one.
+func ruleFor(path string) (Rule, bool) {
+	for {
+		if r, ok := rules[path]; ok {
+			return r, true
+		}
+		short := strings.TrimSuffix(path, "[]")
+		if short == path {
+			i := strings.LastIndexByte(path, '.')
+			if i < 0 {
+				return Rule{}, false
+			}
+			short = path[:i]
+		}
+		path = short
+	}
+}
+
+// own reports whether t is a type of KubeVirt, whose fields have rules. Types of Kubernetes count as one field.
+func own(t reflect.Type) bool {
+	return t.PkgPath() == reflect.TypeFor[v1.VirtualMachineInstanceSpec]().PkgPath()
+}
+
+// jsonName returns the name of f in JSON; "" for a struct whose fields are in its parent.
+func jsonName(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return name
+}
+
+// walk calls visit for each field in v that is set and has no fields of its own, with its path in rules and in the object. A struct
+// behind a pointer is such a field if nothing in it is set: {} has a meaning there.
+func walk(v reflect.Value, path string, at *field.Path, visit func(path string, at *field.Path)) (found bool) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			return false
+		}
+		if e := v.Elem(); e.Kind() != reflect.Struct || !own(e.Type()) || !walk(e, path, at, visit) {
+			visit(path, at)
+		}
+		return true
+	case reflect.Slice:
+		if e := v.Type().Elem(); e.Kind() != reflect.Struct || !own(e) {
+			break
+		}
+		for i := range v.Len() {
+			walk(v.Index(i), path+"[]", at.Index(i), visit)
+		}
+		return v.Len() > 0
+	case reflect.Struct:
+		if !own(v.Type()) {
+			break
+		}
+		for i := range v.NumField() {
+			name := jsonName(v.Type().Field(i))
+			if name == "" {
+				found = walk(v.Field(i), path, at, visit) || found
+				continue
+			}
+			found = walk(v.Field(i), join(path, name), child(at, name), visit) || found
+		}
+		return found
+	}
+	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 {
+		return false
+	}
+	visit(path, at)
+	return true
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+func child(at *field.Path, name string) *field.Path {
+	if at == nil {
+		return field.NewPath(name)
+	}
+	return at.Child(name)
+}

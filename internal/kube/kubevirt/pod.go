@@ -1,0 +1,206 @@
+package kubevirt
+
+import (
+	"crypto/sha1" //nolint:gosec // as KubeVirt shortens names; nothing depends on its strength
+	"crypto/sha256"
+	"encoding/hex"
+	"maps"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	v1 "kubevirt.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+)
+
+// What programs of KubeVirt look for in the pod of a VirtualMachineInstance.
+const (
+	Container = "compute"       // the container that is the VM
+	launcher  = "virt-launcher" // value of the label kubevirt.io, and begin of the pod's name
+)
+
+const (
+	seedVolume  = "cloud-init" // of the pod; it lets the node read the Secret
+	seedKey     = "userdata"   // of the Secret, as in KubeVirt
+	defaultPool = "default"
+)
+
+// kind is the kind of a VirtualMachineInstance.
+var kind = v1.VirtualMachineInstanceGroupVersionKind
+
+// PodName returns the name of the pod of a VirtualMachineInstance. It depends on the UID: the next instance of the name has another
+// pod, and a controller that tries again makes no second one.
+func PodName(vmi *v1.VirtualMachineInstance) string {
+	sum := sha256.Sum256([]byte(vmi.UID))
+	return shorten(launcher+"-"+vmi.Name, 247) + "-" + hex.EncodeToString(sum[:])[:5]
+}
+
+// shorten cuts name to at most n bytes, such that different names stay different.
+func shorten(name string, n int) string {
+	if len(name) <= n {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return name[:n-9] + "-" + hex.EncodeToString(sum[:])[:8]
+}
+
+// VMName returns the name of the VM on its node. All instances of one name have it, so they keep its addresses.
+func VMName(vmi *v1.VirtualMachineInstance) string {
+	return contract.VMName(vmi.Namespace, launcher+"-"+vmi.Name)
+}
+
+// ID returns the value of the label vmi.kubevirt.io/id: the name, or if it is no valid value, its begin and a hash.
+func ID(name string) string {
+	const most, begin = 63, 54
+	if len(name) <= most {
+		return name
+	}
+	sum := sha1.Sum([]byte(name)) //nolint:gosec // see the import
+	return name[:begin] + "-" + hex.EncodeToString(sum[:])[:8]
+}
+
+// Controls reports whether vmi is the controller of the object.
+func Controls(vmi *v1.VirtualMachineInstance, o metav1.Object) bool {
+	return metav1.IsControlledBy(o, vmi)
+}
+
+// IsLauncher reports whether the pod says that it is the VM of a VirtualMachineInstance.
+func IsLauncher(pod *corev1.Pod) bool { return pod.Labels[v1.AppLabel] == launcher }
+
+// Pod returns the pod that is the VM of vmi. Preconditions: Check returns no error.
+func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
+	s := &vmi.Spec
+	labels := maps.Clone(vmi.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[v1.AppLabel], labels[v1.CreatedByLabel], labels[v1.VirtualMachineInstanceIDLabel] = launcher, string(vmi.UID), ID(vmi.Name)
+	annotations := map[string]string{v1.DomainAnnotation: vmi.Name}
+	size, _ := memory(s)
+	contract.VMSpec{Name: VMName(vmi), SnapshotPolicy: contract.SnapshotNever}.Apply(annotations)
+	annotations[contract.KeyVirtletVCPUs] = strconv.FormatInt(cpus(s), 10)
+	container := corev1.Container{
+		Name:           Container,
+		Resources:      resources(s, size),
+		ReadinessProbe: probe(s.ReadinessProbe),
+		LivenessProbe:  probe(s.LivenessProbe),
+	}
+	no := false
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: PodName(vmi), Namespace: vmi.Namespace, Labels: labels, Annotations: annotations,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(vmi, kind)},
+		},
+		Spec: corev1.PodSpec{
+			RestartPolicy:                 corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: s.TerminationGracePeriodSeconds,
+			AutomountServiceAccountToken:  &no,
+			ServiceAccountName:            s.ServiceAccountName,
+			PriorityClassName:             s.PriorityClassName,
+			SchedulerName:                 s.SchedulerName,
+			Affinity:                      s.Affinity,
+			TopologySpreadConstraints:     s.TopologySpreadConstraints,
+			Hostname:                      s.Hostname,
+			Subdomain:                     s.Subdomain,
+			NodeSelector:                  selector(s),
+			Tolerations:                   tolerations(s),
+		},
+	}
+	if pod.Spec.Hostname == "" {
+		pod.Spec.Hostname = hostname(vmi.Name)
+	}
+	for _, v := range s.Volumes {
+		if d := v.ContainerDisk; d != nil {
+			container.Image, container.ImagePullPolicy = d.Image, d.ImagePullPolicy
+			if d.ImagePullSecret != "" {
+				pod.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: d.ImagePullSecret}}
+			}
+		}
+		if seed, _ := cloudInit(v); seed != nil {
+			secret := seedName(vmi)
+			if seed.secret != nil {
+				secret = seed.secret.Name
+			}
+			pod.Spec.Volumes = []corev1.Volume{{Name: seedVolume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secret}}}}
+			annotations[contract.KeyVirtletUserDataSource], annotations[contract.KeyVirtletUserDataKey] = "secret/"+secret, seedKey
+			annotations[contract.KeyVirtletImageType] = seed.datasource
+		}
+	}
+	pod.Spec.Containers = []corev1.Container{container}
+	return pod
+}
+
+// seedName returns the name of the Secret with the inline cloud-init data of vmi.
+func seedName(vmi *v1.VirtualMachineInstance) string { return PodName(vmi) }
+
+// Seed returns the Secret with the inline cloud-init data of vmi, nil if it has none. The data may hold passwords, so it is in no
+// annotation.
+func Seed(vmi *v1.VirtualMachineInstance) *corev1.Secret {
+	for _, v := range vmi.Spec.Volumes {
+		seed, _ := cloudInit(v)
+		if seed == nil || seed.secret != nil {
+			continue
+		}
+		text, _ := seed.text() // checked
+		immutable := true
+		return &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: seedName(vmi), Namespace: vmi.Namespace, Labels: map[string]string{v1.CreatedByLabel: string(vmi.UID)},
+				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(vmi, kind)},
+			},
+			Immutable: &immutable,
+			Data:      map[string][]byte{seedKey: []byte(text)},
+		}
+	}
+	return nil
+}
+
+// resources returns what the scheduler counts for the VM, which is also the size of its memory: as spec says, and the memory of the
+// guest.
+func resources(s *v1.VirtualMachineInstanceSpec, size int64) corev1.ResourceRequirements {
+	r := corev1.ResourceRequirements{Requests: corev1.ResourceList{}, Limits: corev1.ResourceList{}}
+	maps.Copy(r.Requests, s.Domain.Resources.Requests)
+	maps.Copy(r.Limits, s.Domain.Resources.Limits)
+	q := *resource.NewQuantity(size, resource.BinarySI)
+	r.Limits[corev1.ResourceMemory] = q
+	if _, ok := r.Requests[corev1.ResourceMemory]; !ok {
+		r.Requests[corev1.ResourceMemory] = q
+	}
+	return r
+}
+
+// selector keeps the pod on nodes of Cocoon: other nodes cannot run it.
+func selector(s *v1.VirtualMachineInstanceSpec) map[string]string {
+	out := maps.Clone(s.NodeSelector)
+	if out == nil {
+		out = map[string]string{}
+	}
+	if out[contract.LabelPool] == "" {
+		out[contract.LabelPool] = defaultPool
+	}
+	return out
+}
+
+func tolerations(s *v1.VirtualMachineInstanceSpec) []corev1.Toleration {
+	return append([]corev1.Toleration{{Key: contract.TaintKey, Operator: corev1.TolerationOpExists}}, s.Tolerations...)
+}
+
+func probe(p *v1.Probe) *corev1.Probe {
+	if p == nil {
+		return nil
+	}
+	return &corev1.Probe{
+		ProbeHandler:        corev1.ProbeHandler{Exec: p.Exec, HTTPGet: p.HTTPGet, TCPSocket: p.TCPSocket},
+		InitialDelaySeconds: p.InitialDelaySeconds, TimeoutSeconds: p.TimeoutSeconds, PeriodSeconds: p.PeriodSeconds,
+		SuccessThreshold: p.SuccessThreshold, FailureThreshold: p.FailureThreshold,
+	}
+}
+
+// hostname returns the host name of an instance that gives none: the name up to its first dot, cut to the length of a label.
+func hostname(name string) string {
+	name, _, _ = strings.Cut(name, ".")
+	return strings.TrimRight(name[:min(len(name), 63)], "-")
+}

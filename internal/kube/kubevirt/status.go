@@ -1,0 +1,151 @@
+package kubevirt
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	v1 "kubevirt.io/api/core/v1"
+)
+
+// Reasons of conditions of a VirtualMachineInstance.
+const (
+	ReasonNotSupported = "NotSupported" // Synchronized: the instance asks for what Cocoon refuses
+	ReasonPodGone      = "PodDeleted"
+)
+
+// Phase returns the phase of an instance whose pod is pod.
+func Phase(pod *corev1.Pod) v1.VirtualMachineInstancePhase {
+	switch {
+	case pod.Status.Phase == corev1.PodSucceeded:
+		return v1.Succeeded
+	case pod.Status.Phase == corev1.PodFailed:
+		return v1.Failed
+	case pod.Status.Phase == corev1.PodRunning:
+		return v1.Running
+	case pod.Spec.NodeName != "":
+		return v1.Scheduled
+	}
+	return v1.Scheduling
+}
+
+// Observe returns the status of vmi, whose pod is pod, at now. It changes nothing of the old status that is still true.
+func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.VirtualMachineInstanceStatus {
+	s := *vmi.Status.DeepCopy()
+	SetPhase(&s, Phase(pod), now)
+	s.NodeName, s.QOSClass = pod.Spec.NodeName, nil
+	if q := pod.Status.QOSClass; q != "" {
+		s.QOSClass = &q
+	}
+	s.ActivePods = map[types.UID]string{pod.UID: pod.Spec.NodeName}
+	s.Machine = &v1.Machine{Type: "q35"}
+	s.CurrentCPUTopology = &v1.CPUTopology{Sockets: 1, Cores: uint32(cpus(&vmi.Spec)), Threads: 1} //nolint:gosec // at most 255
+	s.Interfaces = interfaces(&vmi.Spec, pod)
+	ready := condition(pod, corev1.PodReady)
+	set(&s, v1.VirtualMachineInstanceReady, ready.Status == corev1.ConditionTrue, cmp.Or(ready.Reason, "GuestNotRunning"), ready.Message, now)
+	if placed := condition(pod, corev1.PodScheduled); placed.Status == corev1.ConditionFalse {
+		set(&s, v1.VirtualMachineInstanceConditionType(corev1.PodScheduled), false, placed.Reason, placed.Message, now)
+	} else {
+		drop(&s, v1.VirtualMachineInstanceConditionType(corev1.PodScheduled))
+	}
+	if why := waiting(pod); why != nil {
+		set(&s, v1.VirtualMachineInstanceSynchronized, false, why.Reason, why.Message, now)
+	} else {
+		drop(&s, v1.VirtualMachineInstanceSynchronized)
+	}
+	set(&s, v1.VirtualMachineInstanceIsMigratable, false, v1.VirtualMachineInstanceReasonNotMigratable, "nodes of Cocoon do not migrate VMs", now)
+	return s
+}
+
+// waiting returns why the VM is not created yet, nil if nothing is wrong.
+func waiting(pod *corev1.Pod) *corev1.ContainerStateWaiting {
+	for _, c := range pod.Status.ContainerStatuses {
+		if w := c.State.Waiting; w != nil && w.Message != "" {
+			return w
+		}
+	}
+	return nil
+}
+
+// interfaces returns what is known of the only interface of the guest.
+func interfaces(s *v1.VirtualMachineInstanceSpec, pod *corev1.Pod) []v1.VirtualMachineInstanceNetworkInterface {
+	if pod.Status.PodIP == "" {
+		return nil
+	}
+	n := v1.VirtualMachineInstanceNetworkInterface{Name: "default", IP: pod.Status.PodIP, InfoSource: "domain"}
+	if len(s.Networks) > 0 {
+		n.Name = s.Networks[0].Name
+	}
+	for _, ip := range pod.Status.PodIPs {
+		n.IPs = append(n.IPs, ip.IP)
+	}
+	return []v1.VirtualMachineInstanceNetworkInterface{n}
+}
+
+// SetPhase sets the phase and notes when it began.
+func SetPhase(s *v1.VirtualMachineInstanceStatus, phase v1.VirtualMachineInstancePhase, now time.Time) {
+	if s.Phase == phase {
+		return
+	}
+	s.Phase = phase
+	s.PhaseTransitionTimestamps = append(s.PhaseTransitionTimestamps, v1.VirtualMachineInstancePhaseTransitionTimestamp{Phase: phase, PhaseTransitionTimestamp: metav1.NewTime(now)})
+}
+
+// Ran reports whether the instance has been Running.
+func Ran(vmi *v1.VirtualMachineInstance) bool {
+	return slices.ContainsFunc(vmi.Status.PhaseTransitionTimestamps, func(t v1.VirtualMachineInstancePhaseTransitionTimestamp) bool { return t.Phase == v1.Running })
+}
+
+// Fail returns the status of an instance that has failed, with the reason.
+func Fail(vmi *v1.VirtualMachineInstance, reason, message string, now time.Time) v1.VirtualMachineInstanceStatus {
+	s := *vmi.Status.DeepCopy()
+	SetPhase(&s, v1.Failed, now)
+	s.Reason = reason
+	set(&s, v1.VirtualMachineInstanceReady, false, reason, message, now)
+	set(&s, v1.VirtualMachineInstanceSynchronized, false, reason, message, now)
+	return s
+}
+
+// Condition returns the condition of vmi, nil if it has none of the kind.
+func Condition(vmi *v1.VirtualMachineInstance, kind v1.VirtualMachineInstanceConditionType) *v1.VirtualMachineInstanceCondition {
+	for i := range vmi.Status.Conditions {
+		if vmi.Status.Conditions[i].Type == kind {
+			return &vmi.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+func set(s *v1.VirtualMachineInstanceStatus, kind v1.VirtualMachineInstanceConditionType, yes bool, reason, message string, now time.Time) {
+	c := v1.VirtualMachineInstanceCondition{Type: kind, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now)}
+	if yes {
+		c.Status, c.Reason, c.Message = corev1.ConditionTrue, "", ""
+	}
+	for i, old := range s.Conditions {
+		if old.Type == kind {
+			if old.Status == c.Status {
+				c.LastTransitionTime = old.LastTransitionTime
+			}
+			s.Conditions[i] = c
+			return
+		}
+	}
+	s.Conditions = append(s.Conditions, c)
+}
+
+func drop(s *v1.VirtualMachineInstanceStatus, kind v1.VirtualMachineInstanceConditionType) {
+	s.Conditions = slices.DeleteFunc(s.Conditions, func(c v1.VirtualMachineInstanceCondition) bool { return c.Type == kind })
+}
+
+// condition returns the condition of the pod, an empty one if it has none of the kind.
+func condition(pod *corev1.Pod, kind corev1.PodConditionType) corev1.PodCondition {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == kind {
+			return c
+		}
+	}
+	return corev1.PodCondition{}
+}
