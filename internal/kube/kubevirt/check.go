@@ -22,7 +22,7 @@ const maxInline = 2048
 // Check returns an error for each setting of spec that Cocoon refuses, and a sentence for each that has no effect. at is the path of
 // spec in its object.
 func Check(spec *v1.VirtualMachineInstanceSpec, at *field.Path) (errs field.ErrorList, warnings []string) {
-	walk(reflect.ValueOf(spec), "", at, func(path string, at *field.Path) {
+	walk(reflect.ValueOf(spec).Elem(), "", at, func(path string, at *field.Path) {
 		switch r, known := ruleFor(path); {
 		case !known:
 			errs = append(errs, field.Forbidden(at, "this version of Cocoon does not know the field"))

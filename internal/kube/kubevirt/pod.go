@@ -158,8 +158,8 @@ func Seed(vmi *v1.VirtualMachineInstance) *corev1.Secret {
 	return nil
 }
 
-// resources returns what the scheduler counts for the VM, which is also the size of its memory: as spec says, and the memory of the
-// guest.
+// resources returns what the scheduler counts for the VM, and the size of its memory: as spec says, else the memory of the guest, and
+// a tenth of each CPU, as in KubeVirt.
 func resources(s *v1.VirtualMachineInstanceSpec, size int64) corev1.ResourceRequirements {
 	r := corev1.ResourceRequirements{Requests: corev1.ResourceList{}, Limits: corev1.ResourceList{}}
 	maps.Copy(r.Requests, s.Domain.Resources.Requests)
@@ -168,6 +168,9 @@ func resources(s *v1.VirtualMachineInstanceSpec, size int64) corev1.ResourceRequ
 	r.Limits[corev1.ResourceMemory] = q
 	if _, ok := r.Requests[corev1.ResourceMemory]; !ok {
 		r.Requests[corev1.ResourceMemory] = q
+	}
+	if _, ok := r.Limits[corev1.ResourceCPU]; !ok && r.Requests.Cpu().IsZero() {
+		r.Requests[corev1.ResourceCPU] = *resource.NewMilliQuantity(100*cpus(s), resource.DecimalSI)
 	}
 	return r
 }

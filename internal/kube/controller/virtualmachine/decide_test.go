@@ -1,0 +1,211 @@
+package virtualmachine
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	v1 "kubevirt.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func machine(strategy v1.VirtualMachineRunStrategy, change ...func(*v1.VirtualMachine)) *v1.VirtualMachine {
+	vm := &v1.VirtualMachine{
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "ns", UID: "vm", Generation: 3},
+		Spec:       v1.VirtualMachineSpec{RunStrategy: &strategy, Template: &v1.VirtualMachineInstanceTemplateSpec{}},
+		Status:     v1.VirtualMachineStatus{RunStrategy: strategy},
+	}
+	for _, f := range change {
+		f(vm)
+	}
+	return vm
+}
+
+// fresh is a machine that the controller has not seen yet.
+func fresh(vm *v1.VirtualMachine) { vm.Status = v1.VirtualMachineStatus{} }
+
+func asks(actions ...string) func(*v1.VirtualMachine) {
+	return func(vm *v1.VirtualMachine) {
+		for _, a := range actions {
+			action, uid, _ := strings.Cut(a, " ")
+			r := v1.VirtualMachineStateChangeRequest{Action: v1.StateChangeRequestAction(action)}
+			if uid != "" {
+				r.UID = ptr[types.UID](uid)
+			}
+			vm.Status.StateChangeRequests = append(vm.Status.StateChangeRequests, r)
+		}
+	}
+}
+
+func ptr[T ~string](s string) *T { t := T(s); return &t }
+
+func failed(times int, after time.Duration) func(*v1.VirtualMachine) {
+	return func(vm *v1.VirtualMachine) {
+		t := metav1.NewTime(now.Add(after))
+		vm.Status.StartFailure = &v1.VirtualMachineStartFailure{ConsecutiveFailCount: times, LastFailedVMIUID: "old", RetryAfterTimestamp: &t}
+	}
+}
+
+// in is an instance that has gone through the phases.
+func in(phases ...v1.VirtualMachineInstancePhase) *v1.VirtualMachineInstance {
+	vmi := &v1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "ns", UID: "i"}}
+	for _, p := range phases {
+		kubevirt.SetPhase(&vmi.Status, p, now)
+	}
+	return vmi
+}
+
+func with(vmi *v1.VirtualMachineInstance, kind v1.VirtualMachineInstanceConditionType, status corev1.ConditionStatus, reason string) *v1.VirtualMachineInstance {
+	vmi.Status.Conditions = append(vmi.Status.Conditions, v1.VirtualMachineInstanceCondition{Type: kind, Status: status, Reason: reason})
+	return vmi
+}
+
+func leaving(vmi *v1.VirtualMachineInstance) *v1.VirtualMachineInstance {
+	vmi.DeletionTimestamp = &metav1.Time{Time: now}
+	return vmi
+}
+
+func deleted(vm *v1.VirtualMachine) { vm.DeletionTimestamp = &metav1.Time{Time: now} }
+
+func TestDecide(t *testing.T) {
+	running := in(v1.Pending, v1.Running)
+	crashed := in(v1.Pending, v1.Running, v1.Failed)
+	never := in(v1.Pending, v1.Failed)
+	done := in(v1.Pending, v1.Running, v1.Succeeded)
+	for name, c := range map[string]struct {
+		vm   *v1.VirtualMachine
+		vmi  *v1.VirtualMachineInstance
+		want string // what happens, printable status, requests that are left
+	}{
+		"always, none":             {machine(v1.RunStrategyAlways), nil, "start Starting []"},
+		"always, running":          {machine(v1.RunStrategyAlways), running, " Running []"},
+		"always, crashed":          {machine(v1.RunStrategyAlways), crashed, "stop Stopped []"},
+		"always, powered off":      {machine(v1.RunStrategyAlways), done, "stop Stopped []"},
+		"always, never ran":        {machine(v1.RunStrategyAlways), never, "stop CrashLoopBackOff []"},
+		"always, waits":            {machine(v1.RunStrategyAlways, failed(2, 7*time.Second)), nil, "wait 7s CrashLoopBackOff []"},
+		"always, has waited":       {machine(v1.RunStrategyAlways, failed(2, -time.Second)), nil, "start Starting []"},
+		"always, restart":          {machine(v1.RunStrategyAlways, asks("Stop i", "Start")), running, "stop Stopping [Stop Start]"},
+		"always, restarts":         {machine(v1.RunStrategyAlways, asks("Stop i", "Start")), leaving(in(v1.Running)), " Stopping [Stop Start]"},
+		"always, restarted":        {machine(v1.RunStrategyAlways, asks("Stop old", "Start")), nil, "start Starting []"},
+		"always, stop of another":  {machine(v1.RunStrategyAlways, asks("Stop old")), running, " Running []"},
+		"running: true":            {machine("", func(vm *v1.VirtualMachine) { yes := true; vm.Spec.RunStrategy, vm.Spec.Running = nil, &yes }), nil, "start Starting []"},
+		"both":                     {machine(v1.RunStrategyAlways, func(vm *v1.VirtualMachine) { yes := true; vm.Spec.Running = &yes }), nil, " Stopped []"},
+		"halted, none":             {machine(v1.RunStrategyHalted, asks("Start")), nil, " Stopped []"},
+		"halted, running":          {machine(v1.RunStrategyHalted), running, "stop Stopping []"},
+		"halted, leaving":          {machine(v1.RunStrategyHalted), leaving(in(v1.Running)), " Stopping []"},
+		"manual, none":             {machine(v1.RunStrategyManual, fresh), nil, " Stopped []"},
+		"manual, asked":            {machine(v1.RunStrategyManual, asks("Start")), nil, "start Starting []"},
+		"manual, started":          {machine(v1.RunStrategyManual, asks("Start")), in(v1.Pending), " Starting []"},
+		"manual, crashed":          {machine(v1.RunStrategyManual), crashed, " Stopped []"},
+		"manual, asked again":      {machine(v1.RunStrategyManual, asks("Start")), done, "stop Stopped [Start]"},
+		"manual, stop":             {machine(v1.RunStrategyManual, asks("Stop i")), running, "stop Stopping [Stop]"},
+		"manual, stopped":          {machine(v1.RunStrategyManual, asks("Stop i")), nil, " Stopped []"},
+		"rerun, first":             {machine(v1.RunStrategyRerunOnFailure, fresh), nil, "start Starting []"},
+		"rerun, crashed":           {machine(v1.RunStrategyRerunOnFailure), crashed, "stop Stopped [Start]"},
+		"rerun, after the crash":   {machine(v1.RunStrategyRerunOnFailure, asks("Start")), nil, "start Starting []"},
+		"rerun, powered off":       {machine(v1.RunStrategyRerunOnFailure), done, " Stopped []"},
+		"rerun, stopped":           {machine(v1.RunStrategyRerunOnFailure, asks("Stop i")), nil, " Stopped []"},
+		"once, first":              {machine(v1.RunStrategyOnce, fresh), nil, "start Starting []"},
+		"once, again":              {machine(v1.RunStrategyOnce), nil, " Stopped []"},
+		"once, done":               {machine(v1.RunStrategyOnce), done, " Stopped []"},
+		"deleted":                  {machine(v1.RunStrategyAlways, deleted), running, "stop Terminating []"},
+		"no room":                  {machine(v1.RunStrategyAlways), with(in(v1.Scheduling), "PodScheduled", "False", "Unschedulable"), " ErrorUnschedulable []"},
+		"no image":                 {machine(v1.RunStrategyAlways), with(in(v1.Scheduled), v1.VirtualMachineInstanceSynchronized, "False", "ImagePullBackOff"), " ImagePullBackOff []"},
+		"paused":                   {machine(v1.RunStrategyAlways), with(in(v1.Running), v1.VirtualMachineInstancePaused, "True", ""), " Paused []"},
+		"receives":                 {machine(v1.RunStrategyWaitAsReceiver), nil, " Stopped []"},
+		"once, waits and is later": {machine(v1.RunStrategyOnce, fresh, failed(1, time.Second)), nil, "wait 1s CrashLoopBackOff []"},
+	} {
+		s := decide(c.vm, c.vmi, now, 0)
+		what := ""
+		switch {
+		case s.start && s.stop:
+			what = "both"
+		case s.start:
+			what = "start"
+		case s.stop:
+			what = "stop"
+		case s.wait > 0:
+			what = "wait " + s.wait.String()
+		}
+		left := []string{}
+		for _, r := range s.status.StateChangeRequests {
+			left = append(left, string(r.Action))
+		}
+		if got := fmt.Sprintf("%s %s %v", what, s.status.PrintableStatus, left); got != c.want {
+			t.Errorf("%s: %s; want %s", name, got, c.want)
+		}
+		if again := decide(c.vm, c.vmi, now, 0); again.start != s.start || again.stop != s.stop {
+			t.Errorf("%s: the decision changes the objects", name)
+		}
+		if wait := s.status.RunStrategy == v1.RunStrategyOnce && !s.start && c.vm.Status.RunStrategy == ""; wait {
+			t.Errorf("%s: the machine will never start", name)
+		}
+	}
+}
+
+// The pauses grow as KubeVirt's do, an instance counts once, and one that ran ends the count.
+func TestPauses(t *testing.T) {
+	vm := machine(v1.RunStrategyAlways)
+	var pauses []string
+	for n := range 8 {
+		vmi := in(v1.Pending, v1.Failed)
+		vmi.UID = types.UID(fmt.Sprint(n))
+		for range 2 {
+			vm.Status = decide(vm, vmi, now, 1).status
+		}
+		pauses = append(pauses, vm.Status.StartFailure.RetryAfterTimestamp.Sub(now).String())
+	}
+	if got, want := strings.Join(pauses, " "), "15s 1m0s 2m15s 4m0s 5m0s 5m0s 5m0s 5m0s"; got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
+	if n := vm.Status.StartFailure.ConsecutiveFailCount; n != 8 {
+		t.Errorf("%d failures in a row", n)
+	}
+	if s := decide(vm, in(v1.Running), now, 1); s.status.StartFailure != nil {
+		t.Errorf("an instance runs: %+v", s.status.StartFailure)
+	}
+}
+
+func TestConditions(t *testing.T) {
+	vm := machine(v1.RunStrategyAlways)
+	find := func(s step, kind v1.VirtualMachineConditionType) string {
+		for _, c := range s.status.Conditions {
+			if c.Type == kind {
+				return string(c.Status) + " " + c.Reason
+			}
+		}
+		return ""
+	}
+	s := decide(vm, nil, now, 0)
+	if find(s, v1.VirtualMachineReady) != "False VMINotExists" || s.status.Ready || s.status.Created {
+		t.Errorf("none: %+v", s.status)
+	}
+	ready := with(in(v1.Running), v1.VirtualMachineInstanceReady, "True", "")
+	vm.Status = s.status
+	if s = decide(vm, ready, now.Add(time.Hour), 0); find(s, v1.VirtualMachineReady) != "True " || !s.status.Ready || !s.status.Created || s.status.ObservedGeneration != 3 {
+		t.Errorf("ready: %+v", s.status)
+	}
+	if find(s, v1.VirtualMachineRestartRequired) != "" {
+		t.Errorf("nothing has changed: %+v", s.status)
+	}
+	vm.Spec.Template.Spec.Hostname = "other"
+	if s = decide(vm, ready, now, 0); find(s, v1.VirtualMachineRestartRequired) != "True RestartRequired" {
+		t.Errorf("the template has changed: %+v", s.status)
+	}
+	refused := in(v1.Pending)
+	refused.Status = kubevirt.Fail(refused, kubevirt.ReasonNotSupported, "spec.x: Forbidden", now)
+	vm.Status = decide(vm, refused, now, 0).status
+	if s = decide(vm, nil, now, 0); find(s, v1.VirtualMachineFailure) != "True NotSupported" {
+		t.Errorf("while the next instance waits, nobody can read why: %+v", s.status)
+	}
+	if s = decide(vm, in(v1.Running), now, 0); find(s, v1.VirtualMachineFailure) != "" {
+		t.Errorf("it runs: %+v", s.status)
+	}
+}

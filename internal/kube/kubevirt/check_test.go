@@ -1,0 +1,149 @@
+package kubevirt
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	v1 "kubevirt.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// cirros is the smallest manifest of KubeVirt's users: a containerDisk, cloud-init, masquerade, all with the buses they write.
+const cirros = `
+domain:
+  cpu: {cores: 2, model: host-model}
+  devices:
+    disks:
+    - {name: root, bootOrder: 1, disk: {bus: virtio}}
+    - {name: seed, disk: {bus: virtio}}
+    interfaces: [{name: default, bridge: {}, model: virtio}]
+    rng: {}
+  machine: {type: q35}
+  memory: {guest: 128Mi}
+  resources: {}
+terminationGracePeriodSeconds: 0
+networks: [{name: default, pod: {}}]
+volumes:
+- {name: root, containerDisk: {image: "cocoon/disk-demo:latest"}}
+- {name: seed, cloudInitNoCloud: {userData: "#!/bin/sh\necho hello"}}
+`
+
+func spec(t testing.TB, text string) *v1.VirtualMachineInstanceSpec {
+	t.Helper()
+	s := &v1.VirtualMachineInstanceSpec{}
+	if err := yaml.UnmarshalStrict([]byte(text), s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestCheck(t *testing.T) {
+	if errs, warnings := Check(spec(t, cirros), nil); len(errs) > 0 || len(warnings) > 0 {
+		t.Errorf("%v %q", errs, warnings)
+	}
+	minimal := `{domain: {devices: {}, resources: {requests: {memory: 128Mi}}}, volumes: [{name: root, containerDisk: {image: a}}]}`
+	if errs, warnings := Check(spec(t, minimal), nil); len(errs) > 0 || len(warnings) > 0 {
+		t.Errorf("%v %q", errs, warnings)
+	}
+	for name, c := range map[string]struct {
+		change func(*v1.VirtualMachineInstanceSpec)
+		want   string // in the error
+	}{
+		"no memory":     {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Memory = nil }, "spec.domain.memory.guest: Required"},
+		"little memory": {func(s *v1.VirtualMachineInstanceSpec) { *s.Domain.Memory.Guest = resource.MustParse("16Mi") }, "is less than 96 MiB"},
+		"above its limit": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Resources.Limits = corev1.ResourceList{"memory": resource.MustParse("100Mi")}
+		}, "spec.domain.memory.guest"},
+		"devices": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Resources.Limits = corev1.ResourceList{"a/b": resource.MustParse("1")}
+		}, "spec.domain.resources.limits[a/b]: Forbidden"},
+		"unknown bus": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Disk.Bus = "ide" }, `spec.domain.devices.disks[0].disk.bus: Unsupported value: "ide": supported values: "virtio"`},
+		"sata":        {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[1].Disk.Bus = v1.DiskBusSATA }, "spec.domain.devices.disks[1].disk.bus"},
+		"cdrom": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[1].DiskDevice = v1.DiskDevice{CDRom: &v1.CDRomTarget{Bus: "virtio"}}
+		}, "spec.domain.devices.disks[1].cdrom.bus"},
+		"disk twice":       {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[1].Name = "root" }, "spec.domain.devices.disks[1].name: Duplicate"},
+		"disk of nothing":  {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[1].Name = "x" }, "spec.domain.devices.disks[1].name: Not found"},
+		"boot order twice": {func(s *v1.VirtualMachineInstanceSpec) { one := uint(1); s.Domain.Devices.Disks[1].BootOrder = &one }, "spec.domain.devices.disks[1].bootOrder: Duplicate"},
+		"two disks":        {func(s *v1.VirtualMachineInstanceSpec) { s.Volumes[1].VolumeSource = s.Volumes[0].VolumeSource }, "spec.volumes[1].containerDisk: Forbidden"},
+		"two seeds": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Volumes = append(s.Volumes, s.Volumes[1])
+			s.Volumes[2].Name = "more"
+		}, "spec.volumes[2].cloudInitNoCloud: Forbidden"},
+		"no disk":      {func(s *v1.VirtualMachineInstanceSpec) { s.Volumes = s.Volumes[1:]; s.Domain.Devices.Disks = nil }, "spec.volumes: Required"},
+		"two sources":  {func(s *v1.VirtualMachineInstanceSpec) { s.Volumes[1].ContainerDisk = s.Volumes[0].ContainerDisk }, "has 2 sources"},
+		"no user data": {func(s *v1.VirtualMachineInstanceSpec) { s.Volumes[1].CloudInitNoCloud.UserData = "" }, "spec.volumes[1].cloudInitNoCloud: Forbidden: exactly one"},
+		"bad base64": {func(s *v1.VirtualMachineInstanceSpec) {
+			*s.Volumes[1].CloudInitNoCloud = v1.CloudInitNoCloudSource{UserDataBase64: "geheim!"}
+		}, "userDataBase64: Invalid value: is not base64"},
+		"long user data": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Volumes[1].CloudInitNoCloud.UserData = strings.Repeat("x", 2049)
+		}, "userData: Too long"},
+		"1,000 disks": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks = make([]v1.Disk, 1000) }, "spec.domain.devices.disks[999].name"},
+		"two networks": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Networks = append(s.Networks, s.Networks[0])
+			s.Networks[1].Name = "b"
+		}, "spec.networks[1]: Forbidden"},
+		"two interfaces": {func(s *v1.VirtualMachineInstanceSpec) {
+			d := &s.Domain.Devices
+			d.Interfaces = append(d.Interfaces, d.Interfaces[0])
+		}, "spec.domain.devices.interfaces[1].name: Duplicate"},
+		"no interface": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Name = "x" }, "spec.networks[0]: Required"},
+		"model":        {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Model = "e1000" }, "spec.domain.devices.interfaces[0].model"},
+		"two bindings": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Interfaces[0].Masquerade = &v1.InterfaceMasquerade{}
+		}, "one binding"},
+		"machine":          {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Machine.Type = "pc-i440fx-7.2" }, "spec.domain.machine.type"},
+		"architecture":     {func(s *v1.VirtualMachineInstanceSpec) { s.Architecture = "arm64" }, "spec.architecture"},
+		"model of the CPU": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Model = "Haswell" }, "spec.domain.cpu.model"},
+		"CPUs":             {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Sockets = 1 << 31 }, "is more than 255 CPUs"},
+		"host name":        {func(s *v1.VirtualMachineInstanceSpec) { s.Hostname = "a.b" }, "spec.hostname"},
+		"graphics":         {func(s *v1.VirtualMachineInstanceSpec) { yes := true; s.Domain.Devices.AutoattachGraphicsDevice = &yes }, "autoattachGraphicsDevice: Forbidden"},
+		"a TPM, empty":     {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.TPM = &v1.TPMDevice{} }, "spec.domain.devices.tpm: Forbidden"},
+		"UEFI, empty": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Firmware = &v1.Firmware{Bootloader: &v1.Bootloader{EFI: &v1.EFI{}}}
+		}, "spec.domain.firmware.bootloader.efi: Forbidden"},
+		"a claim": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Volumes[1].VolumeSource = v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{}}
+		}, "spec.volumes[1].persistentVolumeClaim: Forbidden"},
+		"a folder of nodes": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Volumes[1].VolumeSource = v1.VolumeSource{HostDisk: &v1.HostDisk{Path: "/etc/shadow"}}
+		}, "spec.volumes[1].hostDisk.path: Forbidden"},
+	} {
+		s := spec(t, cirros)
+		c.change(s)
+		errs, _ := Check(s, field.NewPath("spec"))
+		if text := errs.ToAggregate().Error(); len(errs) == 0 || !strings.Contains(text, c.want) {
+			t.Errorf("%s: %s; want %s", name, text, c.want)
+		} else if strings.Contains(text, "geheim") {
+			t.Errorf("%s: the error quotes user data", name)
+		}
+	}
+}
+
+// Whatever the API server lets through, neither Check nor Pod panics, and what is refused has a path.
+func FuzzCheck(f *testing.F) {
+	f.Add([]byte(cirros))
+	f.Add([]byte(`{domain: {devices: {disks: [{name: a, bootOrder: 0, cdrom: {}}]}, cpu: {cores: 4294967295, sockets: 4294967295, threads: 4294967295}}, volumes: [{}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s := &v1.VirtualMachineInstanceSpec{}
+		if yaml.Unmarshal(data, s) != nil {
+			return
+		}
+		errs, _ := Check(s, field.NewPath("spec"))
+		for _, e := range errs {
+			if !strings.HasPrefix(e.Field, "spec.") {
+				t.Errorf("an error without a path: %v", e)
+			}
+		}
+		if len(errs) == 0 {
+			vmi := &v1.VirtualMachineInstance{Spec: *s}
+			vmi.Name, vmi.Namespace, vmi.UID = "a", "ns", "u"
+			Pod(vmi)
+			Seed(vmi)
+		}
+	})
+}

@@ -1,0 +1,143 @@
+package kubevirt
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
+	v1 "kubevirt.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func vmi(t *testing.T, name string) *v1.VirtualMachineInstance {
+	t.Helper()
+	return &v1.VirtualMachineInstance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: "6a5f", Labels: map[string]string{"app": "web", v1.AppLabel: "forged"}},
+		Spec:       *spec(t, cirros),
+	}
+}
+
+func TestPod(t *testing.T) {
+	i := vmi(t, "web")
+	i.Spec.NodeSelector, i.Spec.ReadinessProbe = map[string]string{"zone": "a"}, &v1.Probe{Handler: v1.Handler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(22)}}, PeriodSeconds: 3}
+	got, err := yaml.Marshal([]any{Pod(i), Seed(i)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile("testdata/pod.yaml")
+	if err != nil || string(want) != string(got) {
+		t.Errorf("%v\n%s\nPod and Secret:\n%s", err, diff.Of(string(want), string(got)), got)
+	}
+	if errs := convert.Check(Pod(i)); len(errs) > 0 {
+		t.Errorf("a node refuses the pod: %v", errs)
+	}
+	s := convert.Spec(Pod(i), convert.Node{}, nil)
+	if s.CPUs != 2 || s.Memory != 128<<20 || s.Name != "vk-ns-virt-launcher-web" || s.Image != "cocoon/disk-demo:latest" || s.Hostname != "web" {
+		t.Errorf("the node makes of it: %+v", s)
+	}
+	if strings.Contains(string(got), "echo hello") {
+		t.Error("user data is readable in the pod")
+	}
+}
+
+// Whatever an instance is called, its pod, VM, labels and host name have valid names, and those of two instances differ.
+func TestNames(t *testing.T) {
+	long := strings.Repeat("a", 252)
+	seen := map[string]string{}
+	for _, name := range []string{"web", "web.example.com", strings.Repeat("b", 63), strings.Repeat("c.", 40) + "d", long + "1", long + "2", strings.Repeat("e", 63) + ".x"} {
+		i := vmi(t, name)
+		p := Pod(i)
+		for _, errs := range [][]string{
+			validation.IsDNS1123Subdomain(p.Name), validation.IsDNS1123Label(p.Spec.Hostname),
+			validation.IsValidLabelValue(p.Labels[v1.VirtualMachineInstanceIDLabel]), validation.IsDNS1123Subdomain(Seed(i).Name),
+		} {
+			if len(errs) > 0 {
+				t.Errorf("%s: %v", name, errs)
+			}
+		}
+		if err := vm.ValidateName(VMName(i)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, id := range []string{p.Name, VMName(i), p.Labels[v1.VirtualMachineInstanceIDLabel]} {
+			if other, ok := seen[id]; ok && other != name {
+				t.Errorf("%s and %s are both %s", name, other, id)
+			}
+			seen[id] = name
+		}
+	}
+	a, b := vmi(t, "web"), vmi(t, "web")
+	b.UID = "other"
+	if PodName(a) == PodName(b) || VMName(a) != VMName(b) {
+		t.Errorf("two instances of one name: pods %s and %s, VMs %s and %s", PodName(a), PodName(b), VMName(a), VMName(b))
+	}
+}
+
+func TestSeedOfSecret(t *testing.T) {
+	i := vmi(t, "web")
+	i.Spec.Volumes[1].CloudInitNoCloud = &v1.CloudInitNoCloudSource{UserDataSecretRef: &corev1.LocalObjectReference{Name: "mine"}}
+	if s := Seed(i); s != nil {
+		t.Errorf("a Secret of our own: %v", s)
+	}
+	if p := Pod(i); p.Spec.Volumes[0].Secret.SecretName != "mine" {
+		t.Errorf("the pod has %v", p.Spec.Volumes)
+	}
+}
+
+func TestObserve(t *testing.T) {
+	i := vmi(t, "web")
+	i.Status.PhaseTransitionTimestamps = []v1.VirtualMachineInstancePhaseTransitionTimestamp{{Phase: v1.Pending}}
+	pod := Pod(i)
+	look := func(change func()) v1.VirtualMachineInstanceStatus {
+		change()
+		i.Status = Observe(i, pod, now)
+		if again := Observe(i, pod, now.Add(time.Hour)); diff.Of(i.Status, again) != "" {
+			t.Errorf("a second look changes the status: %s", diff.Of(i.Status, again))
+		}
+		return i.Status
+	}
+	status := func(kind v1.VirtualMachineInstanceConditionType) string {
+		c := Condition(i, kind)
+		if c == nil {
+			return ""
+		}
+		return string(c.Status) + " " + c.Reason
+	}
+	s := look(func() {
+		pod.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "no room"}}}
+	})
+	if s.Phase != v1.Scheduling || status("PodScheduled") != "False Unschedulable" || status(v1.VirtualMachineInstanceReady) != "False GuestNotRunning" {
+		t.Errorf("%+v", s)
+	}
+	s = look(func() {
+		pod.Spec.NodeName, pod.Status.Conditions = "node", nil
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such image"}}}}
+	})
+	if s.Phase != v1.Scheduled || s.NodeName != "node" || status("PodScheduled") != "" || status(v1.VirtualMachineInstanceSynchronized) != "False ErrImagePull" {
+		t.Errorf("%+v", s)
+	}
+	s = look(func() {
+		pod.Status = corev1.PodStatus{
+			Phase: corev1.PodRunning, PodIP: "10.1.2.3", PodIPs: []corev1.PodIP{{IP: "10.1.2.3"}, {IP: "fd00::3"}},
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+		}
+	})
+	if s.Phase != v1.Running || len(s.Interfaces) != 1 || s.Interfaces[0].IP != "10.1.2.3" || len(s.Interfaces[0].IPs) != 2 || status(v1.VirtualMachineInstanceReady) != "True " ||
+		status(v1.VirtualMachineInstanceSynchronized) != "" || !Ran(i) || len(s.PhaseTransitionTimestamps) != 4 {
+		t.Errorf("%+v", s)
+	}
+	s = look(func() { pod.Status.Phase, pod.Status.Conditions = corev1.PodSucceeded, nil })
+	if s.Phase != v1.Succeeded || status(v1.VirtualMachineInstanceReady) != "False GuestNotRunning" {
+		t.Errorf("%+v", s)
+	}
+}
