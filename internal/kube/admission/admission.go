@@ -1,5 +1,5 @@
 // Package admission serves the API server's admission webhooks. It refuses CocoonSets and CocoonHibernations that cannot work
-// but that their schema allows. It completes and validates the pods of VMs. It prevents scale-downs and evictions from losing
+// but that their schema allows, and VirtualMachines that no VM of ours can be. It completes and validates the pods of VMs. It prevents scale-downs and evictions from losing
 // VMs that hold state.
 //
 // Every answer depends only on the request and on caches. The only write marks an evicted VM to hibernate. A dry run writes
@@ -29,6 +29,7 @@ const (
 	PathSet         = "/validate-cocoonset"
 	PathHibernation = "/validate-cocoonhibernation"
 	PathEviction    = "/validate-eviction"
+	PathMachine     = "/validate-virtualmachine"
 )
 
 // Webhooks is the set of all admission webhooks. All fields are required except Registry.
@@ -53,6 +54,7 @@ func (w *Webhooks) Register(s webhook.Server) {
 		PathSet:         &setChecker{decoder, w.Client},
 		PathHibernation: &hibernationChecker{decoder, w.Client},
 		PathEviction:    &evictionGuard{w.Client, w.Registry},
+		PathMachine:     &machineChecker{decoder},
 	} {
 		s.Register(path, &ctrladmission.Webhook{Handler: w.Metrics.counted(path[1:], h)})
 	}

@@ -40,6 +40,33 @@ func Check(spec *v1.VirtualMachineInstanceSpec, at *field.Path) (errs field.Erro
 	return append(errs, c.errs...), warnings
 }
 
+// CheckMachine is Check for a VirtualMachine, of which spec is the specification.
+func CheckMachine(spec *v1.VirtualMachineSpec, at *field.Path) (errs field.ErrorList, warnings []string) {
+	no := func(when bool, name, why string) {
+		if when {
+			errs = append(errs, field.Forbidden(at.Child(name), why))
+		}
+	}
+	no(spec.Running != nil && spec.RunStrategy != nil, "running", "use either running or runStrategy")
+	if spec.Running == nil && spec.RunStrategy == nil {
+		errs = append(errs, field.Required(at.Child("runStrategy"), "say when the machine runs, such as Always or Halted"))
+	}
+	if spec.RunStrategy != nil && !slices.Contains(strategies, *spec.RunStrategy) {
+		errs = append(errs, field.NotSupported(at.Child("runStrategy"), *spec.RunStrategy, strategies))
+	}
+	no(spec.Instancetype != nil, "instancetype", "Cocoon has no instancetypes; write CPU and memory in the template")
+	no(spec.Preference != nil, "preference", "Cocoon has no preferences; write the devices in the template")
+	no(len(spec.DataVolumeTemplates) > 0, "dataVolumeTemplates", "Cocoon has no DataVolumes; use a containerDisk")
+	no(spec.UpdateVolumesStrategy != nil, "updateVolumesStrategy", "volumes of a VM cannot be replaced while it runs")
+	if spec.Template == nil {
+		return append(errs, field.Required(at.Child("template"), "")), nil
+	}
+	more, warnings := Check(&spec.Template.Spec, at.Child("template", "spec"))
+	return append(errs, more...), warnings
+}
+
+var strategies = []v1.VirtualMachineRunStrategy{v1.RunStrategyAlways, v1.RunStrategyHalted, v1.RunStrategyManual, v1.RunStrategyRerunOnFailure, v1.RunStrategyOnce}
+
 // check collects errors about the values of fields that are honoured.
 type check struct {
 	spec *v1.VirtualMachineInstanceSpec

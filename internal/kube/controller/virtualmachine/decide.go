@@ -29,12 +29,22 @@ type step struct {
 	status v1.VirtualMachineStatus
 }
 
-// decide returns the next step of vm. vmi is its instance, nil if there is none. jitter is from 0 to 1. It reads no clock.
-func decide(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance, now time.Time, jitter float64) step {
+// seen is what decide knows of a machine.
+type seen struct {
+	vm      *v1.VirtualMachine
+	vmi     *v1.VirtualMachineInstance // nil: there is none
+	refusal string                     // why Cocoon cannot run such a machine, "" if it can
+	now     time.Time
+	jitter  float64 // from 0 to 1
+}
+
+// decide returns the next step of a machine. It reads no clock.
+func decide(x seen) step {
+	vm, vmi, now := x.vm, x.vmi, x.now
 	s := step{status: *vm.Status.DeepCopy()}
-	strategy, err := vm.RunStrategy() // a schema allows one of the two ways to say it
+	strategy, err := vm.RunStrategy()
 	changed := vm.Status.RunStrategy != strategy
-	s.failures(vmi, now, jitter)
+	s.failures(vmi, now, x.jitter)
 	switch {
 	case vm.DeletionTimestamp != nil:
 		s.stop = vmi != nil
@@ -44,7 +54,11 @@ func decide(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance, now time.Time
 	case vmi.DeletionTimestamp == nil:
 		s.end(vmi, strategy)
 	}
-	s.describe(vm, vmi, strategy, now)
+	if s.start && x.refusal != "" { // once the machine is changed, it starts
+		s.start, s.status.StateChangeRequests = false, vm.Status.StateChangeRequests
+		strategy = vm.Status.RunStrategy
+	}
+	s.describe(x, strategy)
 	return s
 }
 
@@ -135,7 +149,8 @@ func (s *step) failures(vmi *v1.VirtualMachineInstance, now time.Time, jitter fl
 }
 
 // describe sets what people read.
-func (s *step) describe(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance, strategy v1.VirtualMachineRunStrategy, now time.Time) {
+func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
+	vm, vmi, now := x.vm, x.vmi, x.now
 	if s.wait == 0 { // a start that waits is still to come
 		s.status.RunStrategy = strategy
 	}
@@ -156,23 +171,12 @@ func (s *step) describe(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance, s
 	} else {
 		s.drop(v1.VirtualMachineRestartRequired)
 	}
-	if c := refusal(vmi); c != nil {
-		s.set(v1.VirtualMachineFailure, true, c.Reason, c.Message, now)
-	} else if vmi != nil && vmi.Status.Phase != v1.Failed {
+	if x.refusal != "" {
+		s.set(v1.VirtualMachineFailure, true, kubevirt.ReasonNotSupported, x.refusal, now)
+	} else {
 		s.drop(v1.VirtualMachineFailure)
 	}
 	s.status.PrintableStatus = s.printable(vm, vmi)
-}
-
-// refusal returns why Cocoon does not create the instance, nil if it does.
-func refusal(vmi *v1.VirtualMachineInstance) *v1.VirtualMachineInstanceCondition {
-	if vmi == nil {
-		return nil
-	}
-	if c := kubevirt.Condition(vmi, v1.VirtualMachineInstanceSynchronized); c != nil && c.Reason == kubevirt.ReasonNotSupported {
-		return c
-	}
-	return nil
 }
 
 // printable returns the column Status: the first in KubeVirt's order that is true.

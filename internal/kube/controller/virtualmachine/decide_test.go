@@ -122,7 +122,7 @@ func TestDecide(t *testing.T) {
 		"receives":                 {machine(v1.RunStrategyWaitAsReceiver), nil, " Stopped []"},
 		"once, waits and is later": {machine(v1.RunStrategyOnce, fresh, failed(1, time.Second)), nil, "wait 1s CrashLoopBackOff []"},
 	} {
-		s := decide(c.vm, c.vmi, now, 0)
+		s := decide(seen{vm: c.vm, vmi: c.vmi, now: now})
 		what := ""
 		switch {
 		case s.start && s.stop:
@@ -141,7 +141,7 @@ func TestDecide(t *testing.T) {
 		if got := fmt.Sprintf("%s %s %v", what, s.status.PrintableStatus, left); got != c.want {
 			t.Errorf("%s: %s; want %s", name, got, c.want)
 		}
-		if again := decide(c.vm, c.vmi, now, 0); again.start != s.start || again.stop != s.stop {
+		if again := decide(seen{vm: c.vm, vmi: c.vmi, now: now}); again.start != s.start || again.stop != s.stop {
 			t.Errorf("%s: the decision changes the objects", name)
 		}
 		if wait := s.status.RunStrategy == v1.RunStrategyOnce && !s.start && c.vm.Status.RunStrategy == ""; wait {
@@ -158,7 +158,7 @@ func TestPauses(t *testing.T) {
 		vmi := in(v1.Pending, v1.Failed)
 		vmi.UID = types.UID(fmt.Sprint(n))
 		for range 2 {
-			vm.Status = decide(vm, vmi, now, 1).status
+			vm.Status = decide(seen{vm: vm, vmi: vmi, now: now, jitter: 1}).status
 		}
 		pauses = append(pauses, vm.Status.StartFailure.RetryAfterTimestamp.Sub(now).String())
 	}
@@ -168,7 +168,7 @@ func TestPauses(t *testing.T) {
 	if n := vm.Status.StartFailure.ConsecutiveFailCount; n != 8 {
 		t.Errorf("%d failures in a row", n)
 	}
-	if s := decide(vm, in(v1.Running), now, 1); s.status.StartFailure != nil {
+	if s := decide(seen{vm: vm, vmi: in(v1.Running), now: now}); s.status.StartFailure != nil {
 		t.Errorf("an instance runs: %+v", s.status.StartFailure)
 	}
 }
@@ -183,29 +183,43 @@ func TestConditions(t *testing.T) {
 		}
 		return ""
 	}
-	s := decide(vm, nil, now, 0)
+	s := decide(seen{vm: vm, now: now})
 	if find(s, v1.VirtualMachineReady) != "False VMINotExists" || s.status.Ready || s.status.Created {
 		t.Errorf("none: %+v", s.status)
 	}
 	ready := with(in(v1.Running), v1.VirtualMachineInstanceReady, "True", "")
 	vm.Status = s.status
-	if s = decide(vm, ready, now.Add(time.Hour), 0); find(s, v1.VirtualMachineReady) != "True " || !s.status.Ready || !s.status.Created || s.status.ObservedGeneration != 3 {
+	if s = decide(seen{vm: vm, vmi: ready, now: now.Add(time.Hour)}); find(s, v1.VirtualMachineReady) != "True " || !s.status.Ready || !s.status.Created || s.status.ObservedGeneration != 3 {
 		t.Errorf("ready: %+v", s.status)
 	}
 	if find(s, v1.VirtualMachineRestartRequired) != "" {
 		t.Errorf("nothing has changed: %+v", s.status)
 	}
 	vm.Spec.Template.Spec.Hostname = "other"
-	if s = decide(vm, ready, now, 0); find(s, v1.VirtualMachineRestartRequired) != "True RestartRequired" {
+	if s = decide(seen{vm: vm, vmi: ready, now: now}); find(s, v1.VirtualMachineRestartRequired) != "True RestartRequired" {
 		t.Errorf("the template has changed: %+v", s.status)
 	}
-	refused := in(v1.Pending)
-	refused.Status = kubevirt.Fail(refused, kubevirt.ReasonNotSupported, "spec.x: Forbidden", now)
-	vm.Status = decide(vm, refused, now, 0).status
-	if s = decide(vm, nil, now, 0); find(s, v1.VirtualMachineFailure) != "True NotSupported" {
-		t.Errorf("while the next instance waits, nobody can read why: %+v", s.status)
+	vm.Status = decide(seen{vm: vm, now: now, refusal: "spec.x: Forbidden"}).status
+	if s = decide(seen{vm: vm, now: now, refusal: "spec.x: Forbidden"}); find(s, v1.VirtualMachineFailure) != "True NotSupported" || s.start || s.status.PrintableStatus != v1.VirtualMachineStatusStopped {
+		t.Errorf("refused: %+v", s)
 	}
-	if s = decide(vm, in(v1.Running), now, 0); find(s, v1.VirtualMachineFailure) != "" {
-		t.Errorf("it runs: %+v", s.status)
+	if s = decide(seen{vm: vm, now: now}); find(s, v1.VirtualMachineFailure) != "" || !s.start {
+		t.Errorf("no longer refused: %+v", s)
+	}
+}
+
+// A refused machine forgets nothing: it starts once it has been changed.
+func TestRefusedKeepsItsRequests(t *testing.T) {
+	for name, vm := range map[string]*v1.VirtualMachine{
+		"asked": machine(v1.RunStrategyManual, asks("Start")), "once": machine(v1.RunStrategyOnce, fresh), "rerun": machine(v1.RunStrategyRerunOnFailure, fresh),
+	} {
+		s := decide(seen{vm: vm, now: now, refusal: "no"})
+		if s.start {
+			t.Errorf("%s: it starts", name)
+		}
+		vm.Status = s.status
+		if s = decide(seen{vm: vm, now: now}); !s.start {
+			t.Errorf("%s: it does not start: %+v", name, s.status)
+		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/tools/events"
 	v1 "kubevirt.io/api/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -22,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 )
 
 // Reasons of Events.
@@ -63,15 +65,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if vm.DeletionTimestamp != nil && vmi == nil {
 		return reconcile.Result{}, r.release(ctx, vm)
 	}
-	if vm.Spec.Template == nil { // the schema requires it
-		return reconcile.Result{}, nil
-	}
 	if vm.DeletionTimestamp == nil && !controllerutil.ContainsFinalizer(vm, v1.VirtualMachineControllerFinalizer) {
 		kept := vm.DeepCopy()
 		controllerutil.AddFinalizer(kept, v1.VirtualMachineControllerFinalizer)
 		return reconcile.Result{}, controller.IgnoreStale(r.Client.Patch(ctx, kept, client.MergeFromWithOptions(vm, client.MergeFromWithOptimisticLock{})))
 	}
-	s := decide(vm, vmi, r.Now(), r.Jitter())
+	x := seen{vm: vm, vmi: vmi, now: r.Now(), jitter: r.Jitter()}
+	if errs, _ := kubevirt.CheckMachine(&vm.Spec, field.NewPath("spec")); len(errs) > 0 {
+		x.refusal = errs.ToAggregate().Error()
+	}
+	s := decide(x)
 	if s.start {
 		if err := r.start(ctx, vm); err != nil {
 			return reconcile.Result{}, err
@@ -82,6 +85,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.write(ctx, vm, s.status); err != nil {
 		return reconcile.Result{}, err
 	}
+	if was := failure(&vm.Status); x.refusal != "" && was != x.refusal {
+		r.Events.Eventf(vm, nil, corev1.EventTypeWarning, ReasonRefused, "Check", "%s", x.refusal)
+	}
 	if s.stop && vmi.DeletionTimestamp == nil {
 		if err := r.Client.Delete(ctx, vmi, client.Preconditions{UID: &vmi.UID}); err != nil {
 			return reconcile.Result{}, controller.IgnoreStale(err)
@@ -89,6 +95,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.Events.Eventf(vm, vmi, corev1.EventTypeNormal, ReasonStopped, "Stop", "stopped the machine by deleting its instance")
 	}
 	return reconcile.Result{RequeueAfter: s.wait}, nil
+}
+
+// failure returns why the machine was refused when it was looked at last.
+func failure(s *v1.VirtualMachineStatus) string {
+	for _, c := range s.Conditions {
+		if c.Type == v1.VirtualMachineFailure {
+			return c.Message
+		}
+	}
+	return ""
 }
 
 // instance returns the instance of vm, nil if there is none. The cache may not have heard of one that was just created. Whether there

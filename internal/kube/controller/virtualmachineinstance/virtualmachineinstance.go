@@ -30,7 +30,7 @@ const (
 	ReasonCreated  = "SuccessfulCreate"
 	ReasonDeleted  = "SuccessfulDelete"
 	ReasonRefused  = "FailedCreate"
-	ReasonOccupied = "NameTaken" // a pod or Secret of somebody else has the name
+	ReasonOccupied = "NameTaken" // a pod of somebody else has the name
 	ReasonIgnored  = "FieldsIgnored"
 )
 
@@ -117,12 +117,14 @@ func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance)
 		return nil // the change brings the instance back
 	}
 	if seed := kubevirt.Seed(vmi); seed != nil {
-		if err := r.make(ctx, vmi, seed); err != nil {
-			return err
+		// A controller that could read Secrets could read those of everybody, so this one can only create them. The name depends on
+		// the UID of the instance: a Secret that exists is of an earlier try.
+		if err := r.Client.Create(ctx, seed); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create the Secret of VirtualMachineInstance %s: %w", vmi.Name, err)
 		}
 	}
 	pod := kubevirt.Pod(vmi)
-	if err := r.make(ctx, vmi, pod); err != nil {
+	if err := r.makePod(ctx, vmi, pod); err != nil {
 		return err
 	}
 	r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonCreated, "Create", "created the pod %s", pod.Name)
@@ -131,27 +133,22 @@ func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance)
 	return r.write(ctx, vmi, s)
 }
 
-// make creates an object of vmi. One that exists already is of an earlier try, or of somebody else, who keeps it.
-func (r *Reconciler) make(ctx context.Context, vmi *v1.VirtualMachineInstance, o client.Object) error {
-	err := r.Client.Create(ctx, o)
+// makePod creates the pod. One that exists already is of an earlier try, or of somebody else, who keeps it.
+func (r *Reconciler) makePod(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) error {
+	err := r.Client.Create(ctx, pod)
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // a quota, a policy
+		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonRefused, "Create", "the API server refuses the pod %s: %s", pod.Name, err.Error())
+	}
 	if !apierrors.IsAlreadyExists(err) {
-		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
-			r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonRefused, "Create", "the API server refuses %s: %s", o.GetName(), err.Error())
-		}
 		return err
 	}
-	there := &metav1.PartialObjectMetadata{}
-	gvk, err := r.Client.GroupVersionKindFor(o)
-	if err != nil {
-		return err
-	}
-	there.SetGroupVersionKind(gvk)
-	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(o), there); err != nil {
-		return fmt.Errorf("read %s of VirtualMachineInstance %s: %w", o.GetName(), vmi.Name, err)
+	there := &corev1.Pod{}
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(pod), there); err != nil {
+		return fmt.Errorf("read pod of VirtualMachineInstance %s: %w", vmi.Name, err)
 	}
 	if !metav1.IsControlledBy(there, vmi) {
-		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonOccupied, "Create", "%s %s exists and is not of this instance; delete it", gvk.Kind, o.GetName())
-		return fmt.Errorf("%s %s exists and is not of VirtualMachineInstance %s", gvk.Kind, o.GetName(), vmi.Name)
+		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonOccupied, "Create", "the pod %s exists and is not of this instance; delete it", pod.Name)
+		return fmt.Errorf("pod %s exists and is not of VirtualMachineInstance %s", pod.Name, vmi.Name)
 	}
 	return nil
 }

@@ -1,0 +1,144 @@
+//go:build e2e
+
+package cocoonmanager_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubevirtv1 "kubevirt.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/testkit/fakenode"
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+)
+
+// machines runs VirtualMachines with a manager that is killed after each of its writes: each ends up as it should, with one pod for
+// each run, and nothing is left of a deleted one.
+func machines(t *testing.T, r *rig) {
+	ns := "machines"
+	r.namespace(t, ns)
+	seen := r.births(t, ns)
+	k := newKiller(t, r.Config)
+	k.manager = r.manager(t, k.server, append([]string{"--leader-elect=false"}, r.kubevirtFlags(t)...)...)
+	k.manager.start(t)
+	defer k.manager.kill()
+	defer k.stop()
+
+	vm := &kubevirtv1.VirtualMachine{}
+	key := client.ObjectKey{Namespace: ns, Name: "web"}
+	status := func() string {
+		if err := r.api.Get(t.Context(), key, vm); err != nil {
+			return err.Error()
+		}
+		return fmt.Sprint(vm.Status.PrintableStatus, " ", vm.Status.Ready)
+	}
+	instance := func() *kubevirtv1.VirtualMachineInstance {
+		vmi := &kubevirtv1.VirtualMachineInstance{}
+		if err := r.api.Get(t.Context(), key, vmi); client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
+		return vmi
+	}
+	patch := func(text string) {
+		t.Helper()
+		if err := r.api.Patch(t.Context(), &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "web"}}, client.RawPatch("application/merge-patch+json", []byte(text))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.Kubectl(t, fmt.Sprintf(`
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {name: web, namespace: %s}
+spec:
+  runStrategy: Always
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      domain: {devices: {disks: [{name: root, disk: {bus: virtio}}, {name: seed, disk: {}}]}, memory: {guest: 128Mi}, resources: {}}
+      terminationGracePeriodSeconds: 1
+      volumes:
+      - {name: root, containerDisk: {image: %s}}
+      - {name: seed, cloudInitNoCloud: {userData: "#!/bin/sh"}}
+`, ns, fakenode.Image), "create", "-f", "-")
+	kubetest.Eventually(t, "the machine", status, "Running true")
+	first := instance()
+	if first.Status.NodeName != "one" || len(first.Status.Interfaces) != 1 || first.Labels["app"] != "web" {
+		t.Errorf("the instance: %+v", first)
+	}
+	if n := seen.count(kubevirt.PodName(first)); n != 1 {
+		t.Errorf("the instance had %d pods", n)
+	}
+	secret := &corev1.Secret{}
+	if err := r.api.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: kubevirt.PodName(first)}, secret); err != nil || string(secret.Data["userdata"]) != "#!/bin/sh" {
+		t.Errorf("the Secret: %v %v", secret, err)
+	}
+
+	// The guest powers itself off: the next instance takes its place.
+	r.node.Crash(t, kubevirt.VMName(first))
+	kubetest.Eventually(t, "another instance", func() string { return fmt.Sprint(instance().UID != first.UID, " ", status()) }, "true Running true")
+	second := instance()
+
+	patch(`{"spec":{"runStrategy":"Halted"}}`)
+	kubetest.Eventually(t, "the machine", status, "Stopped false")
+	if i := instance(); i.UID != "" {
+		t.Errorf("a stopped machine has the instance %s", i.UID)
+	}
+	kubetest.Eventually(t, "its VMs", func() string { return fmt.Sprint(r.node.Guest(kubevirt.VMName(second)) != nil) }, "false")
+
+	patch(`{"spec":{"runStrategy":"Always"}}`)
+	kubetest.Eventually(t, "the machine", status, "Running true")
+	third := instance()
+	// A template that no VM of ours can have is refused with its path, nothing is created, and the machine says why.
+	patch(`{"spec":{"template":{"spec":{"domain":{"devices":{"tpm":{}}}}}}}`)
+	kubetest.Eventually(t, "the condition RestartRequired", func() string { return condition(r, t, key, kubevirtv1.VirtualMachineRestartRequired) }, "True")
+	if err := r.api.Delete(t.Context(), third); err != nil {
+		t.Fatal(err)
+	}
+	kubetest.Eventually(t, "the condition Failure", func() string { return condition(r, t, key, kubevirtv1.VirtualMachineFailure) }, "True")
+	kubetest.Eventually(t, "the machine", status, "CrashLoopBackOff false")
+
+	if err := r.api.Delete(t.Context(), vm); err != nil {
+		t.Fatal(err)
+	}
+	kubetest.Eventually(t, "what is left", func() string {
+		vms, vmis := &kubevirtv1.VirtualMachineList{}, &kubevirtv1.VirtualMachineInstanceList{}
+		pods, secrets := &corev1.PodList{}, &corev1.SecretList{}
+		left := 0
+		for _, list := range []client.ObjectList{vms, vmis, pods, secrets} {
+			if err := r.api.List(t.Context(), list, client.InNamespace(ns)); err != nil {
+				return err.Error()
+			}
+		}
+		left = len(vms.Items) + len(vmis.Items) + len(pods.Items) + len(secrets.Items)
+		return fmt.Sprint(left)
+	}, "0")
+	kills := k.stop()
+	for _, what := range []string{
+		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status",
+		http.MethodPut + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
+	} {
+		if kills[what] == 0 {
+			t.Errorf("the manager was not killed after %s: %v", what, kills)
+		}
+	}
+}
+
+// condition returns the status of a machine's condition.
+func condition(r *rig, t *testing.T, key client.ObjectKey, kind kubevirtv1.VirtualMachineConditionType) string {
+	t.Helper()
+	vm := &kubevirtv1.VirtualMachine{}
+	if err := r.api.Get(t.Context(), key, vm); err != nil {
+		return err.Error()
+	}
+	for _, c := range vm.Status.Conditions {
+		if c.Type == kind {
+			return string(c.Status)
+		}
+	}
+	return ""
+}
