@@ -28,7 +28,7 @@ setup-demo:
 	@hack/setup.sh demo
 
 .PHONY: build
-build: binaries guest demo-image control-plane ## all binaries, the guest kernel, the demo image and kubectl into bin/
+build: binaries guest demo-image control-plane virtctl ## all binaries, the guest kernel, the demo image, kubectl and virtctl into bin/
 
 .PHONY: binaries
 binaries:
@@ -95,6 +95,13 @@ control-plane: ## Kubernetes control plane and kubectl into bin/ (the first buil
 	@cmd/cocoon-up/build.sh $(BIN)/cocoon-up
 	@for name in kubectl cocoon-scheduler; do ln -sf cocoon-up $(BIN)/$$name; done
 
+.PHONY: virtctl
+virtctl: ## KubeVirt's client, unmodified (the first build takes some minutes)
+	@mkdir -p $(BIN)
+	@go -C tools/virtctl build $(GOFLAGS_) -o $(CURDIR)/$(BIN)/virtctl \
+		-ldflags "-s -w -X kubevirt.io/client-go/version.gitVersion=$$(go -C tools/virtctl list -m -f '{{.Version}}' kubevirt.io/kubevirt)" \
+		kubevirt.io/kubevirt/cmd/virtctl
+
 .PHONY: check
 check: lint tidy-check generate-check test-arch ## format, vet, lint, layers, docs, generated code, tidy
 
@@ -116,6 +123,7 @@ tidy-check:
 	@go -C tools/helm mod tidy -diff
 	@go -C tools/agent-sandbox mod tidy -diff
 	@go -C tools/spiffe-csi mod tidy -diff
+	@go -C tools/virtctl mod tidy -diff
 	@go -C hack/promlint mod tidy -diff
 	@go -C hack/kwok mod tidy -diff
 	@go -C hack/conformance mod tidy -diff
