@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates the code under api/ (protobuf, deep copies), the CRDs in deploy/crds and docs/api.md. With --check: fails if what is
+# Generates the code under api/ (protobuf, deep copies), the CRDs below deploy and docs/api.md. With --check: fails if what is
 # committed differs. Needs protoc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,6 +29,10 @@ for crd in "$snapshots"/*.yaml; do
     /^  annotations:$/{print "    api-approved.kubernetes.io: https://github.com/kubernetes-csi/external-snapshotter/pull/955"}' "$crd" >"$crd.new"
   mv "$crd.new" "$crd"
 done
+# KubeVirt's types do not say how kubectl shows their kinds, nor what its webhooks check.
+mkdir -p "$out/kubevirt" "$out/deploy/kubevirt/crds"
+"$out/bin/controller-gen" crd:maxDescLen=0,allowDangerousTypes=true paths=kubevirt.io/api/core/v1 output:crd:dir="$out/kubevirt"
+go run -trimpath ./hack/kubevirtcrds "$out/kubevirt" "$out/deploy/kubevirt/crds"
 mkdir -p "$out/docs"
 "$out/bin/crd-ref-docs" --log-level=ERROR --source-path=api/cocoonset/v1 --config=hack/crd-docs.yaml --renderer=markdown --output-path="$out/docs/api.md"
 

@@ -1,0 +1,25 @@
+// Package kubevirt holds the kinds of KubeVirt that Cocoon serves, and the rights on them, for programs that install them. The kinds
+// are generated from KubeVirt's types (make generate). It installs nothing.
+package kubevirt
+
+import _ "embed"
+
+// Machines, Instances and KubeVirts define VirtualMachine, VirtualMachineInstance and KubeVirt.
+var (
+	//go:embed crds/kubevirt.io_virtualmachines.yaml
+	Machines []byte
+	//go:embed crds/kubevirt.io_virtualmachineinstances.yaml
+	Instances []byte
+	//go:embed crds/kubevirt.io_kubevirts.yaml
+	KubeVirts []byte
+)
+
+// Rights are those of users: KubeVirt's ClusterRoles, which the built-in ones include.
+//
+//go:embed rbac.yaml
+var Rights []byte
+
+// ManagerRights are the ClusterRole cocoon-manager-kubevirt, which the manager has besides its own.
+//
+//go:embed manager.yaml
+var ManagerRights []byte

@@ -1,0 +1,167 @@
+//go:build e2e
+
+package kubevirt_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/deploy/kubevirt"
+	"cocoonstack.io/cocoon/internal/testkit/kubetest"
+)
+
+// spec is the spec of an instance as KubeVirt's own examples have it.
+const spec = `
+    terminationGracePeriodSeconds: 0
+    domain:
+      devices:
+        disks: [{name: boot, disk: {bus: virtio}}, {name: seed, disk: {bus: virtio}}]
+        interfaces: [{name: default, masquerade: {}, ports: [{port: 22}]}]
+        rng: {}
+      memory: {guest: 128Mi}
+      resources: {}
+    networks: [{name: default, pod: {}}]
+    volumes:
+    - {name: boot, containerDisk: {image: "cocoon/disk-demo:latest"}}
+    - {name: seed, cloudInitNoCloud: {userData: "#!/bin/sh\n"}}
+`
+
+func instance(name, version string) string {
+	return "apiVersion: kubevirt.io/" + version + "\nkind: VirtualMachineInstance\nmetadata: {name: " + name + "}\nspec:" + strings.ReplaceAll(spec, "\n    ", "\n  ")
+}
+
+func machine(name, running string) string {
+	return "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {name: " + name + "}\nspec:\n" + running +
+		"  template:\n    metadata: {labels: {app: web}}\n    spec:" + strings.ReplaceAll(spec, "\n    ", "\n      ")
+}
+
+// The kinds are what kubectl, virtctl and other people's tools expect: versions, columns, short names, and the rules of their schemas.
+func TestKinds(t *testing.T) {
+	c := kubetest.Up(t)
+	apply := func(text string, extra ...string) (string, error) {
+		return c.TryKubectl(t, text, append([]string{"apply", "--server-side", "-f", "-"}, extra...)...)
+	}
+	for _, text := range [][]byte{kubevirt.KubeVirts, kubevirt.Machines, kubevirt.Instances} {
+		if out, err := apply(string(text)); err != nil {
+			t.Fatal(out)
+		}
+	}
+	for _, plural := range []string{"kubevirts", "virtualmachines", "virtualmachineinstances"} {
+		c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/"+plural+".kubevirt.io")
+		if out := c.Kubectl(t, "", "get", "crd", plural+".kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1"]` {
+			t.Errorf("%s: %s", plural, out)
+		}
+	}
+
+	for what, tc := range map[string]struct{ text, refused string }{
+		"strategy":    {machine("a", "  runStrategy: Halted\n"), ""},
+		"running":     {machine("b", "  running: false\n"), ""},
+		"both":        {machine("x", "  running: false\n  runStrategy: Halted\n"), "exactly one of runStrategy and running"},
+		"neither":     {machine("x", ""), "exactly one of runStrategy and running"},
+		"no template": {"apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {name: x}\nspec: {runStrategy: Halted}\n", "spec.template"},
+		"instance":    {instance("i", "v1"), ""},
+		"unknown":     {strings.Replace(instance("x", "v1"), "rng: {}", "rnd: {}", 1), "spec.domain.devices.rnd"},
+	} {
+		out, err := apply(tc.text)
+		if (err != nil) != (tc.refused != "") || !strings.Contains(out, tc.refused) {
+			t.Errorf("%s: %v: %s", what, err, out)
+		}
+	}
+	if out := c.Kubectl(t, "", "get", "vm", "a", "-o", "jsonpath={.spec.template.metadata.labels.app}"); out != "web" {
+		t.Errorf("the labels of the template became %q", out)
+	}
+	if out, err := c.TryKubectl(t, "", "patch", "vmi", "i", "--type=merge", "-p", `{"spec":{"domain":{"memory":{"guest":"1Gi"}}}}`); err == nil || !strings.Contains(out, "cannot change") {
+		t.Errorf("the spec of an instance: %v: %s", err, out)
+	}
+	// The status of an instance is written with the instance, that of a machine is not.
+	status := `{"metadata":{"labels":{"is":"there"}},"status":{"phase":"Running","interfaces":[{"ipAddress":"10.1.2.3"}],"nodeName":"n","conditions":[{"type":"Ready","status":"True"}]}}`
+	c.Kubectl(t, "", "patch", "vmi", "i", "--type=merge", "-p", status)
+	ofVM := `{"status":{"printableStatus":"Running","conditions":[{"type":"Ready","status":"True"}]}}`
+	c.Kubectl(t, "", "patch", "vm", "a", "--type=merge", "-p", ofVM)
+	c.Kubectl(t, "", "patch", "vm", "b", "--type=merge", "--subresource=status", "-p", ofVM)
+
+	for _, tc := range []struct {
+		args []string
+		want [][]string
+	}{
+		{[]string{"get", "vms"}, [][]string{{"NAME", "AGE", "STATUS", "READY"}, {"a", "*"}, {"b", "*", "Running", "True"}}},
+		{[]string{"get", "vmis", "-o", "wide"}, [][]string{
+			{"NAME", "AGE", "PHASE", "IP", "NODENAME", "READY", "LIVE-MIGRATABLE", "PAUSED"}, {"i", "*", "Running", "10.1.2.3", "n", "True"},
+		}},
+		{[]string{"get", "all", "-o", "name", "--field-selector", "metadata.name=i"}, [][]string{{"virtualmachineinstance.kubevirt.io/i"}}},
+	} {
+		var got [][]string
+		for line := range strings.Lines(c.Kubectl(t, "", tc.args...)) {
+			got = append(got, strings.Fields(line))
+		}
+		for i, row := range got {
+			if i > 0 && len(row) > 1 {
+				row[1] = "*" // the age
+			}
+		}
+		if !slices.EqualFunc(got, tc.want, slices.Equal[[]string]) {
+			t.Errorf("kubectl %v: %q, want %q", tc.args, got, tc.want)
+		}
+	}
+	if out, err := apply(instance("old", "v1alpha3")); err != nil || !strings.Contains(out, "deprecated") {
+		t.Errorf("v1alpha3: %v: %s", err, out)
+	}
+	if out := c.Kubectl(t, "", "get", "vmi", "old", "-o", "jsonpath={.apiVersion}"); out != "kubevirt.io/v1" {
+		t.Errorf("v1alpha3 is stored as %s", out)
+	}
+}
+
+// Who may edit a namespace may use its VMs, who may view it may look, and the manager reads no Secret.
+func TestRights(t *testing.T) {
+	c := kubetest.Up(t)
+	for _, text := range [][]byte{kubevirt.KubeVirts, kubevirt.Machines, kubevirt.Instances, kubevirt.Rights, kubevirt.ManagerRights} {
+		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
+	}
+	c.Kubectl(t, "", "create", "clusterrolebinding", "manager", "--clusterrole=cocoon-manager-kubevirt", "--user=manager")
+	for _, role := range []string{"admin", "edit", "view"} {
+		c.Kubectl(t, "", "create", "rolebinding", role, "--clusterrole="+role, "--user="+role, "--namespace=default")
+	}
+	can := func(user, verb, resource string) string {
+		resource, part, _ := strings.Cut(resource, "/")
+		resource, group, _ := strings.Cut(resource, ".")
+		review := fmt.Sprintf(`{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {user: %s, groups: ["system:authenticated"],
+			resourceAttributes: {namespace: default, verb: %s, group: %q, resource: %s, subresource: %q}}}`, user, verb, group, resource, part)
+		return c.Kubectl(t, strings.ReplaceAll(review, "\t", ""), "create", "-f", "-", "-o", "jsonpath={.status.allowed}")
+	}
+	kube, sub := ".kubevirt.io", ".subresources.kubevirt.io"
+	for range 100 { // until the controller has aggregated the roles
+		if can("edit", "update", "virtualmachines"+sub+"/start") == "true" {
+			break
+		}
+	}
+	for _, tc := range []struct {
+		user, verb, resource, want string
+	}{
+		{"admin", "deletecollection", "virtualmachines" + kube, "true"},
+		{"admin", "get", "virtualmachineinstances" + sub + "/console", "true"},
+		{"edit", "create", "virtualmachineinstances" + kube, "true"},
+		{"edit", "deletecollection", "virtualmachines" + kube, "false"},
+		{"edit", "update", "virtualmachines" + sub + "/start", "true"},
+		{"edit", "get", "virtualmachines" + sub + "/portforward", "true"},
+		{"edit", "update", "virtualmachines" + kube + "/status", "false"},
+		{"view", "watch", "virtualmachines" + kube, "true"},
+		{"view", "update", "virtualmachines" + sub + "/start", "false"},
+		{"view", "get", "virtualmachineinstances" + sub + "/console", "false"},
+		{"view", "get", "virtualmachines" + sub + "/portforward", "false"},
+		{"anybody", "get", "version" + sub, "true"},
+		{"anybody", "list", "kubevirts" + kube, "true"},
+		{"anybody", "get", "virtualmachines" + kube, "false"},
+		{"manager", "update", "virtualmachines" + kube + "/status", "true"},
+		{"manager", "create", "pods/attach", "true"},
+		{"manager", "create", "secrets", "true"},
+		{"manager", "get", "secrets", "false"},
+		{"manager", "list", "secrets", "false"},
+		{"manager", "delete", "secrets", "false"},
+	} {
+		if got := can(tc.user, tc.verb, tc.resource); got != tc.want {
+			t.Errorf("may %s %s %s: %s", tc.user, tc.verb, tc.resource, got)
+		}
+	}
+}

@@ -1,0 +1,148 @@
+// Command kubevirtcrds completes the CRDs that controller-gen makes of KubeVirt's Go types: it adds what the types do not say, and
+// drops the kinds that Cocoon does not serve.
+//
+//	kubevirtcrds FROM TO
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+)
+
+// column is an additional column of `kubectl get`.
+type column struct {
+	name, kind, path string
+	wide             bool // only with -o wide
+}
+
+// kind is what the types do not say of a kind.
+type kind struct {
+	shortNames []string
+	columns    []column
+	status     bool                // it has a status subresource
+	spec       []map[string]string // rules (CEL) of its spec
+}
+
+var age = column{name: "Age", kind: "date", path: ".metadata.creationTimestamp"}
+
+// kinds are those that Cocoon serves, by their names in the API.
+var kinds = map[string]kind{
+	"virtualmachines": {
+		shortNames: []string{"vm", "vms"},
+		columns: []column{
+			age,
+			{name: "Status", kind: "string", path: ".status.printableStatus"},
+			{name: "Ready", kind: "string", path: condition("Ready")},
+		},
+		status: true,
+		spec: []map[string]string{{
+			"rule":    "has(self.running) != has(self.runStrategy)",
+			"message": "exactly one of runStrategy and running must be set; running is deprecated",
+		}},
+	},
+	"virtualmachineinstances": {
+		shortNames: []string{"vmi", "vmis"},
+		columns: []column{
+			age,
+			{name: "Phase", kind: "string", path: ".status.phase"},
+			{name: "IP", kind: "string", path: ".status.interfaces[0].ipAddress"},
+			{name: "NodeName", kind: "string", path: ".status.nodeName"},
+			{name: "Ready", kind: "string", path: condition("Ready")},
+			{name: "Live-Migratable", kind: "string", path: condition("LiveMigratable"), wide: true},
+			{name: "Paused", kind: "string", path: condition("Paused"), wide: true},
+		},
+		spec: []map[string]string{{
+			"rule":    "self == oldSelf",
+			"message": "the spec of a VirtualMachineInstance cannot change; change its VirtualMachine and restart it",
+		}},
+	},
+	"kubevirts": {
+		shortNames: []string{"kv", "kvs"},
+		columns:    []column{age, {name: "Phase", kind: "string", path: ".status.phase"}},
+		status:     true,
+	},
+}
+
+func condition(of string) string {
+	return fmt.Sprintf(".status.conditions[?(@.type=='%s')].status", of)
+}
+
+func main() {
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: kubevirtcrds FROM TO")
+		os.Exit(2)
+	}
+	for plural, k := range kinds {
+		if err := complete(os.Args[1], os.Args[2], plural, k); err != nil {
+			fmt.Fprintf(os.Stderr, "kubevirtcrds: %s: %v\n", plural, err)
+			os.Exit(1)
+		}
+	}
+}
+
+func complete(from, to, plural string, k kind) error {
+	file := "kubevirt.io_" + plural + ".yaml"
+	data, err := os.ReadFile(filepath.Join(from, file))
+	if err != nil {
+		return err
+	}
+	var crd map[string]any
+	if err := yaml.Unmarshal(data, &crd); err != nil {
+		return err
+	}
+	versions, _, err := unstructured.NestedSlice(crd, "spec", "versions")
+	if err != nil || len(versions) != 1 {
+		return errors.Join(fmt.Errorf("%d versions, want one", len(versions)), err)
+	}
+	v1, _ := versions[0].(map[string]any)
+	if err := k.describe(v1); err != nil {
+		return err
+	}
+	v1alpha3 := maps.Clone(v1)
+	v1alpha3["name"], v1alpha3["storage"] = "v1alpha3", false
+	v1alpha3["deprecated"], v1alpha3["deprecationWarning"] = true, "kubevirt.io/v1alpha3 is deprecated; use kubevirt.io/v1"
+	err = errors.Join(
+		unstructured.SetNestedSlice(crd, []any{v1, v1alpha3}, "spec", "versions"),
+		unstructured.SetNestedStringSlice(crd, k.shortNames, "spec", "names", "shortNames"),
+		unstructured.SetNestedStringSlice(crd, []string{"all"}, "spec", "names", "categories"),
+		unstructured.SetNestedStringMap(crd, map[string]string{"app.kubernetes.io/part-of": "cocoon"}, "metadata", "labels"),
+	)
+	if err != nil {
+		return err
+	}
+	if data, err = yaml.Marshal(crd); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(to, file), data, 0o644) //nolint:gosec // a file of the repository
+}
+
+// describe adds columns, subresources and rules to a version.
+func (k kind) describe(version map[string]any) error {
+	columns := make([]any, 0, len(k.columns))
+	for _, c := range k.columns {
+		entry := map[string]any{"name": c.name, "type": c.kind, "jsonPath": c.path}
+		if c.wide {
+			entry["priority"] = int64(1)
+		}
+		columns = append(columns, entry)
+	}
+	version["additionalPrinterColumns"] = columns
+	delete(version, "subresources")
+	if k.status {
+		version["subresources"] = map[string]any{"status": map[string]any{}}
+	}
+	if len(k.spec) == 0 {
+		return nil
+	}
+	rules := make([]any, 0, len(k.spec))
+	for _, r := range k.spec {
+		rules = append(rules, map[string]any{"rule": r["rule"], "message": r["message"]})
+	}
+	return unstructured.SetNestedSlice(version, rules, "schema", "openAPIV3Schema", "properties", "spec", "x-kubernetes-validations")
+}
