@@ -34,6 +34,7 @@ var collections = map[string]string{
 	"StorageClass":                     "/apis/storage.k8s.io/v1/storageclasses",
 	"VolumeSnapshotClass":              snapshotsAPI + "/volumesnapshotclasses",
 	"APIService":                       "/apis/apiregistration.k8s.io/v1/apiservices",
+	"KubeVirt":                         "/apis/kubevirt.io/v1/namespaces/%s/kubevirts",
 }
 
 // baseManifests hold the objects that every instance has: our custom resources, the rights of its nodes, and their storage classes.

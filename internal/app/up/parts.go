@@ -80,10 +80,11 @@ func (in *instance) manager() part {
 	if in.settings.with(partEpoch) {
 		args = append(args, "--epoch-url", in.settings.epochURL(), "--epoch-token-file", in.epochTokens())
 	}
+	args = append(args, in.kubeVirtArgs()...)
 	return part{
 		child:   child{name: partManager, path: in.opts.Assets.Manager, log: in.layout.log(partManager), stop: stopPart, args: args},
 		prepare: func() error { return writeKubeconfig(kubeconfig, in.pki, in.settings, partManager) },
-		install: [][]byte{[]byte(managerNamespace), manager.Rights, manager.WebhookRights, []byte(managerBinding), in.webhooks()},
+		install: append([][]byte{[]byte(managerNamespace), manager.Rights, manager.WebhookRights, []byte(managerBinding), in.webhooks()}, in.kubeVirtBase()...),
 		ready:   func(ctx context.Context) bool { return answers(ctx, "http://"+probe+"/readyz") },
 	}
 }

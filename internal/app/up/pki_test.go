@@ -68,6 +68,7 @@ func TestCertificatesFitTheirUse(t *testing.T) {
 		{"controller-manager", "ca", "system:kube-controller-manager", "", x509.ExtKeyUsageClientAuth, ""},
 		{"scheduler", "ca", "system:kube-scheduler", "", x509.ExtKeyUsageClientAuth, ""},
 		{"node", "ca", "system:node:n1", "system:nodes", x509.ExtKeyUsageClientAuth, ""},
+		{kubeVirtServing, "ca", "virt-api", "", x509.ExtKeyUsageServerAuth, kubeVirtService},
 		{"front-proxy-client", "front-proxy-ca", "", "", x509.ExtKeyUsageClientAuth, ""},
 	} {
 		t.Run(c.name+"/"+c.host, func(t *testing.T) {

@@ -29,6 +29,7 @@ const (
 	defaultManagerPort = 8081
 	defaultSchedPort   = 10259
 	defaultWebhookPort = 8443
+	defaultVirtPort    = 8444 // of the API of KubeVirt's objects
 	defaultProxyHealth = 10256
 	defaultProxyPort   = 10249 // of kube-proxy's metrics
 	defaultDNSPort     = 10053
@@ -66,6 +67,8 @@ type Settings struct {
 	SchedulerPort int `json:"schedulerPort,omitempty"`
 	// WebhookPort is the port of the manager's admission webhooks.
 	WebhookPort int `json:"webhookPort,omitempty"`
+	// KubeVirtPort is the port of the manager's API of KubeVirt's objects.
+	KubeVirtPort int `json:"kubeVirtPort,omitempty"`
 	// Services is whether the instance serves Services and the cluster's DNS; nil: if nothing else on the machine does.
 	Services *bool `json:"services,omitempty"`
 	// Ports of kube-proxy and the cluster's DNS. All except DNSPort are on loopback; DNSPort is on the first node's bridge.
@@ -298,6 +301,7 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	if s.with(partManager) {
 		choose(&s.ManagerPort, "manager", "--manager-port", o.ManagerPort, defaultManagerPort)
 		choose(&s.WebhookPort, "manager's webhooks", "--webhook-port", o.WebhookPort, defaultWebhookPort)
+		choose(&s.KubeVirtPort, "manager's API of KubeVirt's objects", "--with=", 0, defaultVirtPort)
 	}
 	if s.wantServices() && len(s.Nodes) > 0 {
 		const off = "--services=false"

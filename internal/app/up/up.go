@@ -208,8 +208,14 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	}
 	in.report("control plane answers", time.Since(began))
 
+	if r.err = in.checkKubeVirt(ctx); r.err != nil {
+		return r
+	}
 	began = time.Now()
 	if r.err = in.installManifests(ctx, ended, baseManifests...); r.err != nil {
+		return r
+	}
+	if r.err = in.unregisterKubeVirt(ctx); r.err != nil {
 		return r
 	}
 	if !in.settings.with(partManager) {
@@ -240,7 +246,11 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 			return r
 		}
 	}
-	if r.err = in.runServices(ctx, launch, func(stop func()) { stops = append(stops, stop) }); r.err != nil {
+	also := func(stop func()) { stops = append(stops, stop) }
+	if r.err = in.runServices(ctx, launch, also); r.err != nil {
+		return r
+	}
+	if r.err = in.registerKubeVirt(ctx, also); r.err != nil {
 		return r
 	}
 	if r.err = in.runMetricsServer(ctx, launch); r.err != nil {
