@@ -3,15 +3,20 @@
 package cocoonmanager_test
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/cert"
 	kubevirtv1 "kubevirt.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	deploykubevirt "cocoonstack.io/cocoon/deploy/kubevirt"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 	"cocoonstack.io/cocoon/internal/testkit/fakenode"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
@@ -23,8 +28,9 @@ func machines(t *testing.T, r *rig) {
 	ns := "machines"
 	r.namespace(t, ns)
 	seen := r.births(t, ns)
+	r.installKubeVirt(t)
 	k := newKiller(t, r.Config)
-	k.manager = r.manager(t, k.server, append([]string{"--leader-elect=false"}, r.kubevirtFlags(t)...)...)
+	k.manager = r.manager(t, k.server, append([]string{"--leader-elect=false"}, kubevirtFlags(t)...)...)
 	k.manager.start(t)
 	defer k.manager.kill()
 	defer k.stop()
@@ -53,17 +59,25 @@ func machines(t *testing.T, r *rig) {
 	r.Kubectl(t, fmt.Sprintf(`
 apiVersion: kubevirt.io/v1
 kind: VirtualMachine
-metadata: {name: web, namespace: %s}
+metadata: {name: web, namespace: %[1]s}
 spec:
   runStrategy: Always
   template:
     metadata: {labels: {app: web}}
     spec:
-      domain: {devices: {disks: [{name: root, disk: {bus: virtio}}, {name: seed, disk: {}}]}, memory: {guest: 128Mi}, resources: {}}
+      domain: {devices: {disks: [{name: root, disk: {bus: virtio}}]}, memory: {guest: 128Mi}, resources: {}}
       terminationGracePeriodSeconds: 1
-      volumes:
-      - {name: root, containerDisk: {image: %s}}
-      - {name: seed, cloudInitNoCloud: {userData: "#!/bin/sh"}}
+      volumes: [{name: root, containerDisk: {image: %[2]s}}]
+---
+# The image of this one is no disk, so its node refuses cloud-init.
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {name: seeded, namespace: %[1]s}
+spec:
+  domain: {devices: {}, memory: {guest: 128Mi}}
+  volumes:
+  - {name: root, containerDisk: {image: %[2]s}}
+  - {name: seed, cloudInitNoCloud: {userData: "#!/bin/sh"}}
 `, ns, fakenode.Image), "create", "-f", "-")
 	kubetest.Eventually(t, "the machine", status, "Running true")
 	first := instance()
@@ -73,9 +87,20 @@ spec:
 	if n := seen.count(kubevirt.PodName(first)); n != 1 {
 		t.Errorf("the instance had %d pods", n)
 	}
+	seeded := &kubevirtv1.VirtualMachineInstance{}
+	kubetest.Eventually(t, "the instance with cloud-init", func() string {
+		if err := r.api.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "seeded"}, seeded); err != nil {
+			return err.Error()
+		}
+		c := kubevirt.Condition(seeded, kubevirtv1.VirtualMachineInstanceSynchronized)
+		return fmt.Sprint(seeded.Status.Phase, " ", c != nil && c.Message != "")
+	}, "Scheduled true")
 	secret := &corev1.Secret{}
-	if err := r.api.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: kubevirt.PodName(first)}, secret); err != nil || string(secret.Data["userdata"]) != "#!/bin/sh" {
+	if err := r.api.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: kubevirt.PodName(seeded)}, secret); err != nil || string(secret.Data["userdata"]) != "#!/bin/sh" {
 		t.Errorf("the Secret: %v %v", secret, err)
+	}
+	if err := r.api.Delete(t.Context(), seeded); err != nil {
+		t.Fatal(err)
 	}
 
 	// The guest powers itself off: the next instance takes its place.
@@ -93,14 +118,17 @@ spec:
 	patch(`{"spec":{"runStrategy":"Always"}}`)
 	kubetest.Eventually(t, "the machine", status, "Running true")
 	third := instance()
-	// A template that no VM of ours can have is refused with its path, nothing is created, and the machine says why.
+	// What no VM of ours can be is refused with its path, and the machine that runs goes on until somebody restarts it.
 	patch(`{"spec":{"template":{"spec":{"domain":{"devices":{"tpm":{}}}}}}}`)
-	kubetest.Eventually(t, "the condition RestartRequired", func() string { return condition(r, t, key, kubevirtv1.VirtualMachineRestartRequired) }, "True")
+	kubetest.Eventually(t, "the conditions", func() string {
+		return condition(r, t, key, kubevirtv1.VirtualMachineRestartRequired) + " " + condition(r, t, key, kubevirtv1.VirtualMachineFailure)
+	}, "True True")
 	if err := r.api.Delete(t.Context(), third); err != nil {
 		t.Fatal(err)
 	}
-	kubetest.Eventually(t, "the condition Failure", func() string { return condition(r, t, key, kubevirtv1.VirtualMachineFailure) }, "True")
-	kubetest.Eventually(t, "the machine", status, "CrashLoopBackOff false")
+	kubetest.Eventually(t, "the machine", status, "Stopped false")
+	patch(`{"spec":{"template":{"spec":{"domain":{"devices":{"tpm":null}}}}}}`)
+	kubetest.Eventually(t, "the machine", status, "Running true")
 
 	if err := r.api.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
@@ -120,12 +148,40 @@ spec:
 	kills := k.stop()
 	for _, what := range []string{
 		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status",
-		http.MethodPut + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
+		http.MethodPatch + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
 	} {
 		if kills[what] == 0 {
 			t.Errorf("the manager was not killed after %s: %v", what, kills)
 		}
 	}
+}
+
+// installKubeVirt installs the kinds of KubeVirt, and gives the manager its rights on them.
+func (r *rig) installKubeVirt(t *testing.T) {
+	t.Helper()
+	for _, text := range [][]byte{deploykubevirt.Machines, deploykubevirt.Instances, deploykubevirt.KubeVirts, deploykubevirt.ManagerRights} {
+		r.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
+	}
+	r.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager")
+	kubetest.Eventually(t, "the kinds are established", func() string {
+		out, _ := r.TryKubectl(t, "", "get", "vm,vmi", "-A")
+		return out
+	}, "No resources found\n")
+}
+
+// kubevirtFlags enables the door for KubeVirt's objects, with a certificate of its own.
+func kubevirtFlags(t *testing.T) []string {
+	t.Helper()
+	crt, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	crtFile, keyFile := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
+	if err := errors.Join(os.WriteFile(crtFile, crt, 0o600), os.WriteFile(keyFile, key, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"--kubevirt-addr", freeAddr(t), "--kubevirt-cert", crtFile, "--kubevirt-key", keyFile}
 }
 
 // condition returns the status of a machine's condition.

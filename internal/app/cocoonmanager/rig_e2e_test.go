@@ -27,6 +27,7 @@ import (
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 	"cocoonstack.io/cocoon/internal/testkit/fakenode"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
@@ -51,7 +52,7 @@ func newRig(t *testing.T) *rig {
 	r := &rig{Cluster: kubetest.Up(t, "--extra-config", "controllerManager.node-monitor-grace-period=16s", "--extra-config", "controllerManager.node-monitor-period=500ms")}
 	r.Install(t)
 	scheme := runtime.NewScheme()
-	_, _ = clientgoscheme.AddToScheme(scheme), v1.AddToScheme(scheme)
+	_, _, _ = clientgoscheme.AddToScheme(scheme), v1.AddToScheme(scheme), kubevirt.AddToScheme(scheme)
 	var err, kubeErr error
 	r.api, err = client.New(r.Config, client.Options{Scheme: scheme})
 	r.kube, kubeErr = kubernetes.NewForConfig(r.Config)

@@ -106,9 +106,7 @@ func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance)
 	if !controllerutil.ContainsFinalizer(vmi, v1.VirtualMachineInstanceFinalizer) {
 		s := *vmi.Status.DeepCopy()
 		kubevirt.SetPhase(&s, v1.Pending, r.Now())
-		vmi = vmi.DeepCopy()
-		controllerutil.AddFinalizer(vmi, v1.VirtualMachineInstanceFinalizer)
-		if err := r.write(ctx, vmi, s); err != nil {
+		if err := r.write(ctx, vmi, s, v1.VirtualMachineInstanceFinalizer); err != nil {
 			return err
 		}
 		for _, w := range warnings {
@@ -183,17 +181,17 @@ func (r *Reconciler) remove(ctx context.Context, vmi *v1.VirtualMachineInstance,
 	return nil
 }
 
-// write writes vmi with the status, if anything of it is new. A VirtualMachineInstance has no subresource for its status.
-func (r *Reconciler) write(ctx context.Context, vmi *v1.VirtualMachineInstance, s v1.VirtualMachineInstanceStatus) error {
+// write writes what of the status is new, and the finalizer. A VirtualMachineInstance has no subresource for its status. It is a patch:
+// an update would also write the spec, as our types have it, with empty objects where the user has none, and the spec never changes.
+func (r *Reconciler) write(ctx context.Context, vmi *v1.VirtualMachineInstance, s v1.VirtualMachineInstanceStatus, finalizers ...string) error {
 	next := vmi.DeepCopy()
 	next.Status = s
+	next.Finalizers = append(next.Finalizers, finalizers...)
 	if s.NodeName != "" {
 		metav1.SetMetaDataLabel(&next.ObjectMeta, v1.NodeNameLabel, s.NodeName)
 	}
-	read := &v1.VirtualMachineInstance{}
-	if err := r.Client.Get(ctx, client.ObjectKeyFromObject(vmi), read); err == nil && read.ResourceVersion == vmi.ResourceVersion &&
-		apiequality.Semantic.DeepEqual(read, next) {
+	if apiequality.Semantic.DeepEqual(vmi, next) {
 		return nil
 	}
-	return controller.IgnoreStale(r.Client.Update(ctx, next))
+	return controller.IgnoreStale(r.Client.Patch(ctx, next, client.MergeFromWithOptions(vmi, client.MergeFromWithOptimisticLock{})))
 }
