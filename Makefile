@@ -50,6 +50,7 @@ nfs-server: ## the NFS server of the tests, into bin/nfs (cached)
 .PHONY: demo-image
 demo-image: guest
 	@go run $(GOFLAGS_) ./examples/demo-image -busybox $(BIN)/guest/busybox -o $(BIN)/demo.tar
+	@go run $(GOFLAGS_) ./examples/demo-image -disk $(BIN)/guest/disk.img -o $(BIN)/disk-demo.tar
 
 .PHONY: deb
 deb: binaries guest ## the Debian package bin/cocoon.deb

@@ -1,6 +1,6 @@
 #!/bin/bash
-# guest/build.sh OUTDIR: the kernel and initramfs of OCI guests, and a static busybox for the demo image.
-# Leaves OUTDIR/{vmlinux,initramfs,busybox}. Needs apt-get, dpkg-deb, gzip and go. Everything is cached by content below
+# guest/build.sh OUTDIR: the kernel and initramfs of OCI guests, a static busybox for the demo image, and the disk of a small system that
+# starts by itself. Leaves OUTDIR/{vmlinux,initramfs,busybox,disk.img}. Needs apt-get, dpkg-deb, gzip and go. Everything is cached by content below
 # ${XDG_CACHE_HOME:-~/.cache}/cocoon/guest: the kernel by its package version, the initramfs by the agent's sources.
 set -euo pipefail
 
@@ -22,7 +22,7 @@ cleanup() { [ -z "$work" ] || rm -rf "$work"; }
 trap cleanup EXIT
 
 # the sources of the tool and the agent, which determine the built bytes
-pack_key=$(find guest internal/image/compress -name '*.go' ! -name '*_test.go' -o -path guest/build.sh | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16)
+pack_key=$(find guest internal/image/compress -name '*.go' ! -name '*_test.go' -o -path guest/build.sh -o -path 'guest/pack/rootfs/*' -type f | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16)
 agent_key=$({
     echo "$pack_key"
     go version
@@ -70,9 +70,9 @@ if [ ! -d "$kernel" ]; then
     work=$(mktemp -d "$cache/.kernel-XXXXXX")
     mapfile -t parts < <(kernel_parts "$package")
     [ ${#parts[@]} != 0 ] || fresh "apt does not know the current kernel"
-    say "downloading ${parts[*]}, busybox-static and e2fsck-static"
+    say "downloading ${parts[*]}, busybox-static, e2fsck-static and GRUB"
     mkdir "$work/deb" "$work/out"
-    (cd "$work/deb" && fetch "${parts[@]}" busybox-static e2fsck-static) || fresh "the mirror lacks the packages of the older lists"
+    (cd "$work/deb" && fetch "${parts[@]}" busybox-static e2fsck-static grub-pc-bin grub-common) || fresh "the mirror lacks the packages of the older lists"
     for deb in "$work"/deb/linux-*.deb; do dpkg-deb -x "$deb" "$work/kernel"; done
     dpkg-deb -x "$work"/deb/busybox-static_*.deb "$work/busybox"
     dpkg-deb -x "$work"/deb/e2fsck-static_*.deb "$work/e2fsck"
@@ -81,6 +81,15 @@ if [ ! -d "$kernel" ]; then
     busybox=$(find "$work/busybox" -name busybox -type f -perm -u+x | head -n1)
     install -m 0755 "$busybox" "$work/out/busybox"
     gzip -9n <"$(find "$work/e2fsck" -name e2fsck.static -type f -perm -u+x | head -n1)" >"$work/out/e2fsck.gz"
+    say "packing the demo disk"
+    for deb in "$work"/deb/grub-*.deb; do dpkg-deb -x "$deb" "$work/grub"; done
+    echo 'set root=(hd0,msdos1)
+configfile /grub.cfg' >"$work/early.cfg"
+    cp "$work/grub/usr/lib/grub/i386-pc/boot.img" "$work/"
+    "$work/grub/usr/bin/grub-mkimage" -d "$work/grub/usr/lib/grub/i386-pc" -O i386-pc -p / -c "$work/early.cfg" -o "$work/core.img" \
+        biosdisk part_msdos tar normal configfile linux
+    go run -trimpath ./guest/pack disk "$work"/kernel/boot/vmlinuz-* "$work/out/disk" "$work/out/busybox" "$work" "$work/out/disk.img"
+    rm -r "$work/out/disk"
     publish "$work/out" "$kernel"
     rm -rf "$work"
     work=
@@ -112,5 +121,6 @@ place() {
 }
 place "$kernel/vmlinux" "$out/vmlinux"
 place "$kernel/busybox" "$out/busybox"
+place "$kernel/disk.img" "$out/disk.img"
 place "$initramfs/initramfs" "$out/initramfs"
 say "kernel $kernel_version and agent $agent_key are in $1"

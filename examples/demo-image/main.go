@@ -1,7 +1,8 @@
 // Command demo-image writes the image cocoon/demo:latest as an OCI image layout archive, without a network and without
-// privileges: busybox with its applets, a few users, and an HTTP server as the entrypoint.
+// privileges: busybox with its applets, a few users, and an HTTP server as the entrypoint. With -disk it writes the image
+// cocoon/disk-demo:latest instead, which has that disk at /disk/disk.img, as KubeVirt's container disks have it.
 //
-// The same busybox and Go release give the same bytes. It imports nothing into any store.
+// The same files and Go release give the same bytes. It imports nothing into any store.
 package main
 
 import (
@@ -27,7 +28,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-const imageName = "cocoon/demo:latest"
+const (
+	imageName     = "cocoon/demo:latest"
+	diskImageName = "cocoon/disk-demo:latest"
+)
 
 // epoch is the time of every file and of the image itself, so that building twice gives the same bytes.
 var epoch = time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -43,6 +47,7 @@ func run(args []string) error {
 	flags := flag.NewFlagSet("demo-image", flag.ExitOnError)
 	busybox := flags.String("busybox", "/bin/busybox", "static busybox to put in")
 	server := flags.String("server", "", "static HTTP server to put in; built from ./examples/demo-image/server when empty")
+	disk := flags.String("disk", "", "disk to put in, alone")
 	out := flags.String("o", "demo.tar", "archive to write")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -52,6 +57,13 @@ func run(args []string) error {
 		return err
 	}
 	defer os.RemoveAll(tmp)
+	if *disk != "" {
+		img, err := buildDisk(*disk)
+		if err != nil {
+			return err
+		}
+		return write(img, diskImageName, filepath.Join(tmp, "layout"), *out)
+	}
 	if *server == "" {
 		*server = filepath.Join(tmp, "server")
 		if err := buildServer(*server); err != nil {
@@ -62,7 +74,7 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	return write(img, filepath.Join(tmp, "layout"), *out)
+	return write(img, imageName, filepath.Join(tmp, "layout"), *out)
 }
 
 func buildServer(path string) error {
@@ -85,14 +97,34 @@ func build(busybox, server string) (v1.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the server: %w", err)
 	}
+	return assemble(v1.Config{
+		Entrypoint:   []string{"/usr/bin/server"},
+		Env:          []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "PORT=8080"},
+		WorkingDir:   "/",
+		ExposedPorts: map[string]struct{}{"80/tcp": {}, "8080/tcp": {}},
+		Labels:       map[string]string{"org.opencontainers.image.title": "cocoon demo"},
+	}, part{system, "busybox and its applets"}, part{[]file{{name: "usr/bin/server", mode: 0o755, data: program}}, "HTTP server"})
+}
+
+// buildDisk assembles the image of a disk. KubeVirt's disks belong to the user of its QEMU.
+func buildDisk(path string) (v1.Image, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the disk: %w", err)
+	}
+	return assemble(v1.Config{Labels: map[string]string{"org.opencontainers.image.title": "cocoon demo disk"}},
+		part{[]file{{name: "disk", mode: 0o555, dir: true}, {name: "disk/disk.img", mode: 0o444, data: data, uid: 107, gid: 107}}, "disk of a small system"})
+}
+
+// part is a layer.
+type part struct {
+	files []file
+	what  string
+}
+
+func assemble(config v1.Config, layers ...part) (v1.Image, error) {
 	img := mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1)
-	for _, l := range []struct {
-		files []file
-		what  string
-	}{
-		{system, "busybox and its applets"},
-		{[]file{{name: "usr/bin/server", mode: 0o755, data: program}}, "HTTP server"},
-	} {
+	for _, l := range layers {
 		layer, err := tarLayer(l.files)
 		if err != nil {
 			return nil, err
@@ -109,13 +141,7 @@ func build(busybox, server string) (v1.Image, error) {
 	}
 	cfg = cfg.DeepCopy()
 	cfg.OS, cfg.Architecture, cfg.Created = "linux", "amd64", v1.Time{Time: epoch}
-	cfg.Config = v1.Config{
-		Entrypoint:   []string{"/usr/bin/server"},
-		Env:          []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "PORT=8080"},
-		WorkingDir:   "/",
-		ExposedPorts: map[string]struct{}{"80/tcp": {}, "8080/tcp": {}},
-		Labels:       map[string]string{"org.opencontainers.image.title": "cocoon demo"},
-	}
+	cfg.Config = config
 	return mutate.ConfigFile(img, cfg)
 }
 
@@ -208,14 +234,14 @@ func tarLayer(files []file) (v1.Layer, error) {
 		tarball.WithMediaType(types.OCILayer))
 }
 
-// write lays the image out in dir and packs that, sorted, into one archive.
-func write(img v1.Image, dir, out string) (err error) {
+// write lays the image, called name, out in dir and packs that, sorted, into one archive.
+func write(img v1.Image, name, dir, out string) (err error) {
 	l, err := layout.Write(dir, empty.Index)
 	if err != nil {
 		return fmt.Errorf("write layout: %w", err)
 	}
 	if err := l.AppendImage(img,
-		layout.WithAnnotations(map[string]string{"io.containerd.image.name": imageName, "org.opencontainers.image.ref.name": "latest"}),
+		layout.WithAnnotations(map[string]string{"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "latest"}),
 		layout.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"})); err != nil {
 		return fmt.Errorf("write layout: %w", err)
 	}

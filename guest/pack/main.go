@@ -1,7 +1,8 @@
 // Command pack makes the kernel and the initramfs of OCI guests from the files of a Linux kernel package.
 //
-//	pack kernel VMLINUZ TREE OUTDIR         OUTDIR/vmlinux and OUTDIR/modules/, of the modules below TREE
+//	pack kernel VMLINUZ TREE OUTDIR         OUTDIR/vmlinux, and of the modules below TREE OUTDIR/modules/ and, for disks, OUTDIR/disk/
 //	pack initramfs AGENT MODULES CHECK OUT  a cpio archive with the agent as /init, and CHECK, e2fsck compressed with gzip
+//	pack disk VMLINUZ MODULES BUSYBOX GRUB OUT  the disk of a small system, with the boot.img and core.img of GRUB
 //
 // It neither downloads nor compiles: guest/build.sh does.
 package main
@@ -35,8 +36,10 @@ func run(args []string) error {
 		return packKernel(args[1], args[2], args[3])
 	case len(args) == 5 && args[0] == "initramfs":
 		return packInitramfs(args[1], args[2], args[3], args[4])
+	case len(args) == 6 && args[0] == "disk":
+		return packDisk(args[1], args[2], args[3], args[4], args[5])
 	}
-	return errors.New("usage: pack kernel VMLINUZ TREE OUTDIR | pack initramfs AGENT MODULES CHECK OUT")
+	return errors.New("usage: pack kernel VMLINUZ TREE OUTDIR | pack initramfs AGENT MODULES CHECK OUT | pack disk VMLINUZ MODULES BUSYBOX GRUB OUT")
 }
 
 func packKernel(vmlinuz, modules, out string) error {
@@ -51,5 +54,8 @@ func packKernel(vmlinuz, modules, out string) error {
 	if err := os.WriteFile(out+"/vmlinux", elf, 0o644); err != nil {
 		return err
 	}
-	return collect(modules, out+"/modules")
+	if err := collect(modules, out+"/disk", diskModules, diskOptional, nil); err != nil {
+		return err
+	}
+	return collect(modules, out+"/modules", wanted, optional, rare)
 }

@@ -20,10 +20,10 @@ import (
 // builtIn stands for the file of a module that is part of the kernel.
 const builtIn = ""
 
-// collect copies the wanted modules and their dependencies from the tree of a kernel package to out, and writes
+// collect copies the wanted modules, those of the optional and rare ones that there are, and their dependencies from the tree of a kernel package to out, and writes
 // out/modules.dep: one line per module, with its name and then all modules to load before it, in order. Those that only rare modules
 // need are compressed with gzip.
-func collect(tree, out string) error {
+func collect(tree, out string, wanted, optional, rare []string) error {
 	found, err := find(tree)
 	if err != nil {
 		return err

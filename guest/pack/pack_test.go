@@ -94,7 +94,7 @@ func TestCollect(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := collect(tree, out); err != nil {
+	if err := collect(tree, out, wanted, optional, rare); err != nil {
 		t.Fatal(err)
 	}
 	list, err := os.ReadFile(filepath.Join(out, "modules.dep"))
@@ -119,7 +119,7 @@ func TestCollect(t *testing.T) {
 			t.Errorf("%s has %d bytes, not %d: %v", name, len(got), len(want), err)
 		}
 	}
-	if err := collect(t.TempDir(), out); err == nil || !strings.Contains(err.Error(), "no module virtio_pci") {
+	if err := collect(t.TempDir(), out, wanted, optional, rare); err == nil || !strings.Contains(err.Error(), "no module virtio_pci") {
 		t.Errorf("an empty package: %v", err)
 	}
 }

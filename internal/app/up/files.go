@@ -165,6 +165,7 @@ type Assets struct {
 	Kernel       string
 	Initramfs    string
 	DemoImage    string
+	DemoDisk     string // an image with a disk
 }
 
 // FindAssets returns the files of this installation. Callers check where needed that they exist.
@@ -177,12 +178,13 @@ func FindAssets() Assets {
 		Kernel:       assets.Path("guest/vmlinux"),
 		Initramfs:    assets.Path("guest/initramfs"),
 		DemoImage:    assets.Path("demo.tar"),
+		DemoDisk:     assets.Path("disk-demo.tar"),
 	}
 }
 
 // check returns a FailedPrecondition error that names the first missing file.
 func (a Assets) check() error {
-	for _, p := range []string{a.ControlPlane, a.Daemon, a.Epoch, a.Manager, a.Kernel, a.Initramfs, a.DemoImage} {
+	for _, p := range []string{a.ControlPlane, a.Daemon, a.Epoch, a.Manager, a.Kernel, a.Initramfs, a.DemoImage, a.DemoDisk} {
 		if !assets.Exists(p) {
 			return errdefs.Preconditionf("%s is missing; run `make build` to create it", p)
 		}

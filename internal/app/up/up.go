@@ -50,6 +50,7 @@ const (
 	stopDaemon  = 20 * time.Second      // the same for cocoond
 	stopGuests  = 60 * time.Second      // for all VMs of the instance to stop on `cocoon down`
 	demoImage   = "cocoon/demo:latest"
+	demoDisk    = "cocoon/disk-demo:latest"
 )
 
 // instance is one cluster, from Options to the end of its supervisor.
@@ -297,10 +298,10 @@ func (in *instance) startNode(ctx context.Context, i int, launch func(child) <-c
 	in.report(daemon.name+" answers", time.Since(began))
 
 	began = time.Now()
-	if err := n.importDemo(ctx, in.opts.Assets); err != nil {
+	if err := n.importDemos(ctx, in.opts.Assets); err != nil {
 		return err
 	}
-	in.report("image "+demoImage, time.Since(began))
+	in.report("images "+demoImage+" and "+demoDisk, time.Since(began))
 
 	began = time.Now()
 	err := in.await(ctx, daemon, ended, func(ctx context.Context) bool {
@@ -326,20 +327,24 @@ func (n nodeLayout) answers(ctx context.Context) bool {
 	return err == nil
 }
 
-// importDemo makes the demo image available without network access. An instance that has the image keeps it.
-func (n nodeLayout) importDemo(ctx context.Context, a Assets) error {
+// importDemos makes the demo images available without network access. An instance that has an image keeps it.
+func (n nodeLayout) importDemos(ctx context.Context, a Assets) error {
 	c, err := nodeclient.Dial(n.socket())
 	if err != nil {
-		return fmt.Errorf("import demo image: %w", err)
+		return fmt.Errorf("import demo images: %w", err)
 	}
 	defer c.Close()
-	f, err := os.Open(a.DemoImage)
+	return errors.Join(importImage(ctx, c, demoImage, a.DemoImage), importImage(ctx, c, demoDisk, a.DemoDisk))
+}
+
+func importImage(ctx context.Context, c *nodeclient.Client, name, path string) error {
+	f, err := os.Open(path)
 	if err != nil {
-		return fmt.Errorf("import demo image: %w", err)
+		return fmt.Errorf("import image %s: %w", name, err)
 	}
 	defer f.Close()
-	if _, err := c.ImportImage(ctx, demoImage, f, nil); err != nil {
-		return fmt.Errorf("import demo image: %w", err)
+	if _, err := c.ImportImage(ctx, name, f, nil); err != nil {
+		return fmt.Errorf("import image %s: %w", name, err)
 	}
 	return nil
 }

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// rootfs are the files of the demo disk's system, besides busybox and the modules.
+//
+//go:embed rootfs
+var rootfs embed.FS
+
+// diskModules are the modules of the demo disk: what it starts from, its network, its cloud-init seed and its power button.
+var (
+	diskModules  = []string{"virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "isofs"}
+	diskOptional = []string{"button", "evdev", "af_packet"}
+)
+
+const (
+	sector    = 512
+	partStart = 2048 // sectors: GRUB's core image is before the first partition
+	grubLimit = partStart * sector
+	// bootDisk is a jump in boot.img that GRUB's installer replaces, so that GRUB believes the BIOS which disk it started from.
+	bootDisk = 0x66
+	// partTable is the first entry of the partition table in the first sector.
+	partTable = 0x1be
+)
+
+// packDisk writes the disk of a small system that a BIOS starts: GRUB and one partition, which is a tar archive with the kernel,
+// an initramfs and GRUB's menu. GRUB reads such archives, and the system lives in memory, so that nobody needs a file system.
+// grub is a folder with boot.img and core.img.
+func packDisk(kernel, modules, busybox, grub, out string) error {
+	initrd, err := diskInitramfs(modules, busybox)
+	if err != nil {
+		return err
+	}
+	linux, err := os.ReadFile(kernel)
+	if err != nil {
+		return err
+	}
+	var part bytes.Buffer
+	w := tar.NewWriter(&part)
+	for _, f := range []struct {
+		name string
+		data []byte
+	}{{"grub.cfg", []byte(grubMenu)}, {"vmlinuz", linux}, {"initrd", initrd}} {
+		err := w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.data)), Format: tar.FormatUSTAR})
+		if err == nil {
+			_, err = w.Write(f.data)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	boot, err := os.ReadFile(filepath.Join(grub, "boot.img"))
+	if err != nil {
+		return err
+	}
+	core, err := os.ReadFile(filepath.Join(grub, "core.img"))
+	if err != nil {
+		return err
+	}
+	disk, err := layOut(boot, core, part.Bytes())
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(out, disk, 0o644)
+}
+
+// grubMenu starts the kernel, as quickly as an emulated CPU can.
+const grubMenu = `linux /vmlinuz console=ttyS0 quiet net.ifnames=0 panic=10 tsc=reliable no_timer_check cryptomgr.notests
+initrd /initrd
+boot
+`
+
+// layOut is the disk: GRUB's first sector with a partition table, its core image, and the partition, in whole MiB.
+func layOut(boot, core, part []byte) ([]byte, error) {
+	if len(boot) != sector || len(core) == 0 || sector+len(core) > grubLimit {
+		return nil, fmt.Errorf("boot.img of %d bytes and core.img of %d do not fit before the partition", len(boot), len(core))
+	}
+	const mib = 1 << 20
+	disk := make([]byte, (grubLimit+len(part)+mib-1)/mib*mib)
+	copy(disk, boot)
+	copy(disk[bootDisk:], []byte{0x90, 0x90}) // no operation
+	entry := disk[partTable : partTable+64]
+	clear(entry)
+	copy(entry, []byte{0x80, 0xfe, 0xff, 0xff, 0x83, 0xfe, 0xff, 0xff}) // active, without cylinders and heads, Linux
+	binary.LittleEndian.PutUint32(entry[8:], partStart)
+	binary.LittleEndian.PutUint32(entry[12:], uint32(len(disk)/sector-partStart)) //nolint:gosec // it is small
+	disk[510], disk[511] = 0x55, 0xaa
+	copy(disk[sector:], core)
+	copy(disk[grubLimit:], part)
+	return disk, nil
+}
+
+// diskInitramfs is the system of the demo disk as a cpio archive.
+func diskInitramfs(modules, busybox string) ([]byte, error) {
+	order, err := loadOrder(filepath.Join(modules, "modules.dep"))
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	w := &archive{w: bufio.NewWriter(&out)}
+	for _, dir := range []string{"bin", "dev", "etc", "etc/acpi", "etc/acpi/PWRF", "mnt", "modules", "proc", "root", "run", "sys", "tmp"} {
+		w.add(entry{name: dir, mode: 0o040755})
+	}
+	w.add(entry{name: "dev/console", mode: 0o020600, major: 5, minor: 1})
+	w.addFile("bin/busybox", busybox, 0o100755)
+	w.add(entry{name: "etc/passwd", mode: 0o100644, data: []byte("root::0:0:root:/root:/bin/sh\n")})
+	w.add(entry{name: "modules/order", mode: 0o100644, data: []byte(strings.Join(order, "\n") + "\n")})
+	for _, m := range order {
+		w.addFile("modules/"+m+".ko", filepath.Join(modules, m+".ko"), 0o100644)
+	}
+	err = fs.WalkDir(rootfs, "rootfs", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := rootfs.ReadFile(path)
+		w.add(entry{name: strings.TrimPrefix(path, "rootfs/"), mode: 0o100755, data: data})
+		return err
+	})
+	w.add(entry{name: "TRAILER!!!"})
+	if w.err == nil {
+		w.err = w.w.Flush()
+	}
+	return out.Bytes(), errors.Join(err, w.err)
+}
+
+// loadOrder lists all modules of a modules.dep (see collect), each after those that it needs.
+func loadOrder(path string) ([]string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var order []string
+	seen := map[string]bool{}
+	for line := range strings.Lines(string(data)) {
+		words := strings.Fields(line)
+		if len(words) == 0 {
+			continue
+		}
+		for _, m := range append(words[1:], words[0]) {
+			if !seen[m] {
+				seen[m] = true
+				order = append(order, m)
+			}
+		}
+	}
+	return order, nil
+}
