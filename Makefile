@@ -111,7 +111,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test $(GOFLAGS_) -count=1 . # what it reads is outside its module, which the cache of tests does not see
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh hack/nfs/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh guest/pack/rootfs/{init,etc/boot,etc/udhcpc,etc/acpi/*/*} cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh hack/nfs/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments

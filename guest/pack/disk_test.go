@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -49,7 +50,7 @@ func TestDisk(t *testing.T) {
 	found := map[string][]byte{}
 	for r := tar.NewReader(bytes.NewReader(disk[start*sector:])); ; {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
