@@ -31,19 +31,18 @@ func (c *machineChecker) Handle(_ context.Context, req ctrladmission.Request) ct
 }
 
 func (c *machineChecker) check(kind string, raw runtime.RawExtension) (field.ErrorList, []string, error) {
-	spec := field.NewPath("spec")
 	if kind == v1.VirtualMachineGroupVersionKind.Kind {
 		vm := &v1.VirtualMachine{}
 		if err := c.decoder.DecodeRaw(raw, vm); err != nil {
 			return nil, nil, err
 		}
-		errs, warnings := kubevirt.CheckMachine(&vm.Spec, spec)
+		errs, warnings := kubevirt.CheckMachine(vm)
 		return errs, warnings, nil
 	}
 	vmi := &v1.VirtualMachineInstance{}
 	if err := c.decoder.DecodeRaw(raw, vmi); err != nil {
 		return nil, nil, err
 	}
-	errs, warnings := kubevirt.Check(&vmi.Spec, spec)
+	errs, warnings := kubevirt.CheckInstance(vmi)
 	return errs, warnings, nil
 }

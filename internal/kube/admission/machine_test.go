@@ -39,6 +39,7 @@ func TestMachines(t *testing.T) {
 		"no template":    {"VirtualMachine", machine("running: true"), "", "spec.template: Required", ""},
 		"a device":       {"VirtualMachine", machine("running: true, template: {spec: {domain: {devices: {sound: {name: s}}}}}"), "", "spec.template.spec.domain.devices.sound.name: Forbidden", ""},
 		"has no effect":  {"VirtualMachineInstance", "{spec: {evictionStrategy: LiveMigrate, " + good + "}}", "", "", "spec.evictionStrategy has no effect"},
+		"hooks":          {"VirtualMachineInstance", "{metadata: {annotations: {hooks.kubevirt.io/hookSidecars: x}}, spec: {" + good + "}}", "", "metadata.annotations[hooks.kubevirt.io/hookSidecars]: Forbidden", ""},
 		"was wrong":      {"VirtualMachine", machine("running: false"), machine("running: true"), "", ""},
 		"is wrong anew":  {"VirtualMachine", machine("running: true, preference: {name: a}"), machine("running: true"), "spec.preference", ""},
 		"cannot be read": {"VirtualMachineInstance", "{spec: {volumes: 7}}", "", "cannot unmarshal", ""},

@@ -40,8 +40,25 @@ func Check(spec *v1.VirtualMachineInstanceSpec, at *field.Path) (errs field.Erro
 	return append(errs, c.errs...), warnings
 }
 
-// CheckMachine is Check for a VirtualMachine, of which spec is the specification.
-func CheckMachine(spec *v1.VirtualMachineSpec, at *field.Path) (errs field.ErrorList, warnings []string) {
+// CheckInstance is Check for a whole instance.
+func CheckInstance(vmi *v1.VirtualMachineInstance) (errs field.ErrorList, warnings []string) {
+	errs, warnings = Check(&vmi.Spec, field.NewPath("spec"))
+	return append(errs, checkHooks(vmi.Annotations, field.NewPath("metadata"))...), warnings
+}
+
+// hooks is the annotation of KubeVirt that names containers which change the machine before it starts.
+const hooks = "hooks.kubevirt.io/hookSidecars"
+
+func checkHooks(annotations map[string]string, meta *field.Path) (errs field.ErrorList) {
+	if _, ok := annotations[hooks]; ok {
+		errs = append(errs, field.Forbidden(meta.Child("annotations").Key(hooks), "no container runs beside a VM of Cocoon"))
+	}
+	return errs
+}
+
+// CheckMachine is Check for a whole machine.
+func CheckMachine(vm *v1.VirtualMachine) (errs field.ErrorList, warnings []string) {
+	spec, at := &vm.Spec, field.NewPath("spec")
 	no := func(when bool, name, why string) {
 		if when {
 			errs = append(errs, field.Forbidden(at.Child(name), why))
@@ -61,7 +78,9 @@ func CheckMachine(spec *v1.VirtualMachineSpec, at *field.Path) (errs field.Error
 	if spec.Template == nil {
 		return append(errs, field.Required(at.Child("template"), "")), nil
 	}
-	more, warnings := Check(&spec.Template.Spec, at.Child("template", "spec"))
+	template := at.Child("template")
+	errs = append(errs, checkHooks(spec.Template.ObjectMeta.Annotations, template.Child("metadata"))...)
+	more, warnings := Check(&spec.Template.Spec, template.Child("spec"))
 	return append(errs, more...), warnings
 }
 

@@ -13,7 +13,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/tools/events"
 	v1 "kubevirt.io/api/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -71,7 +70,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, controller.IgnoreStale(r.Client.Patch(ctx, kept, client.MergeFromWithOptions(vm, client.MergeFromWithOptimisticLock{})))
 	}
 	x := seen{vm: vm, vmi: vmi, now: r.Now(), jitter: r.Jitter()}
-	if errs, _ := kubevirt.CheckMachine(&vm.Spec, field.NewPath("spec")); len(errs) > 0 {
+	if errs, _ := kubevirt.CheckMachine(vm); len(errs) > 0 {
 		x.refusal = errs.ToAggregate().Error()
 	}
 	s := decide(x)

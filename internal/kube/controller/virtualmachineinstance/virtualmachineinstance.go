@@ -12,7 +12,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/tools/events"
 	v1 "kubevirt.io/api/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -98,7 +97,7 @@ func (r *Reconciler) pod(ctx context.Context, vmi *v1.VirtualMachineInstance) (*
 
 // create creates the Secret and the pod, after the instance has the finalizer that keeps it until its pod is gone.
 func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance) error {
-	errs, warnings := kubevirt.Check(&vmi.Spec, field.NewPath("spec"))
+	errs, warnings := kubevirt.CheckInstance(vmi)
 	if len(errs) > 0 {
 		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonRefused, "Create", "%s", errs.ToAggregate().Error())
 		return r.write(ctx, vmi, kubevirt.Fail(vmi, kubevirt.ReasonNotSupported, errs.ToAggregate().Error(), r.Now()))
