@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"io"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/vm"
@@ -21,6 +22,13 @@ type Access interface {
 
 	// Logs streams the output of the guest's process.
 	Logs(ctx context.Context, ref string, o LogOptions, fn func(LogEntry) error) error
+}
+
+// ConsoleOpener is the ability of an Access to connect to the serial consoles of guests; ref is as for Access.
+type ConsoleOpener interface {
+	// Console connects to the serial console of a running guest. The caller closes it. ctx limits only the connecting.
+	// Errors: as for Access. Conflict when somebody else uses the console, Unsupported for a hypervisor that has none.
+	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 }
 
 // Containers is what can be done with the containers in the guests of a node; ref and errors are as for Access.

@@ -25,6 +25,7 @@ import (
 type door struct {
 	pods    *index
 	allowed []netip.Prefix // networks to which ports of static pods may be forwarded
+	serial  consoles       // of guests that boot their own system
 }
 
 // Exec runs a command in the pod's guest. Errors: NotFound (no such pod or container), FailedPrecondition (not running).
@@ -37,7 +38,9 @@ func (d *door) Exec(ctx context.Context, namespace, pod, container string, e gue
 	return st.guests.Exec(ctx, string(rec.ID), e, s)
 }
 
-// Attach connects to the standard streams of a container. For a disk guest it shows the serial console. Errors: as for Exec.
+// Attach connects to the standard streams of a container. For a disk guest it connects to the serial console: with input from now
+// on, without input from the start of its log. Errors: as for Exec. Unsupported if the node cannot open consoles. Conflict if
+// another program of the node uses the console.
 func (d *door) Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error {
 	st, rec, of, err := d.enter(namespace, pod, container, "attach")
 	switch {
@@ -47,7 +50,14 @@ func (d *door) Attach(ctx context.Context, namespace, pod, container string, a g
 		a.Container = of
 		return st.guests.Attach(ctx, string(rec.ID), a, s)
 	case s.Stdin != nil:
-		return errdefs.Preconditionf("the guest of pod %q boots its own system and has no main process that reads input; attach without -i, or use kubectl exec -it", pod)
+		open := func(ctx context.Context) (io.ReadWriteCloser, error) {
+			keeper, ok := st.guests.(guest.ConsoleOpener)
+			if !ok {
+				return nil, errdefs.Unsupportedf("the node of pod %q opens no consoles; attach without -i", pod)
+			}
+			return keeper.Console(ctx, string(rec.ID))
+		}
+		return d.serial.attach(ctx, rec.ID, open, s)
 	}
 	return st.guests.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
 		if s.Stdout == nil {

@@ -70,9 +70,22 @@ func TestAttachAndForward(t *testing.T) {
 		if out, err := attach("c", guest.Streams{}); err != nil || out != "line\n" {
 			t.Errorf("the console of a guest that boots itself: %q, %v", out, err)
 		}
-		if _, err := attach("c", guest.Streams{Stdin: strings.NewReader("")}); !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("with input: %v", err)
+		if _, err := attach("c", guest.Streams{Stdin: strings.NewReader("")}); !errdefs.Is(err, errdefs.Conflict) {
+			t.Errorf("with input, while another program has the console: %v", err)
 		}
+		var far net.Conn
+		w.engine.consoleAs = func() io.ReadWriteCloser {
+			near, other := net.Pipe()
+			far = other
+			go func() { _, _ = io.Copy(other, other); other.Close() }()
+			return near
+		}
+		in, typed := io.Pipe()
+		go func() { _, _ = typed.Write([]byte("ls")); synctest.Wait(); far.Close() }()
+		if out, err := attach("c", guest.Streams{Stdin: in}); err != nil || out != "ls" {
+			t.Errorf("with input: %q, %v", out, err)
+		}
+		typed.Close()
 	})
 }
 

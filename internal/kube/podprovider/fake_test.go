@@ -3,6 +3,7 @@ package podprovider
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"sync"
@@ -16,17 +17,18 @@ import (
 
 // engine is a Runtime in memory. Guests come up after boot. The test decides what they do then.
 type engine struct {
-	boot     time.Duration
-	launchAt func(vm.Spec) error // nil: always succeeds
-	stopTime time.Duration       // how long a guest takes to shut down
-	used     int64               // what each container uses of memory, in bytes
-	older    bool                // the agents can neither connect to ports nor kill a single container
-	inside   bool                // the only container of a pod is a container in its guest; otherwise as in VMs of earlier releases
-	pullAs   func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
-	execAs   func(ctx context.Context, command string) (int, error) // nil: the command writes hi and exits with 7
-	startAs  func() error                                           // nil: always succeeds
-	down     error                                                  // every call fails with it
-	removed  func(vm.Record)                                        // called with mu held; nil: nothing
+	boot      time.Duration
+	launchAt  func(vm.Spec) error // nil: always succeeds
+	stopTime  time.Duration       // how long a guest takes to shut down
+	used      int64               // what each container uses of memory, in bytes
+	older     bool                // the agents can neither connect to ports nor kill a single container
+	inside    bool                // the only container of a pod is a container in its guest; otherwise as in VMs of earlier releases
+	pullAs    func(context.Context, image.PullRequest, func(image.Progress)) (image.Image, error)
+	execAs    func(ctx context.Context, command string) (int, error) // nil: the command writes hi and exits with 7
+	consoleAs func() io.ReadWriteCloser                              // nil: somebody else uses the console
+	startAs   func() error                                           // nil: always succeeds
+	down      error                                                  // every call fails with it
+	removed   func(vm.Record)                                        // called with mu held; nil: nothing
 
 	mu       sync.Mutex
 	revision int64

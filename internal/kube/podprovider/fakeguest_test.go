@@ -135,6 +135,13 @@ func (e *engine) Attach(_ context.Context, _ string, a guest.Attach, s guest.Str
 	return err
 }
 
+func (e *engine) Console(context.Context, string) (io.ReadWriteCloser, error) {
+	if e.consoleAs == nil {
+		return nil, errdefs.Conflictf("the console is already open")
+	}
+	return e.consoleAs(), nil
+}
+
 func (e *engine) Forward(_ context.Context, _ string, port int, s guest.Streams) error {
 	if e.older {
 		return errdefs.Unsupportedf("not known")

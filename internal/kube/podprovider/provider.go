@@ -67,7 +67,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	}
 	c.objects.Plugins = deps.Plugins
 	return &Provider{
-		common: c, contact: contact{err: errdefs.Unavailablef("the VM engine has not answered yet")}, door: door{c.index, cfg.StaticForward},
+		common: c, contact: contact{err: errdefs.Unavailablef("the VM engine has not answered yet")}, door: door{pods: c.index, allowed: cfg.StaticForward},
 	}, nil
 }
 

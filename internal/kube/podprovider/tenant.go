@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"io"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -120,6 +121,15 @@ func (v ownGuests) Forward(ctx context.Context, ref string, port int, s guest.St
 
 func (v ownGuests) Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
 	return v.r.Logs(vm.OnBehalf(ctx, v.o), ref, o, fn)
+}
+
+// Console implements guest.ConsoleOpener.
+func (v ownGuests) Console(ctx context.Context, ref string) (io.ReadWriteCloser, error) {
+	keeper, ok := v.r.(guest.ConsoleOpener)
+	if !ok {
+		return nil, errdefs.Unsupportedf("the client of the VM engine opens no consoles; attach without -i")
+	}
+	return keeper.Console(vm.OnBehalf(ctx, v.o), ref)
 }
 
 func (v ownContainers) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {

@@ -1,0 +1,141 @@
+package podprovider
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// screen is the output that a session has received.
+type screen struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *screen) take() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer s.text.Reset()
+	return s.text.String()
+}
+
+// Two sessions share a console: both see the output, and the guest gets the input of both. The last one closes it.
+func TestSharedConsole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c consoles
+		near, far := net.Pipe()
+		opened := 0
+		open := func(context.Context) (io.ReadWriteCloser, error) { opened++; return near, nil }
+		var got screen
+		gone := make(chan struct{})
+		go func() { _, _ = io.Copy(&got, far); close(gone) }()
+
+		var seen [2]screen
+		var typed [2]*io.PipeWriter
+		var cancels [2]context.CancelFunc
+		var ends [2]chan error
+		for i := range seen {
+			var in *io.PipeReader
+			in, typed[i] = io.Pipe()
+			ctx, cancel := context.WithCancel(t.Context())
+			cancels[i], ends[i] = cancel, make(chan error, 1)
+			go func() { ends[i] <- c.attach(ctx, "one", open, guest.Streams{Stdin: in, Stdout: &seen[i]}); in.Close() }()
+			synctest.Wait()
+		}
+		_, _ = far.Write([]byte("login: "))
+		_, _ = typed[0].Write([]byte("a"))
+		_, _ = typed[1].Write([]byte("b"))
+		synctest.Wait()
+		if opened != 1 || seen[0].take() != "login: " || seen[1].take() != "login: " || got.take() != "ab" {
+			t.Errorf("opened %d times; the sessions and the guest have not seen everything", opened)
+		}
+		cancels[0]()
+		if err := <-ends[0]; !errors.Is(err, context.Canceled) {
+			t.Errorf("a session whose client left: %v", err)
+		}
+		_, _ = far.Write([]byte("more"))
+		synctest.Wait()
+		if got := seen[1].take(); got != "more" {
+			t.Errorf("the other session sees %q", got)
+		}
+		cancels[1]()
+		<-ends[1]
+		<-gone // the console was closed
+		if len(c.open) != 0 {
+			t.Error("a console without sessions is kept")
+		}
+	})
+}
+
+func TestConsoleEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c consoles
+		refused := func(context.Context) (io.ReadWriteCloser, error) { return nil, errdefs.Conflictf("in use") }
+		if err := c.attach(t.Context(), "one", refused, guest.Streams{}); !errdefs.Is(err, errdefs.Conflict) {
+			t.Errorf("a console that does not open: %v", err)
+		}
+		near, far := net.Pipe()
+		open := func(context.Context) (io.ReadWriteCloser, error) { return near, nil }
+		end := make(chan error, 1)
+		var seen screen
+		go func() { end <- c.attach(t.Context(), "one", open, guest.Streams{Stdin: strings.NewReader(""), Stdout: &seen}) }()
+		synctest.Wait()
+		_, _ = far.Write([]byte("bye"))
+		far.Close()
+		if err := <-end; err != nil || seen.take() != "bye" {
+			t.Errorf("the VM has stopped: %v", err)
+		}
+		if len(c.open) != 0 {
+			t.Error("a console that has ended is kept")
+		}
+	})
+}
+
+// A session that reads nothing is ended, and does not stop the others.
+func TestConsoleOfASlowSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c consoles
+		near, far := net.Pipe()
+		open := func(context.Context) (io.ReadWriteCloser, error) { return near, nil }
+		stuck, release := io.Pipe()
+		slow, fast := make(chan error, 1), make(chan error, 1)
+		go func() { slow <- c.attach(t.Context(), vm.ID("one"), open, guest.Streams{Stdout: release}) }()
+		var seen screen
+		go func() { fast <- c.attach(t.Context(), vm.ID("one"), open, guest.Streams{Stdout: &seen}) }()
+		synctest.Wait()
+		total := 0
+		for range consoleBacklog + 10 {
+			_, _ = far.Write([]byte("x"))
+			synctest.Wait()
+			total += len(seen.take())
+		}
+		if total != consoleBacklog+10 {
+			t.Errorf("the other session has seen %d pieces", total)
+		}
+		go func() { _, _ = io.Copy(io.Discard, stuck) }()
+		if err := <-slow; !errdefs.IsUnavailable(err) {
+			t.Errorf("the slow session: %v", err)
+		}
+		far.Close()
+		if err := <-fast; err != nil {
+			t.Error(err)
+		}
+		stuck.Close()
+	})
+}
