@@ -94,7 +94,9 @@ func TestConsoleEnds(t *testing.T) {
 		open := func(context.Context) (io.ReadWriteCloser, error) { return near, nil }
 		end := make(chan error, 1)
 		var seen screen
-		go func() { end <- c.attach(t.Context(), "one", open, guest.Streams{Stdin: strings.NewReader(""), Stdout: &seen}) }()
+		go func() {
+			end <- c.attach(t.Context(), "one", open, guest.Streams{Stdin: strings.NewReader(""), Stdout: &seen})
+		}()
 		synctest.Wait()
 		_, _ = far.Write([]byte("bye"))
 		far.Close()

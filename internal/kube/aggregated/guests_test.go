@@ -1,0 +1,229 @@
+package aggregated
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/client-go/rest"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/kube/kubelet"
+)
+
+// anyone is the authentication of a node that answers everybody.
+type anyone struct{ authorizer.Authorizer }
+
+func (anyone) AuthenticateRequest(*http.Request) (*authenticator.Response, bool, error) {
+	return &authenticator.Response{User: &user.DefaultInfo{Name: "apiserver"}}, true, nil
+}
+
+func (anyone) NodeName() string { return "node" }
+
+// backend is the pods of a node: they echo, in capitals.
+type backend struct{ kubelet.Backend }
+
+func (backend) GetPods(context.Context) ([]*corev1.Pod, error) { return nil, nil }
+
+func (backend) Attach(ctx context.Context, namespace, pod, of string, _ guest.Attach, s guest.Streams) error {
+	if namespace+"/"+pod+"/"+of != "default/web/compute" {
+		return errdefs.NotFoundf("no pod %s/%s with a container %s", namespace, pod, of)
+	}
+	buf := make([]byte, 100)
+	for ctx.Err() == nil {
+		n, err := s.Stdin.Read(buf)
+		if err != nil || string(buf[:n]) == "poweroff" {
+			return nil
+		}
+		if _, err := s.Stdout.Write(bytes.ToUpper(buf[:n])); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+func (backend) Forward(_ context.Context, _, _ string, port int, stream io.ReadWriter) error {
+	if port != 22 {
+		return errdefs.Unavailablef("connect to port %d: connection refused", port)
+	}
+	all, err := io.ReadAll(stream) // until the client has closed its side
+	if err != nil {
+		return err
+	}
+	_, err = stream.Write(bytes.ToUpper(all))
+	return err
+}
+
+// apiServer passes attach and port-forward of pods on to a kubelet API, without its authorization.
+func apiServer(t *testing.T, sockets bool) *rest.Config {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, err := kubelet.New(kubelet.Config{
+		Addr: "127.0.0.1:0", TLS: &tls.Config{Certificates: []tls.Certificate{*newAuthority(t, "node").issue("node")}}, Auth: anyone{authorizerfactory.NewAlwaysAllowAuthorizer()}, Backend: backend{}, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() {
+		if err := node.Run(ctx, l); err != nil {
+			t.Error(err)
+		}
+	})
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host = "https", l.Addr().String()
+			parts := strings.Split(r.In.URL.Path, "/") // /api/v1/namespaces/NAMESPACE/pods/POD/SUBRESOURCE
+			switch parts[7] {
+			case "attach":
+				r.Out.URL.Path = "/attach/" + parts[4] + "/" + parts[6] + "/" + r.In.URL.Query().Get("container")
+				q := r.In.URL.Query()
+				for from, to := range map[string]string{"stdin": "input", "stdout": "output", "stderr": "error"} {
+					q.Set(to, q.Get(from))
+				}
+				r.Out.URL.RawQuery = q.Encode()
+			case "portforward":
+				r.Out.URL.Path = "/portForward/" + parts[4] + "/" + parts[6]
+			}
+		},
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
+		ErrorLog:  slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
+	}
+	api := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !sockets && strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+			http.Error(w, "no websockets", http.StatusBadRequest)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() { cancel(); api.CloseClientConnections(); api.Close(); all.Wait() })
+	return &rest.Config{Host: api.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+}
+
+func TestAttachToPod(t *testing.T) {
+	for name, sockets := range map[string]bool{"websocket": true, "SPDY": false} {
+		t.Run(name, func(t *testing.T) {
+			p := podStreams{config: apiServer(t, sockets)}
+			in, typed := io.Pipe()
+			shown, out := io.Pipe()
+			ended := make(chan error, 1)
+			pod := types.NamespacedName{Namespace: "default", Name: "web"}
+			go func() { ended <- p.attach(t.Context(), pod, in, out); in.Close(); out.Close() }()
+			_, _ = typed.Write([]byte("whoami"))
+			got := make([]byte, 6)
+			if _, err := io.ReadFull(shown, got); err != nil || string(got) != "WHOAMI" {
+				t.Errorf("%q, %v", got, err)
+			}
+			_, _ = typed.Write([]byte("poweroff"))
+			if err := <-ended; err != nil {
+				t.Errorf("the end of the console: %v", err)
+			}
+			typed.Close()
+
+			// A client that leaves.
+			ctx, cancel := context.WithCancel(t.Context())
+			in, typed = io.Pipe()
+			go func() { ended <- p.attach(ctx, pod, in, io.Discard); in.Close() }()
+			_, _ = typed.Write([]byte("x"))
+			cancel()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Errorf("a client that leaves: %v", err)
+			}
+			typed.Close()
+
+			err := p.attach(t.Context(), types.NamespacedName{Namespace: "default", Name: "none"}, strings.NewReader(""), io.Discard)
+			if err == nil || !strings.Contains(err.Error(), "no pod default/none with a container compute") {
+				t.Errorf("no such pod: %v", err)
+			}
+		})
+	}
+}
+
+func TestForwardToPod(t *testing.T) {
+	p := podStreams{config: apiServer(t, false)}
+	pod := types.NamespacedName{Namespace: "default", Name: "web"}
+	c, err := p.forward(t.Context(), pod, 22)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = c.Write([]byte("half "))
+	_, _ = c.Write([]byte("closed"))
+	if err := c.CloseWrite(); err != nil {
+		t.Error(err)
+	}
+	if got, err := io.ReadAll(c); err != nil || string(got) != "HALF CLOSED" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := c.Result(); err != nil {
+		t.Error(err)
+	}
+	c.Close()
+
+	c, err = p.forward(t.Context(), pod, 23)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(c); err != nil || len(got) != 0 {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := c.Result(); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("no listener: %v", err)
+	}
+	c.Close()
+
+	ctx, cancel := context.WithCancel(t.Context())
+	if c, err = p.forward(ctx, pod, 22); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if _, err := io.ReadAll(c); err != nil {
+		t.Logf("the connection ended: %v", err)
+	}
+	c.Close()
+}
+
+// A node that accepts and says nothing holds nobody longer than its caller waits.
+func TestForwardToSilence(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := podStreams{config: &rest.Config{Host: "http://" + l.Addr().String()}}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := p.forward(ctx, types.NamespacedName{Namespace: "default", Name: "web"}, 22)
+		ended <- err
+	}()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
