@@ -2,13 +2,19 @@ package cocoonmanager
 
 import (
 	"errors"
+	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"time"
 
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/aggregated"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachine"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachineinstance"
 )
@@ -38,12 +44,24 @@ func (k KubeVirtConfig) check() error {
 // workers is how many objects of KubeVirt of one kind are reconciled at the same time.
 const workers = 8
 
-// serveKubeVirt adds the controllers of KubeVirt's objects to m, if they are enabled.
-func (c Config) serveKubeVirt(m ctrl.Manager) error {
+// serveKubeVirt adds the controllers of KubeVirt's objects to m and, in every replica, the API of virtctl, if they are enabled.
+func (c Config) serveKubeVirt(m ctrl.Manager, log *slog.Logger) error {
 	if !c.KubeVirt.on() {
 		return nil
 	}
+	live, err := client.New(m.GetConfig(), client.Options{Scheme: m.GetScheme()}) // what a person has just written counts
+	if err != nil {
+		return fmt.Errorf("create client of the API for virtctl: %w", err)
+	}
+	api, err := aggregated.New(aggregated.Options{
+		Addr: c.KubeVirt.Addr, Cert: c.KubeVirt.Cert, Key: c.KubeVirt.Key, Config: m.GetConfig(), Client: live,
+		Metrics: aggregated.NewMetrics(ctrlmetrics.Registry), Log: log.With("component", "virtctl-api"),
+	})
+	if err != nil {
+		return err
+	}
 	machines := &virtualmachine.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now, Jitter: rand.Float64}
 	instances := &virtualmachineinstance.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
-	return errors.Join(machines.Setup(m, workers), instances.Setup(m, workers))
+	return errors.Join(machines.Setup(m, workers), instances.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
+		m.AddReadyzCheck("virtctl-api", func(*http.Request) error { return api.Ready() }))
 }

@@ -183,7 +183,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	evictions := &eviction.Reconciler{Client: m.GetClient()}
 	waiting := &unplaced.Reconciler{Reader: m.GetClient(), Events: m.GetEventRecorder("cocoon-manager")}
 	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), placements.Setup(ctx, m, 1), evictions.Setup(m), waiting.Setup(m),
-		c.serveWebhooks(m, snapshots), c.serveKubeVirt(m), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
+		c.serveWebhooks(m, snapshots), c.serveKubeVirt(m, log), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
 		return fmt.Errorf("set up controllers: %w", err)
 	}
 	return m.Start(ctx)
