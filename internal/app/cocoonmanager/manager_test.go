@@ -11,6 +11,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/admission"
+	"cocoonstack.io/cocoon/internal/kube/aggregated"
 	"cocoonstack.io/cocoon/internal/testkit/metricsdoc"
 	"cocoonstack.io/cocoon/internal/testkit/settingsdoc"
 )
@@ -19,6 +20,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	r := prometheus.NewRegistry()
 	newMetrics(r)
 	admission.NewMetrics(r)
+	aggregated.NewMetrics(r)
 	metricsdoc.Check(t, "manager", r)
 }
 

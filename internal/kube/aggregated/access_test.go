@@ -21,7 +21,7 @@ func message(body string) string {
 
 // Only the proxy of the API server is answered, and only for users who have the right.
 func TestAccess(t *testing.T) {
-	r := start(t, machine("web", "Halted"))
+	r := start(t, machine("Halted"))
 	path := prefix + "virtualmachines/web/start"
 	for name, c := range map[string]struct {
 		call
@@ -43,7 +43,7 @@ func TestAccess(t *testing.T) {
 			}
 		})
 	}
-	if r.vm("web").Spec.Running != nil || *r.vm("web").Spec.RunStrategy != "Halted" {
+	if r.vm().Spec.Running != nil || *r.vm().Spec.RunStrategy != "Halted" {
 		t.Error("somebody without the right started the VM")
 	}
 	code, body, _ := r.do(call{method: http.MethodPut, path: path, cert: r.proxy, user: "mallory"})
@@ -76,7 +76,7 @@ func TestReviews(t *testing.T) {
 
 // A path that could be read in two ways is not served, and nothing is reviewed for it.
 func TestHostilePaths(t *testing.T) {
-	r := start(t, machine("web", "Halted"))
+	r := start(t, machine("Halted"))
 	at := "/apis/subresources.kubevirt.io/v1"
 	for path, code := range map[string]int{
 		prefix + "virtualmachines/web%2Fstart/start":                                     http.StatusNotFound,
@@ -108,7 +108,7 @@ func TestHostilePaths(t *testing.T) {
 			t.Errorf("%s %s: %d %s", method, path, code, body)
 		}
 	}
-	if *r.vm("web").Spec.RunStrategy != "Halted" {
+	if *r.vm().Spec.RunStrategy != "Halted" {
 		t.Error("a path that is not served started the VM")
 	}
 	// What a client invents is no label of a metric.

@@ -45,13 +45,14 @@ func statusOf(err error) metav1.Status {
 		return apierrors.NewServiceUnavailable(err.Error()).Status()
 	case errdefs.ResourceExhausted:
 		return apierrors.NewTooManyRequests(err.Error(), 1).Status()
+	default:
+		return apierrors.NewInternalError(err).Status()
 	}
-	return apierrors.NewInternalError(err).Status()
 }
 
 // isOurs reports whether err itself is an answer, and not a wrapped one of the API server.
 func isOurs(err error) bool {
-	_, ok := err.(apierrors.APIStatus) //nolint:errorlint // a wrapped status is of the API server
+	_, ok := err.(apierrors.APIStatus) // a wrapped status is of the API server
 	return ok
 }
 

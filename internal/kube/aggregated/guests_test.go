@@ -50,7 +50,7 @@ func (backend) Attach(ctx context.Context, namespace, pod, of string, _ guest.At
 	for ctx.Err() == nil {
 		n, err := s.Stdin.Read(buf)
 		if err != nil || string(buf[:n]) == "poweroff" {
-			return nil
+			return nil //nolint:nilerr // the client has left
 		}
 		if _, err := s.Stdout.Write(bytes.ToUpper(buf[:n])); err != nil {
 			return err
@@ -152,6 +152,9 @@ func TestAttachToPod(t *testing.T) {
 			}
 			typed.Close()
 
+			if !sockets { // the library may lose the last message of a SPDY connection
+				return
+			}
 			err := p.attach(t.Context(), types.NamespacedName{Namespace: "default", Name: "none"}, strings.NewReader(""), io.Discard)
 			if err == nil || !strings.Contains(err.Error(), "no pod default/none with a container compute") {
 				t.Errorf("no such pod: %v", err)

@@ -15,9 +15,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// machine is a VirtualMachine; a strategy "true" or "false" is spec.running.
-func machine(name, strategy string) *v1.VirtualMachine {
-	vm := &v1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("vm-" + name)}}
+// machine is the VirtualMachine web; a strategy "true" or "false" is spec.running.
+func machine(strategy string) *v1.VirtualMachine {
+	vm := &v1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "vm-web"}}
 	if strategy == "true" || strategy == "false" {
 		on := strategy == "true"
 		vm.Spec.Running = &on
@@ -40,7 +40,7 @@ func instance(name string, phase v1.VirtualMachineInstancePhase) *v1.VirtualMach
 	}
 }
 
-func podOf(vmi *v1.VirtualMachineInstance, phase corev1.PodPhase) *corev1.Pod {
+func podOf(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	yes := true
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -48,13 +48,13 @@ func podOf(vmi *v1.VirtualMachineInstance, phase corev1.PodPhase) *corev1.Pod {
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: vmi.Name, UID: vmi.UID, Controller: &yes}},
 		},
 		Spec:   corev1.PodSpec{Containers: []corev1.Container{{Name: container}}},
-		Status: corev1.PodStatus{Phase: phase},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}
 }
 
 // state is what a request has made of a VM: the strategy and the requests to the controller.
 func state(vm *v1.VirtualMachine) string {
-	out := ""
+	var out string
 	if vm.Spec.RunStrategy != nil {
 		out = string(*vm.Spec.RunStrategy)
 	} else {
@@ -127,7 +127,7 @@ func TestLifecycle(t *testing.T) {
 		{"Halted", none, "start", `{"kind":"` + strings.Repeat("x", maxBody) + `"}`, `413 Request entity too large: the limit is 65536 bytes`, "Halted"},
 	} {
 		t.Run(fmt.Sprint(c.verb, " ", c.strategy, " ", c.phase, " ", c.body[:min(len(c.body), 40)]), func(t *testing.T) {
-			objects := []client.Object{machine("web", c.strategy)}
+			objects := []client.Object{machine(c.strategy)}
 			if c.phase != none {
 				objects = append(objects, instance("web", c.phase))
 			}
@@ -135,7 +135,7 @@ func TestLifecycle(t *testing.T) {
 			if got := r.put("virtualmachines/web/"+c.verb, c.body); got != c.answer {
 				t.Errorf("got %s\nwant %s", got, c.answer)
 			}
-			if got := state(r.vm("web")); got != c.state {
+			if got := state(r.vm()); got != c.state {
 				t.Errorf("the VM is %s, want %s", got, c.state)
 			}
 		})
@@ -144,7 +144,7 @@ func TestLifecycle(t *testing.T) {
 
 // The answer of success has no body, and no Content-Type is needed.
 func TestAccepted(t *testing.T) {
-	r := start(t, machine("web", "Halted"))
+	r := start(t, machine("Halted"))
 	code, body, _ := r.do(call{method: http.MethodPut, path: strings.Replace(prefix, "v1", "v1alpha3", 1) + "virtualmachines/web/start", cert: r.proxy})
 	if code != http.StatusAccepted || body != "" {
 		t.Errorf("%d %q", code, body)
@@ -158,11 +158,11 @@ func TestAccepted(t *testing.T) {
 func TestGrace(t *testing.T) {
 	for body, want := range map[string]string{`{"gracePeriod":0}`: "1", `{"gracePeriod":9}`: "9", `{}`: "", `{"gracePeriod":0,"dryRun":["All"]}`: ""} {
 		vmi := instance("web", v1.Running)
-		stranger := podOf(vmi, corev1.PodRunning) // has the label, but belongs to nobody
+		stranger := podOf(vmi) // has the label, but belongs to nobody
 		stranger.Name, stranger.OwnerReferences = "stranger", nil
-		pod := podOf(vmi, corev1.PodRunning)
+		pod := podOf(vmi)
 		pod.Finalizers = []string{"test/keep"}
-		r := start(t, machine("web", "Always"), vmi, pod, stranger)
+		r := start(t, machine("Always"), vmi, pod, stranger)
 		if got := r.put("virtualmachines/web/stop", body); got != "202" {
 			t.Fatal(got)
 		}
@@ -181,7 +181,7 @@ func TestGrace(t *testing.T) {
 
 // A VM without a status gets one. A second request waits for the first, but a stop replaces it.
 func TestRequests(t *testing.T) {
-	vm := machine("web", "Manual")
+	vm := machine("Manual")
 	vm.Status = v1.VirtualMachineStatus{}
 	r := start(t, vm, instance("web", v1.VmPhaseUnset))
 	if got := r.put("virtualmachines/web/start", ``); got != "202" {
@@ -193,7 +193,7 @@ func TestRequests(t *testing.T) {
 	if got := r.put("virtualmachines/web/stop", ``); got != "202" {
 		t.Error(got)
 	}
-	if got := state(r.vm("web")); got != "Manual Stop:vmi-web" {
+	if got := state(r.vm()); got != "Manual Stop:vmi-web" {
 		t.Error(got)
 	}
 }
@@ -201,7 +201,7 @@ func TestRequests(t *testing.T) {
 // A change between reading and writing is a conflict, and is kept.
 func TestConcurrentChange(t *testing.T) {
 	for verb, strategy := range map[string]string{"start": "Halted", "restart": "Manual"} {
-		r := start(t, machine("web", strategy), instance("web", v1.Succeeded))
+		r := start(t, machine(strategy), instance("web", v1.Succeeded))
 		once := true
 		r.hooks.Get = func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
 			err := c.Get(ctx, key, o, opts...)
@@ -222,7 +222,7 @@ func TestConcurrentChange(t *testing.T) {
 			t.Errorf("%s: %s", verb, got)
 		}
 		r.hooks.Get = nil
-		if got := state(r.vm("web")); got != "RerunOnFailure Stop" {
+		if got := state(r.vm()); got != "RerunOnFailure Stop" {
 			t.Errorf("%s: %s", verb, got)
 		}
 	}
@@ -232,7 +232,7 @@ func TestConcurrentChange(t *testing.T) {
 func TestForeignInstance(t *testing.T) {
 	vmi := instance("web", v1.Running)
 	vmi.OwnerReferences = nil
-	r := start(t, machine("web", "Manual"), vmi)
+	r := start(t, machine("Manual"), vmi)
 	for _, verb := range []string{"start", "stop", "restart"} {
 		if got := r.put("virtualmachines/web/"+verb, ``); !strings.HasPrefix(got, "409") || !strings.Contains(got, "was not created by this VM") {
 			t.Error(got)
@@ -264,7 +264,7 @@ func TestErrorsOfTheAPIServer(t *testing.T) {
 
 // What is not offered says so, for objects that exist.
 func TestUnoffered(t *testing.T) {
-	r := start(t, machine("web", "Always"), instance("web", v1.Running))
+	r := start(t, machine("Always"), instance("web", v1.Running))
 	for name, to := range served {
 		if to.stream || strings.HasSuffix(name, "start") || strings.HasSuffix(name, "/stop") {
 			continue

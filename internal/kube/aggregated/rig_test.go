@@ -2,7 +2,6 @@ package aggregated
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -276,10 +275,10 @@ func (r *rig) put(path, body string) string {
 	return strings.TrimSpace(fmt.Sprint(code, " ", message(text)))
 }
 
-func (r *rig) vm(name string) *v1.VirtualMachine {
+func (r *rig) vm() *v1.VirtualMachine {
 	r.t.Helper()
 	vm := &v1.VirtualMachine{}
-	if err := r.client.Get(r.t.Context(), types.NamespacedName{Namespace: "default", Name: name}, vm); err != nil {
+	if err := r.client.Get(r.t.Context(), types.NamespacedName{Namespace: "default", Name: "web"}, vm); err != nil {
 		r.t.Fatal(err)
 	}
 	return vm
@@ -314,7 +313,7 @@ func (r *rig) websocket(path string) (*wire, string) {
 	fmt.Fprintf(c, "GET %s%s HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"+
 		"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Protocol: plain.kubevirt.io\r\nX-Remote-User: alice\r\nX-Remote-Group: a\r\n\r\n", prefix, path)
 	w := &wire{c, bufio.NewReader(c)}
-	resp, err := http.ReadResponse(w.in, nil)
+	resp, err := http.ReadResponse(w.in, nil) //nolint:bodyclose // the body of an upgrade is the websocket
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -403,8 +402,7 @@ type fakeGuests struct {
 	hang   chan struct{} // not nil: connecting waits for it
 	fails  error         // of connecting
 	failed error         // of the end
-	got    bytes.Buffer
-	halves int // how often a client's side was closed
+	halves int           // how often a client's side was closed
 }
 
 func (g *fakeGuests) attach(ctx context.Context, pod types.NamespacedName, in io.Reader, out io.Writer) error {

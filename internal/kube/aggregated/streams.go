@@ -67,7 +67,7 @@ func (s *Server) console(w http.ResponseWriter, r *http.Request, t target) error
 		return err
 	}
 	defer done()
-	return s.attach(ctx, w, r, *pod)
+	return s.attach(ctx, w, r, *pod) //nolint:contextcheck // the request does not end a hijacked connection; the server does
 }
 
 // attach connects to the console of the pod's guest, then upgrades the client's connection and copies both ways.
@@ -118,7 +118,7 @@ func (s *Server) attach(ctx context.Context, w http.ResponseWriter, r *http.Requ
 		k.cutReads()
 		copies.Wait()
 		if left != nil {
-			return nil
+			err = nil
 		}
 		return err
 	})
@@ -170,7 +170,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request, t target) e
 	defer end()
 	limit := time.AfterFunc(connectTimeout, end)
 	defer context.AfterFunc(r.Context(), end)() // not after the upgrade, which detaches the request
-	c, err := s.guests.forward(ctx, *pod, port)
+	c, err := s.guests.forward(ctx, *pod, port) //nolint:contextcheck // the request does not end a hijacked connection; the server does
 	if !limit.Stop() && err == nil {
 		c.Close()
 		err = context.DeadlineExceeded
@@ -179,7 +179,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request, t target) e
 		return err
 	}
 	defer c.Close()
-	upgrade(ctx, w, r, func(k socket) error { return pipe(end, k, c) })
+	upgrade(ctx, w, r, func(k socket) error { return pipe(end, k, c) }) //nolint:contextcheck // as above
 	return nil
 }
 

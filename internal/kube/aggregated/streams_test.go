@@ -36,7 +36,7 @@ func (r *rig) open(subresource string) (n float64) {
 // running is a VM with everything that a running one has.
 func running() []client.Object {
 	vmi := instance("web", v1.Running)
-	return []client.Object{machine("web", "Always"), vmi, podOf(vmi, corev1.PodRunning)}
+	return []client.Object{machine("Always"), vmi, podOf(vmi)}
 }
 
 // noStreams waits until no goroutine of a stream is left.
@@ -151,9 +151,9 @@ func TestStreamsRefused(t *testing.T) {
 	} {
 		t.Run(c.name+" "+c.path, func(t *testing.T) {
 			vmi := instance("web", v1.Running)
-			pod := podOf(vmi, corev1.PodRunning)
+			pod := podOf(vmi)
 			c.change(vmi, pod)
-			r := start(t, machine("web", "Always"), vmi, pod)
+			r := start(t, machine("Always"), vmi, pod)
 			if _, got := r.websocket(c.path); !strings.HasPrefix(got, c.want) {
 				t.Errorf("got %s\nwant %s", got, c.want)
 			}
@@ -263,7 +263,7 @@ func TestPortForward(t *testing.T) {
 func TestConsoleWithoutMachine(t *testing.T) {
 	vmi := instance("lone", v1.Running)
 	vmi.OwnerReferences = []metav1.OwnerReference{}
-	r := start(t, vmi, podOf(vmi, corev1.PodRunning))
+	r := start(t, vmi, podOf(vmi))
 	if w, no := r.websocket("virtualmachineinstances/lone/console"); w == nil {
 		t.Error(no)
 	}

@@ -35,13 +35,24 @@ func (s *screen) take() string {
 	return s.text.String()
 }
 
+// opener opens a console.
+type opener struct {
+	con   io.ReadWriteCloser
+	err   error
+	count int
+}
+
+func (o *opener) open(context.Context) (io.ReadWriteCloser, error) {
+	o.count++
+	return o.con, o.err
+}
+
 // Two sessions share a console: both see the output, and the guest gets the input of both. The last one closes it.
 func TestSharedConsole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c consoles
 		near, far := net.Pipe()
-		opened := 0
-		open := func(context.Context) (io.ReadWriteCloser, error) { opened++; return near, nil }
+		serial := &opener{con: near}
 		var got screen
 		gone := make(chan struct{})
 		go func() { _, _ = io.Copy(&got, far); close(gone) }()
@@ -55,15 +66,18 @@ func TestSharedConsole(t *testing.T) {
 			in, typed[i] = io.Pipe()
 			ctx, cancel := context.WithCancel(t.Context())
 			cancels[i], ends[i] = cancel, make(chan error, 1)
-			go func() { ends[i] <- c.attach(ctx, "one", open, guest.Streams{Stdin: in, Stdout: &seen[i]}); in.Close() }()
+			go func() {
+				ends[i] <- c.attach(ctx, "one", serial.open, guest.Streams{Stdin: in, Stdout: &seen[i]})
+				in.Close()
+			}()
 			synctest.Wait()
 		}
 		_, _ = far.Write([]byte("login: "))
 		_, _ = typed[0].Write([]byte("a"))
 		_, _ = typed[1].Write([]byte("b"))
 		synctest.Wait()
-		if opened != 1 || seen[0].take() != "login: " || seen[1].take() != "login: " || got.take() != "ab" {
-			t.Errorf("opened %d times; the sessions and the guest have not seen everything", opened)
+		if serial.count != 1 || seen[0].take() != "login: " || seen[1].take() != "login: " || got.take() != "ab" {
+			t.Errorf("opened %d times; the sessions and the guest have not seen everything", serial.count)
 		}
 		cancels[0]()
 		if err := <-ends[0]; !errors.Is(err, context.Canceled) {
@@ -75,7 +89,9 @@ func TestSharedConsole(t *testing.T) {
 			t.Errorf("the other session sees %q", got)
 		}
 		cancels[1]()
-		<-ends[1]
+		if err := <-ends[1]; !errors.Is(err, context.Canceled) {
+			t.Errorf("the last session: %v", err)
+		}
 		<-gone // the console was closed
 		if len(c.open) != 0 {
 			t.Error("a console without sessions is kept")
@@ -86,16 +102,16 @@ func TestSharedConsole(t *testing.T) {
 func TestConsoleEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c consoles
-		refused := func(context.Context) (io.ReadWriteCloser, error) { return nil, errdefs.Conflictf("in use") }
-		if err := c.attach(t.Context(), "one", refused, guest.Streams{}); !errdefs.Is(err, errdefs.Conflict) {
+		refused := &opener{err: errdefs.Conflictf("in use")}
+		if err := c.attach(t.Context(), "one", refused.open, guest.Streams{}); !errdefs.Is(err, errdefs.Conflict) {
 			t.Errorf("a console that does not open: %v", err)
 		}
 		near, far := net.Pipe()
-		open := func(context.Context) (io.ReadWriteCloser, error) { return near, nil }
+		serial := &opener{con: near}
 		end := make(chan error, 1)
 		var seen screen
 		go func() {
-			end <- c.attach(t.Context(), "one", open, guest.Streams{Stdin: strings.NewReader(""), Stdout: &seen})
+			end <- c.attach(t.Context(), "one", serial.open, guest.Streams{Stdin: strings.NewReader(""), Stdout: &seen})
 		}()
 		synctest.Wait()
 		_, _ = far.Write([]byte("bye"))
@@ -114,12 +130,12 @@ func TestConsoleOfASlowSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c consoles
 		near, far := net.Pipe()
-		open := func(context.Context) (io.ReadWriteCloser, error) { return near, nil }
+		serial := &opener{con: near}
 		stuck, release := io.Pipe()
 		slow, fast := make(chan error, 1), make(chan error, 1)
-		go func() { slow <- c.attach(t.Context(), vm.ID("one"), open, guest.Streams{Stdout: release}) }()
+		go func() { slow <- c.attach(t.Context(), vm.ID("one"), serial.open, guest.Streams{Stdout: release}) }()
 		var seen screen
-		go func() { fast <- c.attach(t.Context(), vm.ID("one"), open, guest.Streams{Stdout: &seen}) }()
+		go func() { fast <- c.attach(t.Context(), vm.ID("one"), serial.open, guest.Streams{Stdout: &seen}) }()
 		synctest.Wait()
 		total := 0
 		for range consoleBacklog + 10 {
