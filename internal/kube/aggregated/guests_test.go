@@ -35,6 +35,8 @@ func (anyone) AuthenticateRequest(*http.Request) (*authenticator.Response, bool,
 	return &authenticator.Response{User: &user.DefaultInfo{Name: "apiserver"}}, true, nil
 }
 
+func everybody() kubelet.Auth { return anyone{authorizerfactory.NewAlwaysAllowAuthorizer()} }
+
 func (anyone) NodeName() string { return "node" }
 
 // backend is the pods of a node: they echo, in capitals.
@@ -79,7 +81,7 @@ func apiServer(t *testing.T, sockets bool) *rest.Config {
 		t.Fatal(err)
 	}
 	node, err := kubelet.New(kubelet.Config{
-		Addr: "127.0.0.1:0", TLS: &tls.Config{Certificates: []tls.Certificate{*newAuthority(t, "node").issue("node")}}, Auth: anyone{authorizerfactory.NewAlwaysAllowAuthorizer()}, Backend: backend{}, Log: slog.New(slog.DiscardHandler),
+		Addr: "127.0.0.1:0", TLS: &tls.Config{Certificates: []tls.Certificate{*newAuthority(t, "node").issue("node")}}, Auth: everybody(), Backend: backend{}, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
