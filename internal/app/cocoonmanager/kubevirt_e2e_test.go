@@ -136,13 +136,12 @@ spec:
 	kubetest.Eventually(t, "what is left", func() string {
 		vms, vmis := &kubevirtv1.VirtualMachineList{}, &kubevirtv1.VirtualMachineInstanceList{}
 		pods, secrets := &corev1.PodList{}, &corev1.SecretList{}
-		left := 0
 		for _, list := range []client.ObjectList{vms, vmis, pods, secrets} {
 			if err := r.api.List(t.Context(), list, client.InNamespace(ns)); err != nil {
 				return err.Error()
 			}
 		}
-		left = len(vms.Items) + len(vmis.Items) + len(pods.Items) + len(secrets.Items)
+		left := len(vms.Items) + len(vmis.Items) + len(pods.Items) + len(secrets.Items)
 		return fmt.Sprint(left)
 	}, "0")
 	kills := k.stop()

@@ -206,7 +206,7 @@ func jsonName(f reflect.StructField) string {
 // walk calls visit for each field in v that is set and has no fields of its own, with its path in rules and in the object. A struct
 // behind a pointer is such a field if nothing in it is set: {} has a meaning there.
 func walk(v reflect.Value, path string, at *field.Path, visit func(path string, at *field.Path)) (found bool) {
-	switch v.Kind() {
+	switch v.Kind() { //nolint:exhaustive // all other kinds have no fields
 	case reflect.Pointer:
 		if v.IsNil() {
 			return false

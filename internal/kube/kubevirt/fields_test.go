@@ -141,7 +141,7 @@ var index = strings.NewReplacer("[0]", "[]")
 // some returns a value of t that is not zero.
 func some(t reflect.Type) reflect.Value {
 	v := reflect.New(t).Elem()
-	switch t.Kind() {
+	switch t.Kind() { //nolint:exhaustive // the API has no other kinds
 	case reflect.String:
 		v.SetString("x")
 	case reflect.Bool:
