@@ -4,6 +4,10 @@ package kubevirt
 
 import _ "embed"
 
+// Version is the version of KubeVirt whose kinds and API are served, and whose virtctl the tests use. virtctl warns of a server of another
+// minor version.
+const Version = "v1.9.0"
+
 // Machines, Instances and KubeVirts define VirtualMachine, VirtualMachineInstance and KubeVirt.
 var (
 	//go:embed crds/kubevirt.io_virtualmachines.yaml

@@ -20,7 +20,6 @@ import (
 // KubeVirt's objects are served by the part manager: it has their controllers, and the API that virtctl uses.
 
 const (
-	kubeVirtVersion = "v1.9.0" // the one whose API is served
 	kubeVirtServing = "kubevirt-serving"
 	kubeVirtService = "virt-api.kubevirt.svc" // in a certificate
 	kubeVirtAPI     = "/apis/subresources.kubevirt.io/v1"
@@ -156,14 +155,14 @@ func (in *instance) kubeVirtManifests(addr string, port int) ([]manifest, error)
 		"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": object{"name": "kubevirt", "namespace": "kubevirt"},
 		"status": object{
 			"phase": "Deployed", "operatorVersion": "cocoon " + version.Version,
-			"observedKubeVirtVersion": kubeVirtVersion, "targetKubeVirtVersion": kubeVirtVersion,
+			"observedKubeVirtVersion": kubevirt.Version, "targetKubeVirtVersion": kubevirt.Version,
 		},
 	})
 	return append(list, manifest{path: kubeVirtObject + "/status", body: status}), err
 }
 
-// kubeVirtBinding gives the manager of an instance, which is identified by a certificate, the rights of an API server that asks who
-// somebody is and what he may do.
+// kubeVirtBinding gives the manager of an instance, which is identified by a certificate, its rights on KubeVirt's objects, and lets it
+// read by which certificates the API server's proxy is known.
 const kubeVirtBinding = `
 apiVersion: v1
 kind: Namespace
@@ -178,19 +177,6 @@ roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: ClusterRole
   name: cocoon-manager-kubevirt
-subjects:
-  - apiGroup: rbac.authorization.k8s.io
-    kind: User
-    name: cocoon-manager
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata:
-  name: cocoon-up:cocoon-manager:system:auth-delegator
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: ClusterRole
-  name: system:auth-delegator
 subjects:
   - apiGroup: rbac.authorization.k8s.io
     kind: User

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	deploy "cocoonstack.io/cocoon/deploy/kubevirt"
 )
 
 // message is the message of a metav1.Status.
@@ -191,7 +193,7 @@ func TestVersionIsThatOfTheModule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(mod), "kubevirt.io/api "+compatible+"\n") {
-		t.Errorf("go.mod has another version of kubevirt.io/api than %s", compatible)
+	if !strings.Contains(string(mod), "kubevirt.io/api "+deploy.Version+"\n") {
+		t.Errorf("go.mod has another version of kubevirt.io/api than %s", deploy.Version)
 	}
 }

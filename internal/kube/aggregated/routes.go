@@ -18,6 +18,7 @@ import (
 	v1 "kubevirt.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	deploy "cocoonstack.io/cocoon/deploy/kubevirt"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
@@ -143,9 +144,6 @@ func resources(version string) metav1.APIResourceList {
 	return list
 }
 
-// compatible is the version of KubeVirt whose API this is. virtctl warns of a server of another minor version.
-const compatible = "v1.9.0"
-
 type productVersion struct {
 	GitVersion    string `json:"gitVersion"`
 	GitCommit     string `json:"gitCommit"`
@@ -159,7 +157,7 @@ type productVersion struct {
 
 func product() productVersion {
 	return productVersion{
-		GitVersion: compatible, GitTreeState: "clean", GoVersion: runtime.Version(), Compiler: runtime.Compiler,
+		GitVersion: deploy.Version, GitTreeState: "clean", GoVersion: runtime.Version(), Compiler: runtime.Compiler,
 		Platform: runtime.GOOS + "/" + runtime.GOARCH, CocoonVersion: version.Version,
 	}
 }
