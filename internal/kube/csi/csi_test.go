@@ -410,13 +410,33 @@ func TestGrow(t *testing.T) {
 	}
 }
 
+// written is what was logged.
+type written struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (w *written) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.text.Write(p)
+}
+
+// take returns what was written since the last call.
+func (w *written) take() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.text.Reset()
+	return w.text.String()
+}
+
 // TestNodeRestarts: a node that does not answer for some seconds is no reason for a warning. One that stays away is, and so is another
 // failure.
 func TestNodeRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{}
 		p, _ := plugins(n, &storagev1.CSINode{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
-		var log bytes.Buffer
+		var log written
 		p.Log = slog.New(slog.NewTextHandler(&log, nil))
 		fail := func(err error) {
 			n.mu.Lock()
@@ -427,8 +447,7 @@ func TestNodeRestarts(t *testing.T) {
 		passed := func(d time.Duration) string {
 			time.Sleep(d) //nolint:forbidigo // the fake clock of synctest
 			synctest.Wait()
-			defer log.Reset()
-			return log.String()
+			return log.take()
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
