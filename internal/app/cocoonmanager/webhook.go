@@ -134,7 +134,7 @@ func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) err
 		}
 		server = admission.Clients{Authorities: file.VerifyOptions, Names: c.Webhook.ClientNames}.Guarded(server)
 	}
-	hooks := &admission.Webhooks{Client: m.GetClient(), Live: m.GetAPIReader(), Registry: snapshots, CloneDirs: c.Webhook.cloneDirs(), Metrics: admission.NewMetrics(ctrlmetrics.Registry)}
+	hooks := &admission.Webhooks{Client: m.GetClient(), Live: m.GetAPIReader(), Registry: snapshots, CloneDirs: c.Webhook.cloneDirs(), Machines: c.KubeVirt.on(), Metrics: admission.NewMetrics(ctrlmetrics.Registry)}
 	hooks.Register(server)
 	if err := m.AddReadyzCheck("webhook-server", func(req *http.Request) error { return server.StartedChecker()(req) }); err != nil {
 		return err

@@ -41,6 +41,7 @@ type Webhooks struct {
 	Registry controller.Registry // nil: no VM counts as saved in the registry
 	// CloneDirs are the node directories from which pods may be cloned.
 	CloneDirs []string
+	Machines  bool // VirtualMachines are ours, not those of another KubeVirt
 	Metrics   *Metrics
 }
 
@@ -54,7 +55,7 @@ func (w *Webhooks) Register(s webhook.Server) {
 		PathSet:         &setChecker{decoder, w.Client},
 		PathHibernation: &hibernationChecker{decoder, w.Client},
 		PathEviction:    &evictionGuard{w.Client, w.Registry},
-		PathMachine:     &machineChecker{decoder},
+		PathMachine:     &machineChecker{decoder, w.Machines},
 	} {
 		s.Register(path, &ctrladmission.Webhook{Handler: w.Metrics.counted(path[1:], h)})
 	}

@@ -13,11 +13,17 @@ import (
 )
 
 // machineChecker refuses VirtualMachines and VirtualMachineInstances that ask for what no VM of ours can be, and warns of fields that
-// have no effect. Their controllers refuse the same.
-type machineChecker struct{ decoder ctrladmission.Decoder }
+// have no effect. Their controllers refuse the same. In a cluster with another KubeVirt it lets all of them through: they are not ours.
+type machineChecker struct {
+	decoder ctrladmission.Decoder
+	ours    bool
+}
 
 // Handle implements admission.Handler.
 func (c *machineChecker) Handle(_ context.Context, req ctrladmission.Request) ctrladmission.Response {
+	if !c.ours {
+		return ctrladmission.Allowed("")
+	}
 	errs, warnings, err := c.check(req.Kind.Kind, req.Object)
 	if err == nil && req.Operation == admissionv1.Update {
 		var before field.ErrorList

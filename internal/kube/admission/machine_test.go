@@ -18,7 +18,7 @@ func TestMachines(t *testing.T) {
 	if err := kubevirt.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	c := &machineChecker{ctrladmission.NewDecoder(scheme)}
+	c := &machineChecker{ctrladmission.NewDecoder(scheme), true}
 	const good = `domain: {devices: {}, memory: {guest: 128Mi}}, volumes: [{name: root, containerDisk: {image: a}}]`
 	machine := func(text string) string {
 		return "{apiVersion: kubevirt.io/v1, kind: VirtualMachine, spec: {" + text + "}}"
@@ -66,5 +66,9 @@ func TestMachines(t *testing.T) {
 		if got := strings.Join(resp.Warnings, "\n"); !strings.Contains(got, x.warns) || (x.warns == "" && got != "") {
 			t.Errorf("%s warns: %q; want %q", name, got, x.warns)
 		}
+	}
+	theirs := &machineChecker{c.decoder, false}
+	if resp := theirs.Handle(t.Context(), ctrladmission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: "VirtualMachine"}, Object: runtime.RawExtension{Raw: []byte("{}")}}}); !resp.Allowed {
+		t.Errorf("a machine of another KubeVirt: %v", resp.Result)
 	}
 }

@@ -37,23 +37,10 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/testkit/netns"
 )
 
-// address is one of the machine that is not loopback: API servers reach aggregated APIs at no other.
-func address(t *testing.T) string {
-	t.Helper()
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range all {
-		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() {
-			return n.IP.String()
-		}
-	}
-	need.Missing(t, "an address that is not loopback is needed")
-	return ""
-}
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 // signed is a pair of PEM files, and the certificate in them, of the cluster's authority.
 func signed(t *testing.T, c *kubetest.Cluster, name, ip string) (cert, key string, pair tls.Certificate) {
@@ -155,7 +142,8 @@ func TestVirtctl(t *testing.T) {
 		need.Missing(t, "bin/virtctl is needed: make build")
 		return
 	}
-	ip := address(t)
+	netns.Own(t)
+	const ip = "10.77.0.1" // API servers reach aggregated APIs at no address of loopback
 	c := kubetest.Up(t)
 	for _, text := range [][]byte{deploy.Machines, deploy.Instances, deploy.Rights} {
 		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
