@@ -33,7 +33,7 @@ var rules = map[string]Rule{
 	"serviceAccountName":            {Honoured, "for the pod; its token is not in the guest"},
 	"tolerations":                   {Outcome: Honoured},
 	"topologySpreadConstraints":     {Outcome: Honoured},
-	"terminationGracePeriodSeconds": {Outcome: Honoured},
+	"terminationGracePeriodSeconds": {Honoured, "at least one second"},
 	"hostname":                      {Outcome: Honoured},
 	"subdomain":                     {Outcome: Honoured},
 	"evictionStrategy":              {Warned, "nodes do not migrate VMs; a drain shuts the VM down"},

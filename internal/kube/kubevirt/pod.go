@@ -96,7 +96,7 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 		},
 		Spec: corev1.PodSpec{
 			RestartPolicy:                 corev1.RestartPolicyNever,
-			TerminationGracePeriodSeconds: s.TerminationGracePeriodSeconds,
+			TerminationGracePeriodSeconds: grace(s),
 			AutomountServiceAccountToken:  &no,
 			ServiceAccountName:            s.ServiceAccountName,
 			PriorityClassName:             s.PriorityClassName,
@@ -156,6 +156,16 @@ func Seed(vmi *v1.VirtualMachineInstance) *corev1.Secret {
 		}
 	}
 	return nil
+}
+
+// grace returns how long the guest may take to shut down, in seconds; nil for the default of pods. It is never zero, which the examples of
+// KubeVirt have: such a pod would be gone before its node has stopped the VM, and the next instance would find the VM there.
+func grace(s *v1.VirtualMachineInstanceSpec) *int64 {
+	if s.TerminationGracePeriodSeconds == nil {
+		return nil
+	}
+	n := max(*s.TerminationGracePeriodSeconds, 1)
+	return &n
 }
 
 // resources returns what the scheduler counts for the VM, and the size of its memory: as spec says, else the memory of the guest, and

@@ -6,6 +6,7 @@ package virtualmachineinstance
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -105,13 +106,7 @@ func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance)
 	if !controllerutil.ContainsFinalizer(vmi, v1.VirtualMachineInstanceFinalizer) {
 		s := *vmi.Status.DeepCopy()
 		kubevirt.SetPhase(&s, v1.Pending, r.Now())
-		if err := r.write(ctx, vmi, s, v1.VirtualMachineInstanceFinalizer); err != nil {
-			return err
-		}
-		for _, w := range warnings {
-			r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonIgnored, "Create", "%s", w)
-		}
-		return nil // the change brings the instance back
+		return r.write(ctx, vmi, s, v1.VirtualMachineInstanceFinalizer) // the change brings the instance back
 	}
 	if seed := kubevirt.Seed(vmi); seed != nil {
 		// A controller that could read Secrets could read those of everybody, so this one can only create them. The name depends on
@@ -125,6 +120,9 @@ func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance)
 		return err
 	}
 	r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonCreated, "Create", "created the pod %s", pod.Name)
+	if len(warnings) > 0 {
+		r.Events.Eventf(vmi, pod, corev1.EventTypeWarning, ReasonIgnored, "Create", "%s", strings.Join(warnings, "; "))
+	}
 	s := *vmi.Status.DeepCopy()
 	kubevirt.SetPhase(&s, v1.Scheduling, r.Now())
 	return r.write(ctx, vmi, s)
