@@ -1,0 +1,152 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
+)
+
+// A process that executes its program has memory but no arguments for a moment. A folder stands for it: the real moment is too
+// short to be met.
+func TestArgsOfProcessThatStarts(t *testing.T) {
+	dir := t.TempDir()
+	cmdline, exe := filepath.Join(dir, "cmdline"), filepath.Join(dir, "exe")
+	if err := os.WriteFile(cmdline, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := argsIn(dir); err != nil || got != nil {
+		t.Errorf("a kernel thread has %q, %v", got, err)
+	}
+	if err := os.Symlink("/bin/sleep", exe); err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan []string)
+	go func() {
+		got, err := argsIn(dir)
+		if err != nil {
+			t.Error(err)
+		}
+		result <- got
+	}()
+	written := filepath.Join(dir, "written")
+	if err := errors.Join(os.WriteFile(written, []byte("sleep\x00600\x00"), 0o600), os.Rename(written, cmdline)); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := <-result, []string{"sleep", "600"}; !slices.Equal(got, want) {
+		t.Error(diff.Of(want, got))
+	}
+}
+
+// Whoever looks for a process that has just been started finds it.
+func TestFoundAtOnce(t *testing.T) {
+	for range 200 {
+		p := start(t, sleeper)
+		q, err := Open(p.PID(), p.StartTime(), "600")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = q.Close()
+		if err := p.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestOpenRefusesAnother(t *testing.T) {
+	p := start(t, sleeper)
+	for name, open := range map[string]func() (*Process, error){
+		"start time": func() (*Process, error) { return Open(p.PID(), p.StartTime()+1, "600") },
+		"marker":     func() (*Process, error) { return Open(p.PID(), p.StartTime(), "60") },
+		"no such":    func() (*Process, error) { return Open(1<<22+1, 1, "600") },
+		"bad pid":    func() (*Process, error) { return Open(-3, 1, "600") },
+	} {
+		if q, err := open(); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v, %v; want NotFound", name, q, err)
+		}
+	}
+}
+
+func TestOutlivesParentAndIsFound(t *testing.T) {
+	marker := "proc-test-" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), "PROC_TEST_PARENT="+marker)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var pid int
+	var ticks uint64
+	if _, err := fmt.Sscan(string(out), &pid, &ticks); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	p, err := Open(pid, ticks, marker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	found, err := Find(func(_ int, args []string) bool { return args[0] == marker })
+	if err != nil || len(found) != 1 || found[0].PID() != pid {
+		t.Fatalf("Find = %v, %v; want process %d", found, err, pid)
+	}
+	defer found[0].Close()
+	if err := p.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := found[0].Wait(t.Context()); err != nil || got.Code != Unknown {
+		t.Fatalf("Wait of a stranger's child = %+v, %v", got, err)
+	}
+	if _, err := Open(pid, ticks, marker); !errdefs.IsNotFound(err) {
+		t.Fatalf("Open after the end: %v, want NotFound", err)
+	}
+}
+
+func TestInCgroup(t *testing.T) {
+	dir := t.TempDir()
+	if got, err := InCgroup(dir); err != nil || len(got) > 0 {
+		t.Errorf("no cgroup: %v, %v", got, err)
+	}
+	lives, gone := start(t, sleeper), start(t, sleeper)
+	if err := gone.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	procs := fmt.Sprintf("0\n%d\n%d\n", gone.PID(), lives.PID())
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(procs), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := InCgroup(dir)
+	if err != nil || len(got) != 1 || got[0].PID() != lives.PID() || got[0].StartTime() != lives.StartTime() {
+		t.Errorf("InCgroup = %+v, %v; want process %d", got, err, lives.PID())
+	}
+	for _, p := range got {
+		_ = p.Close()
+	}
+}
+
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("1 (init) S 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 42 0 0\n"))
+	f.Add([]byte("1 (a) b) (c) Z 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 43 0 0\n"))
+	f.Add([]byte(")"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		st, err := parseStat(data)
+		if err != nil && st != (stat{}) {
+			t.Fatalf("an error and a value: %+v, %v", st, err)
+		}
+	})
+}
+
+func BenchmarkFindNobody(b *testing.B) {
+	for b.Loop() {
+		if _, err := Find(func(int, []string) bool { return false }); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
