@@ -1,5 +1,5 @@
-// Package kubevirt holds the kinds of KubeVirt that Cocoon serves, and the rights on them, for programs that install them. The kinds
-// are generated from KubeVirt's types (make generate). It installs nothing.
+// Package kubevirt holds manifests: the kinds of KubeVirt that Cocoon serves, and the rights on them. hack/generate.sh generates the kinds from
+// KubeVirt's Go types. The package installs nothing.
 package kubevirt
 
 import _ "embed"

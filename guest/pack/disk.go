@@ -19,7 +19,8 @@ import (
 //go:embed rootfs
 var rootfs embed.FS
 
-// diskModules are the modules of the demo disk: what it starts from, its network, its cloud-init seed and its power button.
+// diskModules are the kernel modules of the demo disk. They drive its disks and its network, and read the cloud-init seed. diskOptional are
+// used if the kernel has them; they include the power button.
 var (
 	diskModules  = []string{"virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "isofs"}
 	diskOptional = []string{"button", "evdev", "af_packet"}

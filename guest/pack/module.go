@@ -20,9 +20,9 @@ import (
 // builtIn stands for the file of a module that is part of the kernel.
 const builtIn = ""
 
-// collect copies the wanted modules, those of the optional and rare ones that there are, and their dependencies from the tree of a kernel package to out, and writes
-// out/modules.dep: one line per module, with its name and then all modules to load before it, in order. Those that only rare modules
-// need are compressed with gzip.
+// collect copies modules and their dependencies from the tree of a kernel package to the folder out. A wanted module must exist; an optional
+// or a rare one may be missing. collect also writes out/modules.dep, with one line per module: its name, and then all modules to load before
+// it, in order. Modules that only rare ones need are compressed with gzip.
 func collect(tree, out string, wanted, optional, rare []string) error {
 	found, err := find(tree)
 	if err != nil {

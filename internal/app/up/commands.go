@@ -58,8 +58,8 @@ disks and certificates. DIR/kubeconfig is written when the node is Ready. The no
 Pods reach each other, Services and the API server, and resolve names of the cluster. If this machine is the node of another cluster,
 or another instance runs on it, the cluster goes without Services and says so.
 
-The images cocoon/demo:latest and cocoon/disk-demo:latest (a disk) are there from the start and need no network. The folder stores --nodes, --with, names and ports
-for the next start. The registry's token is in DIR/etc/epoch-tokens.`,
+Each node has the images cocoon/demo:latest, a container, and cocoon/disk-demo:latest, a disk that boots itself. They need no network.
+The folder stores --nodes, --with, names and ports for the next start. The registry's token is in DIR/etc/epoch-tokens.`,
 		Example: `  cocoon up --dir /var/lib/cocoon-demo            # until Ctrl-C
   cocoon up --dir /var/lib/cocoon-demo --detach   # returns when the node is Ready
   kubectl --kubeconfig /var/lib/cocoon-demo/kubeconfig get nodes

@@ -44,8 +44,8 @@ type tunnel interface {
 // container is the name of the only container in the pod of a VirtualMachineInstance.
 const container = "compute"
 
-// podStreams reaches guests through the API server, which connects to the kubelet API of the node. It uses websockets, or SPDY
-// with an API server that has no websockets for this.
+// podStreams reaches guests through the API server, which connects to the kubelet API of the node. It tries a websocket first. If the API
+// server has no websockets for this, it uses SPDY.
 type podStreams struct {
 	config *rest.Config
 }
@@ -85,7 +85,7 @@ func (p podStreams) attach(ctx context.Context, pod types.NamespacedName, in io.
 	return nil
 }
 
-// noWebSockets reports whether the other side refuses the upgrade, but not because of a status of the API.
+// noWebSockets reports whether the API server cannot upgrade to a websocket. An error with a status of the API is another failure.
 func noWebSockets(err error) bool {
 	var status apierrors.APIStatus
 	return !errors.As(cause(err), &status) && (httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err))

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// plainProtocol is the websocket protocol of KubeVirt: binary frames with the data, and nothing else.
+	// plainProtocol is KubeVirt's websocket protocol. Its binary frames carry the data.
 	plainProtocol = "plain.kubevirt.io"
 	pingInterval  = time.Second
 )

@@ -78,8 +78,9 @@ const (
 // absence is the time for which the node has not answered.
 type absence struct{ since time.Time }
 
-// bears reports whether err only tells that the node has not answered for a short time. A nil error ends the absence.
-func (a *absence) bears(err error) bool {
+// short reports whether err is no reason to warn: there is none, or the node has been away for less than patience. An error of another kind,
+// and none, end the absence.
+func (a *absence) short(err error) bool {
 	if !errdefs.IsUnavailable(err) {
 		a.since = time.Time{}
 		return err == nil
@@ -100,7 +101,7 @@ func (p *Plugins) Run(ctx context.Context) error {
 	var away absence
 	for {
 		err := p.Node.WatchDrivers(ctx, func(all []csinode.Driver) error {
-			away.bears(nil)
+			away.short(nil)
 			err := p.say(ctx, all)
 			if err == nil {
 				retries = pauses.Growing(retryFirst, retryMost, pauses.Many)
@@ -114,7 +115,7 @@ func (p *Plugins) Run(ctx context.Context) error {
 			if err := p.say(ctx, nil); err != nil {
 				p.Log.Warn("cluster not told that there are no CSI drivers", "err", err)
 			}
-		case !away.bears(err):
+		case !away.short(err):
 			p.Log.Warn("cluster not told of CSI drivers", "err", err)
 		}
 		if !pauses.Sleep(ctx, nil, retries.Step(), false) {
@@ -158,8 +159,8 @@ func (p *Plugins) sweep(ctx context.Context) {
 	var away absence
 	for wait := time.Duration(0); pauses.Sleep(ctx, nil, wait, false); wait = sweepEvery {
 		all, err := p.Node.ListPublished(ctx)
-		if borne := away.bears(err); err != nil {
-			if ctx.Err() == nil && !borne && !errdefs.Is(err, errdefs.Unsupported) && complaint != err.Error() {
+		if short := away.short(err); err != nil {
+			if ctx.Err() == nil && !short && !errdefs.Is(err, errdefs.Unsupported) && complaint != err.Error() {
 				complaint = err.Error()
 				p.Log.Warn("published volumes not listed", "err", err)
 			}

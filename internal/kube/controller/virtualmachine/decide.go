@@ -67,7 +67,7 @@ func (s *step) request(action v1.StateChangeRequestAction) int {
 	return slices.IndexFunc(s.status.StateChangeRequests, func(r v1.VirtualMachineStateChangeRequest) bool { return r.Action == action })
 }
 
-// begin decides whether an instance is created, there being none. Requests to stop have been fulfilled then.
+// begin decides whether an instance is created. There is none, so requests to stop are done.
 func (s *step) begin(strategy v1.VirtualMachineRunStrategy, changed bool, now time.Time) {
 	s.status.StateChangeRequests = slices.DeleteFunc(s.status.StateChangeRequests, func(r v1.VirtualMachineStateChangeRequest) bool { return r.Action == v1.StopRequest })
 	requested := s.request(v1.StartRequest) >= 0
