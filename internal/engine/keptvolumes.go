@@ -45,7 +45,7 @@ func (n *node) savable(ctx context.Context, r vm.Record) error {
 // notKept returns why the volume a cannot be in a snapshot of its VM, whose guest would wait if live.
 func notKept(a vm.AttachedVolume, err error, live bool) error {
 	if live && errdefs.IsFailedPrecondition(err) {
-		return errdefs.Preconditionf("volume %s cannot be copied at once, and its guest would wait for the copy; stop the VM first, or keep such volumes on xfs, btrfs or a thin pool", a.Volume)
+		return errdefs.Preconditionf("volume %s cannot be copied at once, and its guest would wait for the copy; stop the VM first, or keep such volumes on xfs, btrfs or a thin pool: %w", a.Volume, err)
 	}
 	return fmt.Errorf("volume %s: %w", a.Volume, err)
 }

@@ -191,7 +191,9 @@ func TestSaveIsRefusedBeforeTheGuestIsPaused(t *testing.T) {
 		r.world.Fault = func(call string) error {
 			mu.Lock()
 			defer mu.Unlock()
-			calls = append(calls, call)
+			if call == "agent.Freeze" || !strings.HasPrefix(call, "agent.") { // the session with the guest makes the others at any time
+				calls = append(calls, call)
+			}
 			if call == "volumes.CheckLive" {
 				return errdefs.Preconditionf("the file system cannot do that")
 			}
@@ -203,7 +205,8 @@ func TestSaveIsRefusedBeforeTheGuestIsPaused(t *testing.T) {
 	mu.Unlock()
 	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold", Quiesce: true})
 	r.refused("save a VM whose volume cannot be copied at once", errdefs.FailedPrecondition, err)
-	if err == nil || !strings.Contains(err.Error(), "volume disk cannot be copied at once, and its guest would wait for the copy; stop the VM first") {
+	if err == nil || !strings.Contains(err.Error(), "volume disk cannot be copied at once, and its guest would wait for the copy; stop the VM first") ||
+		!strings.Contains(err.Error(), "the file system cannot do that") {
 		t.Errorf("the error is %v", err)
 	}
 	mu.Lock()
