@@ -111,6 +111,13 @@ func (t *fakeTunnel) CloseWrite() error {
 	return nil
 }
 
+// closed returns how often a client's side was closed.
+func (g *fakeGuests) closed() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.halves
+}
+
 func (t *fakeTunnel) Result() error { return t.g.failed }
 
 func (t *fakeTunnel) Close() error {

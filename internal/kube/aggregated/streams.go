@@ -169,8 +169,9 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request, t target) e
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	limit := time.AfterFunc(connectTimeout, end)
-	defer context.AfterFunc(r.Context(), end)() // not after the upgrade, which detaches the request
+	detach := context.AfterFunc(r.Context(), end)
 	c, err := s.guests.forward(ctx, *pod, port) //nolint:contextcheck // the request does not end a hijacked connection; the server does
+	detach()                                    // the request may end with the upgrade, and its connection goes on
 	if !limit.Stop() && err == nil {
 		c.Close()
 		err = context.DeadlineExceeded

@@ -39,24 +39,18 @@ func running() []client.Object {
 	return []client.Object{machine("Always"), vmi, podOf(vmi)}
 }
 
-// noStreams waits until no goroutine of a stream is left.
+// noStreams waits until nothing of a stream is left: no goroutine, no place and no count.
 func (r *rig) noStreams(t *testing.T) {
 	t.Helper()
-	var stacks []byte
 	eventually(t, "the goroutines of the streams end", func() bool {
-		stacks = make([]byte, 1<<20)
+		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]
 		return !bytes.Contains(stacks, []byte("aggregated.(*Server).attach")) && !bytes.Contains(stacks, []byte("aggregated.pipe")) &&
 			!bytes.Contains(stacks, []byte("aggregated.socket")) && !bytes.Contains(stacks, []byte("fakeGuests"))
 	})
-	for _, sub := range []string{"console", "portforward"} {
-		if n := r.open(sub); n != 0 {
-			t.Errorf("%v streams of %s are counted as open", n, sub)
-		}
-	}
-	if len(r.server.tokens) != 0 {
-		t.Errorf("%d streams hold a place", len(r.server.tokens))
-	}
+	eventually(t, "no stream is counted as open or holds a place", func() bool { // after its last byte
+		return r.open("console") == 0 && r.open("portforward") == 0 && len(r.server.tokens) == 0
+	})
 }
 
 func TestConsole(t *testing.T) {
@@ -244,8 +238,8 @@ func TestPortForward(t *testing.T) {
 	w.expect(t, "x")
 	w.Close() // the client leaves; the guest's side is closed when it has had time to read
 	r.noStreams(t)
-	if r.guests.halves != 3 {
-		t.Errorf("the guest was told %d times that its client had left", r.guests.halves)
+	if n := r.guests.closed(); n != 3 {
+		t.Errorf("the guest was told %d times that its client had left", n)
 	}
 
 	r.guests.failed = fmt.Errorf("connection refused")
