@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -256,9 +257,7 @@ func (t *templates) load(ctx context.Context, tm *template, src *sparse.File) {
 	defer src.Close()
 	f, err := load(ctx, src, src.Size())
 	if err == nil {
-		// After this nothing can change it, even if a guest takes over its QEMU.
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
-		if err != nil {
+		if err = seal(ctx, f); err != nil {
 			_ = f.Close()
 			err = fmt.Errorf("seal saved memory %s: %w", tm.path, err)
 		}
@@ -275,6 +274,22 @@ func (t *templates) load(ctx context.Context, tm *template, src *sparse.File) {
 	}
 	close(tm.ready)
 	t.sweep()
+}
+
+// sealLimit is how long a page of a memfd may be in the kernel's own hands. Linux moves pages under memory pressure, and
+// refuses to seal a file (EBUSY) that has such a page after 150 ms (memfd_wait_for_pins in mm/memfd.c).
+const sealLimit, sealPause = 20 * time.Second, 20 * time.Millisecond
+
+// seal makes f constant. After this nothing can change it, even if a guest takes over its QEMU.
+func seal(ctx context.Context, f *os.File) error {
+	_, err := backoff.Retry(ctx, func() (int, error) {
+		n, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+		if !errors.Is(err, unix.EBUSY) {
+			err = backoff.Permanent(err)
+		}
+		return n, err
+	}, backoff.WithBackOff(backoff.NewConstantBackOff(sealPause)), backoff.WithMaxElapsedTime(sealLimit))
+	return err
 }
 
 func (t *templates) drop(tm *template) {

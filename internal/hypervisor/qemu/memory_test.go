@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -85,6 +86,36 @@ func TestTemplateIsSealed(t *testing.T) {
 	if err := unix.Fstat(int(m.file.Fd()), &st); err != nil || st.Blocks*512 > testMemory/2 {
 		t.Errorf("it occupies %d bytes: holes were filled; %v", st.Blocks*512, err)
 	}
+}
+
+// TestSealWaits shows that a page in use only delays the seal. A writable mapping stands for the kernel's own use of a page:
+// both make Linux answer EBUSY.
+func TestSealWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := os.NewFile(uintptr(fd), "test")
+		defer f.Close()
+		if err := f.Truncate(4096); err != nil {
+			t.Fatal(err)
+		}
+		page, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := seal(t.Context(), f); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("a page that stays in use: %v, want EBUSY", err)
+		}
+		time.AfterFunc(sealLimit/2, func() { _ = unix.Munmap(page) })
+		if err := seal(t.Context(), f); err != nil {
+			t.Errorf("a page that is in use for a moment: %v", err)
+		}
+		if err := f.Truncate(0); !errors.Is(err, unix.EPERM) {
+			t.Errorf("truncate: %v, want EPERM", err)
+		}
+	})
 }
 
 func TestTemplateIsLoadedOnce(t *testing.T) {
