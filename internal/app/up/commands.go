@@ -58,6 +58,8 @@ disks and certificates. DIR/kubeconfig is written when the node is Ready. The no
 Pods reach each other, Services and the API server, and resolve names of the cluster. If this machine is the node of another cluster,
 or another instance runs on it, the cluster goes without Services and says so.
 
+The part manager serves CocoonSets and KubeVirt's VirtualMachines, and checks pods before the cluster has them.
+
 Each node has the images cocoon/demo:latest, a container, and cocoon/disk-demo:latest, a disk that boots itself. They need no network.
 The folder stores --nodes, --with, names and ports for the next start. The registry's token is in DIR/etc/epoch-tokens.`,
 		Example: `  cocoon up --dir /var/lib/cocoon-demo            # until Ctrl-C
@@ -100,7 +102,7 @@ The folder stores --nodes, --with, names and ports for the next start. The regis
 	f := cmd.Flags()
 	f.BoolVarP(&detach, "detach", "d", false, "return when the node is Ready and keep running in the background")
 	f.IntVar(&nodes, "nodes", 1, "number of virtual nodes; 0 runs the control plane alone")
-	f.StringSliceVar(&o.With, "with", nil, "further parts to run, separated by commas: "+strings.Join(parts, ", "))
+	f.StringSliceVar(&o.With, "with", nil, "parts to run beside the control plane and the nodes, separated by commas: "+strings.Join(parts, ", ")+"\n(default "+strings.Join(usualParts, ",")+", or as the folder stores it; \"\" for none)")
 	f.BoolVar(&services, "services", true, "serve Services and the cluster's DNS to pods; the default is to do so unless another program of this machine does;\nthe folder stores it for the next start")
 	f.StringVar(&o.NodeName, "node-name", "", "name of the (first) virtual node (default "+defaultNodeName+", or VK_NODE_NAME)")
 	f.IntVar(&o.APIPort, "api-port", 0, fmt.Sprintf("port of the API server on loopback (default %d, or the next free one)", defaultAPIPort))

@@ -28,6 +28,9 @@ const (
 
 var parts = []string{partEpoch, partManager, partScheduler, partMetricsServer, partSnapshots}
 
+// usualParts run in a new instance that has nodes, unless --with says otherwise.
+var usualParts = []string{partManager}
+
 // part is one such program.
 type part struct {
 	child

@@ -41,6 +41,15 @@ func (p *ports) choose(what, flag string, asked, kept, usual int) (int, error) {
 	return 0, errdefs.Exhaustedf("found no free port from %d for the %s; choose one with %s", usual, what, flag)
 }
 
+// chooseInner is choose for a port that nobody outside the instance depends on. It moves if another program has the one of an earlier
+// start.
+func (p *ports) chooseInner(what, flag string, asked, kept, usual int) (int, error) {
+	if asked == 0 && kept != 0 && p.take(kept) {
+		return kept, nil
+	}
+	return p.choose(what, flag, asked, 0, usual)
+}
+
 // wait takes a port. If patient, it gives the processes of a supervisor that was just killed time to end.
 func (p *ports) wait(port int, patient bool) bool {
 	deadline := time.Now().Add(leftoverLimit)

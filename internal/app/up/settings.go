@@ -242,6 +242,9 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 		}
 	case errors.Is(err, os.ErrNotExist):
 		s.Nodes = []NodeSettings{{}}
+		if o.Nodes == nil || *o.Nodes > 0 {
+			s.With = usualParts
+		}
 	default:
 		return s, fmt.Errorf("read settings: %w", err)
 	}
@@ -271,9 +274,10 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 		}
 	}
 	var err error
+	how := p.choose
 	choose := func(port *int, what, flag string, asked, usual int) { // the first error stays
 		if err == nil {
-			*port, err = p.choose(what, flag, asked, *port, usual)
+			*port, err = how(what, flag, asked, *port, usual)
 		}
 	}
 	choose(&s.APIPort, "API server", "--api-port", o.APIPort, defaultAPIPort)
@@ -298,11 +302,6 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 		}
 		choose(&s.ServerPort, partMetricsServer, "--with=", 0, defaultServerPort)
 	}
-	if s.with(partManager) {
-		choose(&s.ManagerPort, "manager", "--manager-port", o.ManagerPort, defaultManagerPort)
-		choose(&s.WebhookPort, "manager's webhooks", "--webhook-port", o.WebhookPort, defaultWebhookPort)
-		choose(&s.KubeVirtPort, "manager's API of KubeVirt's objects", "--with=", 0, defaultVirtPort)
-	}
 	if s.wantServices() && len(s.Nodes) > 0 {
 		const off = "--services=false"
 		choose(&s.ProxyHealthPort, "health checks of kube-proxy", off, 0, defaultProxyHealth)
@@ -310,6 +309,12 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 		choose(&s.DNSPort, "cluster's DNS", off, 0, defaultDNSPort)
 		choose(&s.DNSReadyPort, "health checks of the cluster's DNS", off, 0, defaultDNSReady)
 		choose(&s.DNSMetricsPort, "metrics of the cluster's DNS", off, 0, defaultDNSMetrics)
+	}
+	how = p.chooseInner
+	if s.with(partManager) {
+		choose(&s.ManagerPort, "manager", "--manager-port", o.ManagerPort, defaultManagerPort)
+		choose(&s.WebhookPort, "manager's webhooks", "--webhook-port", o.WebhookPort, defaultWebhookPort)
+		choose(&s.KubeVirtPort, "manager's API of KubeVirt's objects", "--with=", 0, defaultVirtPort)
 	}
 	if s.with(partScheduler) {
 		choose(&s.SchedulerPort, partScheduler, "--with=", 0, defaultSchedPort)

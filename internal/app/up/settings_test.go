@@ -50,8 +50,8 @@ func TestSettle(t *testing.T) {
 		return s
 	}
 	off, on := false, true
-	s := settled(Options{APIPort: api, NodePort: node, MetricsPort: metrics, Services: &off})
-	if d := diff.Of(Settings{Services: &off, APIPort: api, Nodes: []NodeSettings{{Name: defaultNodeName, Port: node, MetricsPort: metrics}}}, s); d != "" {
+	s := settled(Options{APIPort: api, NodePort: node, MetricsPort: metrics, Services: &off, With: []string{}})
+	if d := diff.Of(Settings{Services: &off, APIPort: api, With: []string{}, Nodes: []NodeSettings{{Name: defaultNodeName, Port: node, MetricsPort: metrics}}}, s); d != "" {
 		t.Error(d)
 	}
 	// A choice stays until another one is requested.
@@ -102,6 +102,37 @@ func TestSettle(t *testing.T) {
 	}
 	if fi, err := os.Stat(l.settings()); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", fi, err)
+	}
+}
+
+// TestUsualParts: a new instance with nodes has the manager unless its user chooses; an earlier one keeps what it has.
+func TestUsualParts(t *testing.T) {
+	none, one := 0, 1
+	for name, c := range map[string]struct {
+		starts []Options
+		want   []string
+	}{
+		"new":                           {[]Options{{}}, []string{partManager}},
+		"new, by number":                {[]Options{{Nodes: &one}}, []string{partManager}},
+		"again":                         {[]Options{{}, {}}, []string{partManager}},
+		"none chosen":                   {[]Options{{With: []string{}}}, nil},
+		"none chosen earlier":           {[]Options{{With: []string{}}, {}}, nil},
+		"another chosen":                {[]Options{{With: []string{partEpoch}}}, []string{partEpoch}},
+		"a control plane alone":         {[]Options{{Nodes: &none}}, nil},
+		"a control plane that gets one": {[]Options{{Nodes: &none}, {Nodes: &one}}, nil},
+	} {
+		l := layout{t.TempDir()}
+		for _, o := range c.starts {
+			var p ports
+			s, err := settle(l, o, &p)
+			p.Close()
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if !slices.Equal(s.With, c.want) {
+				t.Errorf("%s: after --with %q it has %q, want %q", name, o.With, s.With, c.want)
+			}
+		}
 	}
 }
 
@@ -182,6 +213,12 @@ func TestPortsOfTwoInstances(t *testing.T) {
 	}
 	if a == b {
 		t.Fatalf("both got port %d", a)
+	}
+	if got, err := second.chooseInner("manager", "--manager-port", 0, a, usual); err != nil || got == a || got == b {
+		t.Errorf("the other instance has the port of an earlier start, and it got %d, %v", got, err)
+	}
+	if _, err := second.chooseInner("manager", "--manager-port", a, 0, usual); !errdefs.Is(err, errdefs.ResourceExhausted) {
+		t.Errorf("the other instance has the port that is asked for: %v", err)
 	}
 	if _, err := second.choose("API server", "--api-port", a, 0, usual); !errdefs.Is(err, errdefs.ResourceExhausted) {
 		t.Errorf("a port of another instance: %v", err)

@@ -226,24 +226,33 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 	}
 	in.report("custom resources are installed", time.Since(began))
 
+	var answer []func() error // parts become ready while the nodes start
 	for _, name := range in.settings.With {
-		began = time.Now()
 		part := in.part(name)
 		if part.late {
 			continue
 		}
+		began := time.Now()
 		if r.err = in.installManifests(ctx, ended, part.install...); r.err != nil {
 			return r
 		}
 		ended := launch(part.child)
-		if r.err = in.await(ctx, part.child, ended, part.ready); r.err != nil {
-			return r
-		}
-		in.report(name+" answers", time.Since(began))
+		answer = append(answer, func() error {
+			err := in.await(ctx, part.child, ended, part.ready)
+			if err == nil {
+				in.report(name+" answers", time.Since(began))
+			}
+			return err
+		})
 	}
 
 	for i := range in.settings.Nodes {
 		if r.err = in.startNode(ctx, i, launch); r.err != nil {
+			return r
+		}
+	}
+	for _, wait := range answer {
+		if r.err = wait(); r.err != nil {
 			return r
 		}
 	}
