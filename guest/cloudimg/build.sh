@@ -87,7 +87,7 @@ system_info:
     groups: [sudo]
     sudo: ["ALL=(ALL) NOPASSWD:ALL"]
     shell: /bin/bash
-cloud_init_modules: [seed_random, bootcmd, write_files, growpart, resizefs, set_hostname, update_hostname, update_etc_hosts, users-groups, ssh]
+cloud_init_modules: [seed_random, bootcmd, write_files, growpart, resizefs, mounts, set_hostname, update_hostname, update_etc_hosts, users-groups, ssh]
 cloud_config_modules: [runcmd]
 cloud_final_modules: [scripts-user, final-message]
 CFG

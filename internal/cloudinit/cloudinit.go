@@ -45,6 +45,7 @@ type Guest struct {
 	NICs     []vm.NIC
 	Env      []vm.EnvVar // written to /etc/cloud/environment
 	Files    []File      // written when the guest boots for the first time
+	Mounts   []Mount
 }
 
 // Seed is the content of a seed disk.
@@ -53,9 +54,9 @@ type Seed struct {
 	Files map[string][]byte // by path, without a leading slash
 }
 
-// Validate returns an InvalidArgument error if c cannot be used.
-func Validate(c vm.CloudInit) error {
-	_, err := Build(Guest{ID: "check", Hostname: "check"}, c)
+// Validate returns an InvalidArgument error if c cannot be used, or not with these mounts.
+func Validate(c vm.CloudInit, mounts ...Mount) error {
+	_, err := Build(Guest{ID: "check", Hostname: "check", Mounts: mounts}, c)
 	return err
 }
 
@@ -71,6 +72,9 @@ func Build(g Guest, c vm.CloudInit) (Seed, error) {
 	}
 	c, err := WithFiles(c, append(environment(g.Env), g.Files...))
 	if err != nil {
+		return Seed{}, err
+	}
+	if c, err = withMounts(c, g.Mounts); err != nil {
 		return Seed{}, err
 	}
 	keys, err := sshKeys(c.SSHKeys)

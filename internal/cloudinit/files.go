@@ -26,14 +26,19 @@ func WithFiles(c vm.CloudInit, files []File) (vm.CloudInit, error) {
 	if len(files) == 0 {
 		return c, nil
 	}
+	return withConfig(c, "files and environment variables", func(name, doc string) (string, error) { return addFiles(name, doc, files) })
+}
+
+// withConfig changes the user-data by add, or the vendor-data if the user-data is no cloud-config. what says what is added.
+func withConfig(c vm.CloudInit, what string, add func(name, doc string) (string, error)) (vm.CloudInit, error) {
 	var err error
 	switch {
 	case isConfig(c.UserData):
-		c.UserData, err = addFiles("user-data", c.UserData, files)
+		c.UserData, err = add("user-data", c.UserData)
 	case isConfig(c.VendorData):
-		c.VendorData, err = addFiles("vendor-data", c.VendorData, files)
+		c.VendorData, err = add("vendor-data", c.VendorData)
 	default:
-		err = errdefs.Invalidf("cloud-init: files and environment variables need a #cloud-config as user-data or vendor-data, and both are something else")
+		err = errdefs.Invalidf("cloud-init: %s need a #cloud-config as user-data or vendor-data, and both are something else", what)
 	}
 	return c, err
 }

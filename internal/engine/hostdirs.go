@@ -46,8 +46,8 @@ func (n *node) designDirs(r vm.Record) error {
 		return err
 	}
 	for i, v := range r.Spec.Dirs() {
-		if r.ImageType != vm.ImageOCI {
-			return errdefs.Invalidf("image %s boots itself, so a folder of the node cannot be mounted in its guest as volume %s", r.Spec.Image, v.Name)
+		if err := mountable(r, v); err != nil {
+			return err
 		}
 		if s := shares[i]; !s.Create { // otherwise the driver makes it when the VM starts
 			dir, err := hostdir.Open(s.Root, s.Path, false)
@@ -55,6 +55,22 @@ func (n *node) designDirs(r vm.Record) error {
 				return fmt.Errorf("volume %s: %w", v.Name, err)
 			}
 			_ = dir.Close()
+		}
+	}
+	return nil
+}
+
+// mountable refuses what cloud-init cannot do with the folder v, which mounts it in a guest that boots itself.
+func mountable(r vm.Record, v vm.Volume) error {
+	if r.ImageType == vm.ImageOCI {
+		return nil
+	}
+	if v.Group != nil {
+		return errdefs.Invalidf("image %s boots itself, so nobody gives the files of volume %s to group %d; leave out the group", r.Spec.Image, v.Name, *v.Group)
+	}
+	for _, m := range r.Spec.Mounts {
+		if m.Volume == v.Name && m.SubPath != "" {
+			return errdefs.Invalidf("image %s boots itself, so the part %s of volume %s cannot be mounted alone; share that folder itself", r.Spec.Image, m.SubPath, v.Name)
 		}
 	}
 	return nil

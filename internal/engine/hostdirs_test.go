@@ -120,10 +120,39 @@ func TestHostDirsAllowed(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	boots := sharing(vm.HostDir{Path: root + "/all"})
-	boots.Image = "cloud"
-	if _, err := r.Launch(t.Context(), boots); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "boots itself") {
-		t.Errorf("a disk image: %v", err)
+	r.clean()
+}
+
+// TestHostDirsOfDiskGuests: a guest that boots itself gets folders, too. What cloud-init cannot do with them is refused.
+func TestHostDirsOfDiskGuests(t *testing.T) {
+	var seen shares
+	r, root := folders(t, seen.watch)
+	boots := func(change func(*vm.Spec)) vm.Spec {
+		s := sharing(vm.HostDir{Path: root + "/all"})
+		s.Image = "cloud"
+		if change != nil {
+			change(&s)
+		}
+		return s
+	}
+	for says, change := range map[string]func(*vm.Spec){
+		"the part in of volume data":          func(s *vm.Spec) { s.Mounts[0].SubPath = "in" },
+		"to group 2000":                       func(s *vm.Spec) { s.Volumes[0].Group = new(int64(2000)) },
+		"has spaces":                          func(s *vm.Spec) { s.Mounts[0].Path = "/a b" },
+		"shared folders need a #cloud-config": func(s *vm.Spec) { s.CloudInit = &vm.CloudInit{UserData: "#!/bin/sh\n", VendorData: "#!/bin/sh\n"} },
+	} {
+		if _, err := r.Launch(t.Context(), boots(change)); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+	r.must(r.Launch(t.Context(), boots(nil)))
+	if got := seen.get(); len(got) != 1 || got[0].Tag != "cocoon:d000" || got[0].Path != root+"/all" {
+		t.Errorf("the driver gets %+v", got)
+	}
+	_, err := r.Hibernate(t.Context(), "web", "")
+	r.refused("hibernate it", errdefs.FailedPrecondition, err)
+	if err := r.Remove(t.Context(), "web", true); err != nil {
+		t.Fatal(err)
 	}
 	r.clean()
 }

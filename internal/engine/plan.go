@@ -73,10 +73,11 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		if len(spec.Sysctls) > 0 {
 			return r, errdefs.Invalidf("image %s boots itself, so its kernel cannot be given sysctls; set them in the image or with cloud-init", spec.Image)
 		}
+		var c vm.CloudInit
 		if spec.CloudInit != nil {
-			return r, cloudinit.Validate(*spec.CloudInit)
+			c = *spec.CloudInit
 		}
-		return r, nil
+		return r, cloudinit.Validate(c, cloudinit.MountsOf(spec)...)
 	}
 	if spec.CloudInit != nil {
 		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave out SSH keys, user data and the like", spec.Image)

@@ -192,8 +192,9 @@ func (s Spec) Dirs() (out []Volume) {
 	return out
 }
 
-// DirTag is the tag by which a guest finds the i-th of its Dirs.
-func DirTag(i int) string { return fmt.Sprintf("cocoon-d%03d", i) }
+// DirTag is the tag by which a guest finds the i-th of its Dirs. The colon makes cloud-init take it for the name of a remote folder:
+// it ignores mounts of devices that are not below /dev (sanitize_devname in cc_mounts.py).
+func DirTag(i int) string { return fmt.Sprintf("cocoon:d%03d", i) }
 
 // ImageVolumes returns the volumes of s that hold the files of images.
 func (s Spec) ImageVolumes() (out []Volume) {

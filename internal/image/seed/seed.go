@@ -2,8 +2,9 @@
 // of internal/cloudinit. It runs no other program.
 //
 // It does not decide about the documents and starts nothing. A guest gets: the documents of Spec.CloudInit over the
-// generated ones; Spec.Process.Env as /etc/cloud/environment; and the files of Spec.Volumes, if a caller has loaded them,
-// at the paths of Spec.Mounts. Files are written at the first boot of an instance and not updated afterwards.
+// generated ones; Spec.Process.Env as /etc/cloud/environment; the files of Spec.Volumes, if a caller has loaded them,
+// at the paths of Spec.Mounts; and mounts of the folders of the node among Spec.Volumes there. Files are written and mounts are made
+// at the first boot of an instance, and not updated afterwards.
 package seed
 
 import (
@@ -42,7 +43,7 @@ func (Maker) Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir s
 	if s.CloudInit != nil {
 		c = *s.CloudInit
 	}
-	content, err := cloudinit.Build(cloudinit.Guest{ID: id, Hostname: s.Hostname, NICs: nics, Env: s.Process.Env, Files: files(s)}, c)
+	content, err := cloudinit.Build(cloudinit.Guest{ID: id, Hostname: s.Hostname, NICs: nics, Env: s.Process.Env, Files: files(s), Mounts: cloudinit.MountsOf(s)}, c)
 	if err != nil {
 		return disk, fmt.Errorf("seed of VM %s: %w", s.Name, err)
 	}
