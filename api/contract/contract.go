@@ -31,6 +31,13 @@ const (
 	KeyCloneFromDir   = PrefixVM + "clone-from-dir"
 )
 
+// Annotations that say what the machine of a VM is like (Machine).
+const (
+	KeyFirmware    = PrefixVM + "firmware"
+	KeySMBIOS      = PrefixVM + "smbios"
+	KeyNetworkData = PrefixVM + "network-data-source"
+)
+
 // Annotations that ask for a change in the life of a VM.
 const (
 	KeyHibernate            = PrefixVM + "hibernate"

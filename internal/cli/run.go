@@ -35,6 +35,7 @@ type specFlags struct {
 	stopGrace                                       time.Duration
 	pull                                            pullPolicy
 	cloudInit                                       cloudInitFlags
+	smbios                                          map[string]string
 	storageGiven                                    func() bool
 	out                                             format
 }
@@ -63,6 +64,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringSliceVar(&f.offered, "offer", nil, "namespaces of the cluster of which a pod may take the VM over, and remove it")
 	fs.StringVar(&f.accel, "accel", string(vm.AccelAuto), "auto, kvm or tcg")
 	fs.StringVar(&f.firmware, "firmware", "", "bios or uefi, for disk images")
+	fs.StringToStringVar(&f.smbios, "smbios", nil, "what the firmware tells the guest, as KEY=VALUE: "+strings.Join(smbiosKeys(), ", ")+"; separated by commas, or repeated")
 	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's); QEMU stands in for one that the node lacks")
 	fs.BoolVar(&f.fc, "fc", false, "the same as --driver firecracker")
 	cmd.MarkFlagsMutuallyExclusive("driver", "fc")
@@ -110,6 +112,9 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		return s, errdefs.Invalidf("--stop-grace %s: it must be more than 0", f.stopGrace)
 	}
 	var err error
+	if s.SMBIOS, err = parseSMBIOS(f.smbios); err != nil {
+		return s, err
+	}
 	if s.CloudInit, err = f.cloudInit.value(); err != nil {
 		return s, err
 	}

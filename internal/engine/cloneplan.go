@@ -88,6 +88,7 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	s := x.Record.Spec.Clone()
 	s.Name, s.Hostname, s.Labels, s.Offered, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Image
 	s.Domain = "" // of the source's name
+	s.SMBIOS = s.SMBIOS.Anew()
 	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
 	s.Name = cmp.Or(s.Name, defaultName(id))
 	if live && spec.Keep.Size {

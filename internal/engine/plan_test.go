@@ -132,6 +132,15 @@ func TestDNSOfAClone(t *testing.T) {
 	}
 }
 
+// A clone's machine is like that of its source, but has no UUID of another VM.
+func TestCloneHasNoUUIDOfItsSource(t *testing.T) {
+	x := snapshot.Snapshot{Record: vm.Record{Spec: vm.Spec{SMBIOS: &vm.SMBIOS{UUID: "5d307ca9-b3ef-428c-8861-06e72d69f223", Serial: "7"}}}}
+	s, err := cloneSpec(x, vm.CloneSpec{}, "id", false)
+	if err != nil || s.SMBIOS == nil || *s.SMBIOS != (vm.SMBIOS{Serial: "7"}) || x.Record.Spec.SMBIOS.UUID == "" {
+		t.Errorf("%+v, %v", s.SMBIOS, err)
+	}
+}
+
 // Whoever does not know the snapshot can ask for a clone of its size.
 func TestCloneKeepsTheSizeOfItsSnapshot(t *testing.T) {
 	x := snapshot.Snapshot{CPU: 2, Memory: 1 << 30, NICs: 2, Record: vm.Record{Spec: vm.Spec{NICs: make([]vm.NICSpec, 2)}}}

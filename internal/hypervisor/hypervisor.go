@@ -110,6 +110,7 @@ type Plan struct {
 	Memory int64 // bytes
 	Accel  vm.Accel
 	Boot   vm.Boot
+	SMBIOS *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
 	Disks  []vm.Disk
 	NICs   []vm.NIC
 	Agent  string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none

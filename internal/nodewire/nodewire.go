@@ -41,6 +41,7 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		Domain:      s.Domain,
 		Hosts:       each(s.Hosts, encodeHost),
 		Dns:         encodeDNS(s.DNS),
+		Smbios:      encodeSMBIOS(s.SMBIOS),
 	}
 }
 
@@ -71,7 +72,28 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 		Domain:     m.GetDomain(),
 		Hosts:      each(m.GetHosts(), decodeHost),
 		DNS:        decodeDNS(m.GetDns()),
+		SMBIOS:     decodeSMBIOS(m.GetSmbios()),
 	}
+}
+
+func encodeSMBIOS(b *vm.SMBIOS) *nodev1.SMBIOS {
+	if b == nil {
+		return nil
+	}
+	c := b.Chassis
+	return &nodev1.SMBIOS{
+		Uuid: b.UUID, Serial: b.Serial,
+		ChassisManufacturer: c.Manufacturer, ChassisVersion: c.Version, ChassisSerial: c.Serial, ChassisAsset: c.Asset, ChassisSku: c.SKU,
+	}
+}
+
+func decodeSMBIOS(m *nodev1.SMBIOS) *vm.SMBIOS {
+	if m == nil {
+		return nil
+	}
+	return &vm.SMBIOS{UUID: m.GetUuid(), Serial: m.GetSerial(), Chassis: vm.Chassis{
+		Manufacturer: m.GetChassisManufacturer(), Version: m.GetChassisVersion(), Serial: m.GetChassisSerial(), Asset: m.GetChassisAsset(), SKU: m.GetChassisSku(),
+	}}
 }
 
 // EncodeProcess returns p as a message.

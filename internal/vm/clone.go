@@ -16,6 +16,10 @@ func (s Spec) Clone() Spec {
 		c.SSHKeys = cloneSlice(c.SSHKeys)
 		s.CloudInit = &c
 	}
+	if s.SMBIOS != nil {
+		b := *s.SMBIOS
+		s.SMBIOS = &b
+	}
 	s.Volumes = cloneSlice(s.Volumes)
 	for i := range s.Volumes {
 		s.Volumes[i] = s.Volumes[i].Clone()

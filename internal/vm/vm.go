@@ -57,6 +57,7 @@ type Spec struct {
 	Driver    string            `json:"driver,omitempty"`
 	Accel     Accel             `json:"accel,omitempty"`
 	Firmware  Firmware          `json:"firmware,omitempty"` // disk guests only
+	SMBIOS    *SMBIOS           `json:"smbios,omitempty"`
 	Hostname  string            `json:"hostname,omitempty"`
 	Process   Process           `json:"process"` // OCI guests only: overrides of the image's own configuration
 	NICs      []NICSpec         `json:"nics,omitempty"`

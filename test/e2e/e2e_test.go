@@ -70,7 +70,11 @@ func sharedCluster() (string, error) {
 		if shared.dir, shared.err = os.MkdirTemp("", "cocoon-e2e-"); shared.err != nil {
 			return
 		}
-		out, err := exec.Command(filepath.Join(bin(), "cocoon"), "up", "--dir", shared.dir, "--detach", "--with", "metrics-server,snapshot-controller", "--allow-images", "127.0.0.1").CombinedOutput()
+		share := filepath.Join(shared.dir, "share") // guests may have it
+		if shared.err = os.Mkdir(share, 0o755); shared.err != nil {
+			return
+		}
+		out, err := exec.Command(filepath.Join(bin(), "cocoon"), "up", "--dir", shared.dir, "--detach", "--with", "metrics-server,snapshot-controller", "--allow-images", "127.0.0.1", "--host-paths", share).CombinedOutput()
 		if err != nil {
 			shared.err = fmt.Errorf("cocoon up: %w\n%s", err, out)
 		}

@@ -282,7 +282,12 @@ func (s *stage) Image(w Whose) {
 // Object implements Stage.
 func (s *stage) Object(namespace, name string) {
 	s.t.Helper()
-	meta, data := metav1.ObjectMeta{Namespace: namespace, Name: name}, map[string]string{"authorized_keys": "ssh-ed25519 AAAA of " + namespace, "a": "b", "authorized_keys_path": "/a", "authorized_keys_encoding": "plain", "a_path": "/b", "a_encoding": "plain"}
+	meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
+	data := map[string]string{
+		"authorized_keys": "ssh-ed25519 AAAA of " + namespace, "authorized_keys_path": "/a", "authorized_keys_encoding": "plain",
+		"a": "b", "a_path": "/b", "a_encoding": "plain",
+		contract.NetworkDataKey: "{version: 2, ethernets: {all: {match: {name: 'e*'}, dhcp4: true}}}", "networkdata_path": "/c", "networkdata_encoding": "plain",
+	}
 	_, err := s.client.CoreV1().ConfigMaps(namespace).Create(s.t.Context(), &corev1.ConfigMap{ObjectMeta: meta, Data: data}, metav1.CreateOptions{})
 	s.check(err)
 	secret := &corev1.Secret{ObjectMeta: meta, Data: map[string][]byte{}}

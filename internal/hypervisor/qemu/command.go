@@ -213,6 +213,9 @@ func (p props) at(slot, function int) props {
 
 func (c *command) identity(p hypervisor.Plan, f facts) {
 	c.add("-name", "guest="+p.Name+",debug-threads=on", "-uuid", f.uuid)
+	for _, table := range smbios(p.SMBIOS) {
+		c.add("-smbios", table)
+	}
 	c.add("-nodefaults", "-no-user-config", "-display", "none", "-msg", "timestamp=on")
 	c.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
 }

@@ -53,6 +53,9 @@ func testFacts(accel vm.Accel) facts {
 func TestBuildGolden(t *testing.T) {
 	uefi := diskPlan()
 	uefi.Boot.Firmware = vm.FirmwareUEFI
+	uefi.SMBIOS = &vm.SMBIOS{
+		UUID: "5d307ca9-b3ef-428c-8861-06e72d69f223", Serial: "a,uuid=b", Chassis: vm.Chassis{Manufacturer: "Cocoon", Version: "1", Serial: "2", Asset: "3", SKU: "4"},
+	}
 	nics := ociPlan()
 	for i := 2; i <= 10; i++ {
 		nics.NICs = append(nics.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/x", MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})

@@ -31,15 +31,16 @@ const defaultSSHKey = "authorized_keys"
 // annotation's document merged over them, or with VirtletCloudInitUserDataOverwrite only that document.
 func CloudInit(ctx context.Context, pod *corev1.Pod, from Resolver) (*vm.CloudInit, error) {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
-	if !ask.CloudInit() {
+	machine, _ := contract.ParseMachine(pod.Annotations)
+	if !ask.CloudInit() && machine.NetworkData == (contract.Source{}) {
 		return nil, nil
 	}
 	s := sources{pod: pod, from: from}
 	c := vm.CloudInit{Datasource: ask.ImageType, MetaData: ask.MetaData}
-	if ask.ForceDHCP {
-		c.NetworkConfig = cloudinit.NetworkDHCP
-	}
 	var err error
+	if c.NetworkConfig, err = s.network(ctx, ask.ForceDHCP, machine.NetworkData); err != nil {
+		return nil, err
+	}
 	if c.UserData, err = s.userData(ctx, ask); err != nil {
 		return nil, err
 	}
@@ -63,6 +64,21 @@ func CloudInit(ctx context.Context, pod *corev1.Pod, from Resolver) (*vm.CloudIn
 type sources struct {
 	pod  *corev1.Pod
 	from Resolver
+}
+
+// network returns the network configuration: that of src, which beats dhcp.
+func (s sources) network(ctx context.Context, dhcp bool, src contract.Source) (string, error) {
+	if src == (contract.Source{}) {
+		if dhcp {
+			return cloudinit.NetworkDHCP, nil
+		}
+		return "", nil
+	}
+	data, err := s.read(ctx, contract.KeyNetworkData, src)
+	if err != nil {
+		return "", err
+	}
+	return value(contract.KeyNetworkData, src, data, cmp.Or(src.Key, contract.NetworkDataKey))
 }
 
 func (s sources) userData(ctx context.Context, ask contract.Virtlet) (string, error) {
@@ -242,7 +258,6 @@ func Ignored(pod *corev1.Pod) []string {
 		{ask.DiskDriver == "scsi", contract.KeyVirtletDiskDriver + " scsi (disks are virtio)"},
 		{ask.CPUModel != "", contract.KeyVirtletCPUModel},
 		{ask.CPUSetting != "", contract.KeyVirtletCPUSetting},
-		{ask.SystemUUID != "", contract.KeyVirtletSystemUUID},
 		{ask.ChownMounts, contract.KeyVirtletChownMounts},
 	} {
 		if a.asked {

@@ -52,6 +52,7 @@ var store = objects{
 	"broken":      {"good": "1", "bad": "[hunter2"},
 	"keys":        {"authorized_keys": keyA + "\n", "other": keyB},
 	"nokeys":      {"x": keyA},
+	"net":         {"networkdata": "version: 2", "other": "version: 1"},
 	"files":       {"a": b64("A"), "a_path": "/etc/a", "b": "B", "b_path": "/etc/b", "b_encoding": "plain", "c_path": "x", "c_path_path": "/etc/c", "c_path_encoding": "plain"},
 	"nopath":      {"a": b64("A")},
 	"badencoding": {"a": "A", "a_path": "/etc/a", "a_encoding": "rot13"},
@@ -130,6 +131,12 @@ func TestVirtletAnnotations(t *testing.T) {
 		},
 		"DHCP is forced": {
 			[]string{contract.KeyVirtletForceDHCP, "true"}, &vm.CloudInit{NetworkConfig: "dhcp"},
+		},
+		"network data": {
+			[]string{contract.KeyNetworkData, "configmap/net"}, &vm.CloudInit{NetworkConfig: "version: 2"},
+		},
+		"network data of a key beats DHCP": {
+			[]string{contract.KeyNetworkData, "configmap/net/other", contract.KeyVirtletForceDHCP, "true"}, &vm.CloudInit{NetworkConfig: "version: 1"},
 		},
 		"files": {
 			[]string{contract.KeyVirtletFiles, "configmap/files", contract.KeyVirtletUserData, "a: 1"},

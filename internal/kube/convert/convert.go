@@ -114,6 +114,7 @@ func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 		Volumes:   volumes(pod),
 		Sysctls:   sysctls(pod),
 	}
+	s.Firmware, s.SMBIOS = machine(pod)
 	s.Hostname, s.Domain = hostname(pod, node)
 	if Several(pod) {
 		s.Containers, s.Restart = several(pod, env), restart(pod)

@@ -104,6 +104,9 @@ func Inherited(pod *corev1.Pod) []string {
 			out = append(out, what)
 		}
 	}
+	firmware, b := machine(pod)
+	say(firmware != "", contract.KeyFirmware)
+	say(b != nil, "what "+contract.KeySMBIOS+" and "+contract.KeyVirtletSystemUUID+" tell the guest")
 	say(len(sysctls(pod)) > 0, "sysctls")
 	say(len(pod.Spec.HostAliases) > 0, "hostAliases")
 	for _, c := range containers(pod) {

@@ -286,8 +286,9 @@ func unknown(s string, values map[string]string) string {
 // may not read them: the API server lets a node read only objects that the specs of its pods name, and ignores annotations.
 func Unnamed(pod *corev1.Pod) []Object {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
+	machine, _ := contract.ParseMachine(pod.Annotations)
 	var out []Object
-	for _, src := range []contract.Source{ask.UserDataSource, ask.SSHKeySource, ask.Files} {
+	for _, src := range []contract.Source{ask.UserDataSource, ask.SSHKeySource, ask.Files, machine.NetworkData} {
 		o := Object{KindConfigMap, src.Name}
 		if src.Kind == contract.SourceSecret {
 			o.Kind = KindSecret

@@ -1,7 +1,6 @@
 package kubevirt
 
 import (
-	"encoding/base64"
 	"fmt"
 	"math"
 	"reflect"
@@ -15,9 +14,6 @@ import (
 
 	"cocoonstack.io/cocoon/internal/vm"
 )
-
-// maxInline is the most that inline cloud-init data may have, in bytes, as in KubeVirt.
-const maxInline = 2048
 
 // Check returns an error for each setting of spec that Cocoon refuses, and a sentence for each that has no effect. at is the path of
 // spec in its object.
@@ -34,6 +30,7 @@ func Check(spec *v1.VirtualMachineInstanceSpec, at *field.Path) (errs field.Erro
 	})
 	c := check{spec: spec, at: at}
 	c.machine()
+	c.firmware()
 	c.disks()
 	c.volumes()
 	c.interfaces()
@@ -254,56 +251,6 @@ func sources(s v1.VolumeSource) (n int) {
 		}
 	}
 	return n
-}
-
-// seed is what both kinds of cloud-init volumes have.
-type seed struct {
-	secret       *corev1.LocalObjectReference
-	data, base64 string
-	datasource   string
-}
-
-// cloudInit returns what v says about cloud-init, and the name of the field that says it; nil if it is another volume.
-func cloudInit(v v1.Volume) (*seed, string) {
-	switch n, d := v.CloudInitNoCloud, v.CloudInitConfigDrive; {
-	case n != nil:
-		return &seed{n.UserDataSecretRef, n.UserData, n.UserDataBase64, "nocloud"}, "cloudInitNoCloud"
-	case d != nil:
-		return &seed{d.UserDataSecretRef, d.UserData, d.UserDataBase64, "configdrive"}, "cloudInitConfigDrive"
-	}
-	return nil, ""
-}
-
-// text returns the inline user data.
-func (s *seed) text() (string, error) {
-	if s.base64 == "" {
-		return s.data, nil
-	}
-	text, err := base64.StdEncoding.DecodeString(s.base64)
-	return string(text), err
-}
-
-func (c *check) seed(s *seed, at *field.Path) {
-	given := 0
-	for _, set := range []bool{s.secret != nil, s.data != "", s.base64 != ""} {
-		if set {
-			given++
-		}
-	}
-	if given != 1 {
-		c.errs = append(c.errs, field.Forbidden(at, "exactly one of userData, userDataBase64 and secretRef must be given"))
-		return
-	}
-	if s.secret != nil && s.secret.Name == "" {
-		c.errs = append(c.errs, field.Required(at.Child("secretRef", "name"), ""))
-	}
-	text, err := s.text()
-	if err != nil { // the value may be secret
-		c.errs = append(c.errs, field.Invalid(at.Child("userDataBase64"), field.OmitValueType{}, "is not base64"))
-	}
-	if len(text) > maxInline {
-		c.errs = append(c.errs, field.TooLong(at.Child("userData"), field.OmitValueType{}, maxInline))
-	}
 }
 
 func (c *check) interfaces() {

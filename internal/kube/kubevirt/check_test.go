@@ -40,13 +40,24 @@ func spec(t testing.TB, text string) *v1.VirtualMachineInstanceSpec {
 	return s
 }
 
+// boots returns a change that sets the boot loader.
+func boots(b v1.Bootloader) func(*v1.VirtualMachineInstanceSpec) {
+	return func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{Bootloader: &b} }
+}
+
 func TestCheck(t *testing.T) {
+	yes, no := true, false
 	if errs, warnings := Check(spec(t, cirros), nil); len(errs) > 0 || len(warnings) > 0 {
 		t.Errorf("%v %q", errs, warnings)
 	}
 	minimal := `{domain: {devices: {}, resources: {requests: {memory: 128Mi}}}, volumes: [{name: root, containerDisk: {image: a}}]}`
 	if errs, warnings := Check(spec(t, minimal), nil); len(errs) > 0 || len(warnings) > 0 {
 		t.Errorf("%v %q", errs, warnings)
+	}
+	efi := spec(t, cirros)
+	boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &no, Persistent: &no}})(efi)
+	if errs, warnings := Check(efi, nil); len(errs) > 0 || len(warnings) > 0 {
+		t.Errorf("UEFI: %v %q", errs, warnings)
 	}
 	for name, c := range map[string]struct {
 		change func(*v1.VirtualMachineInstanceSpec)
@@ -75,7 +86,7 @@ func TestCheck(t *testing.T) {
 		}, "spec.volumes[2].cloudInitNoCloud: Forbidden"},
 		"no disk":      {func(s *v1.VirtualMachineInstanceSpec) { s.Volumes = s.Volumes[1:]; s.Domain.Devices.Disks = nil }, "spec.volumes: Required"},
 		"two sources":  {func(s *v1.VirtualMachineInstanceSpec) { s.Volumes[1].ContainerDisk = s.Volumes[0].ContainerDisk }, "has 2 sources"},
-		"no user data": {func(s *v1.VirtualMachineInstanceSpec) { s.Volumes[1].CloudInitNoCloud.UserData = "" }, "spec.volumes[1].cloudInitNoCloud: Forbidden: exactly one"},
+		"no user data": {func(s *v1.VirtualMachineInstanceSpec) { s.Volumes[1].CloudInitNoCloud.UserData = "" }, "spec.volumes[1].cloudInitNoCloud: Required value: give userData or networkData"},
 		"bad base64": {func(s *v1.VirtualMachineInstanceSpec) {
 			*s.Volumes[1].CloudInitNoCloud = v1.CloudInitNoCloudSource{UserDataBase64: "geheim!"}
 		}, "userDataBase64: Invalid value: is not base64"},
@@ -105,7 +116,23 @@ func TestCheck(t *testing.T) {
 		"a TPM, empty":     {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.TPM = &v1.TPMDevice{} }, "spec.domain.devices.tpm: Forbidden"},
 		"UEFI, empty": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Firmware = &v1.Firmware{Bootloader: &v1.Bootloader{EFI: &v1.EFI{}}}
-		}, "spec.domain.firmware.bootloader.efi: Forbidden"},
+		}, "spec.domain.firmware.bootloader.efi.secureBoot: Forbidden"},
+		"Secure Boot":                  {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &yes}}), "spec.domain.firmware.bootloader.efi.secureBoot: Forbidden"},
+		"UEFI that is kept":            {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &no, Persistent: &yes}}), "spec.domain.firmware.bootloader.efi.persistent: Forbidden"},
+		"two boot loaders":             {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &no}, BIOS: &v1.BIOS{}}), "spec.domain.firmware.bootloader.efi: Forbidden"},
+		"no UUID":                      {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{UUID: "5d307ca9"} }, "spec.domain.firmware.uuid: Invalid"},
+		"a serial number of two lines": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{Serial: "a\nb"} }, "spec.domain.firmware.serial: Invalid"},
+		"a long chassis":               {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Chassis = &v1.Chassis{Sku: strings.Repeat("x", 65)} }, "spec.domain.chassis.sku: Invalid"},
+		"network data of two": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Volumes[1].CloudInitNoCloud.NetworkData, s.Volumes[1].CloudInitNoCloud.NetworkDataBase64 = "version: 2", "e30="
+		}, "only one of networkData, networkDataBase64 and networkDataSecretRef"},
+		"network data that is a list": {func(s *v1.VirtualMachineInstanceSpec) { s.Volumes[1].CloudInitNoCloud.NetworkData = "[geheim]" }, "spec.volumes[1].cloudInitNoCloud.networkData: Invalid"},
+		"network data of a config drive that is not JSON": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Volumes[1].VolumeSource = v1.VolumeSource{CloudInitConfigDrive: &v1.CloudInitConfigDriveSource{NetworkData: "version: geheim"}}
+		}, "spec.volumes[1].cloudInitConfigDrive.networkData: Invalid"},
+		"a Secret without a name": {func(s *v1.VirtualMachineInstanceSpec) {
+			*s.Volumes[1].CloudInitNoCloud = v1.CloudInitNoCloudSource{NetworkDataSecretRef: &corev1.LocalObjectReference{}}
+		}, "spec.volumes[1].cloudInitNoCloud.networkDataSecretRef.name: Required"},
 		"a claim": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Volumes[1].VolumeSource = v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{}}
 		}, "spec.volumes[1].persistentVolumeClaim: Forbidden"},

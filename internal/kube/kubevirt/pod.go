@@ -22,11 +22,7 @@ const (
 	launcher  = "virt-launcher" // value of the label kubevirt.io, and begin of the pod's name
 )
 
-const (
-	seedVolume  = "cloud-init" // of the pod; it lets the node read the Secret
-	seedKey     = "userdata"   // of the Secret, as in KubeVirt
-	defaultPool = "default"
-)
+const defaultPool = "default"
 
 // kind is the kind of a VirtualMachineInstance.
 var kind = v1.VirtualMachineInstanceGroupVersionKind
@@ -81,6 +77,10 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	annotations := map[string]string{v1.DomainAnnotation: vmi.Name}
 	size, _ := memory(s)
 	contract.VMSpec{Name: VMName(vmi), SnapshotPolicy: contract.SnapshotNever}.Apply(annotations)
+	hardware(vmi).Apply(annotations)
+	if id := systemUUID(vmi); id != "" {
+		annotations[contract.KeyVirtletSystemUUID] = id
+	}
 	annotations[contract.KeyVirtletVCPUs] = strconv.FormatInt(cpus(s), 10)
 	container := corev1.Container{
 		Name:           Container,
@@ -120,42 +120,11 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 			}
 		}
 		if seed, _ := cloudInit(v); seed != nil {
-			secret := seedName(vmi)
-			if seed.secret != nil {
-				secret = seed.secret.Name
-			}
-			pod.Spec.Volumes = []corev1.Volume{{Name: seedVolume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: secret}}}}
-			annotations[contract.KeyVirtletUserDataSource], annotations[contract.KeyVirtletUserDataKey] = "secret/"+secret, seedKey
-			annotations[contract.KeyVirtletImageType] = seed.datasource
+			seed.apply(pod, seedName(vmi))
 		}
 	}
 	pod.Spec.Containers = []corev1.Container{container}
 	return pod
-}
-
-// seedName returns the name of the Secret with the inline cloud-init data of vmi.
-func seedName(vmi *v1.VirtualMachineInstance) string { return PodName(vmi) }
-
-// Seed returns the Secret with the inline cloud-init data of vmi, nil if it has none. The data may hold passwords, so it is in no
-// annotation.
-func Seed(vmi *v1.VirtualMachineInstance) *corev1.Secret {
-	for _, v := range vmi.Spec.Volumes {
-		seed, _ := cloudInit(v)
-		if seed == nil || seed.secret != nil {
-			continue
-		}
-		text, _ := seed.text() // checked
-		immutable := true
-		return &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{
-				Name: seedName(vmi), Namespace: vmi.Namespace, Labels: map[string]string{v1.CreatedByLabel: string(vmi.UID)},
-				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(vmi, kind)},
-			},
-			Immutable: &immutable,
-			Data:      map[string][]byte{seedKey: []byte(text)},
-		}
-	}
-	return nil
 }
 
 // grace returns how long the guest may take to shut down, in seconds; nil for the default of pods. It is never zero, which the examples of

@@ -13,6 +13,7 @@ import (
 	v1 "kubevirt.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -80,6 +81,93 @@ func TestNames(t *testing.T) {
 	b.UID = "other"
 	if PodName(a) == PodName(b) || VMName(a) != VMName(b) {
 		t.Errorf("two instances of one name: pods %s and %s, VMs %s and %s", PodName(a), PodName(b), VMName(a), VMName(b))
+	}
+}
+
+// What an instance says about its machine reaches the node's own form of it.
+func TestMachine(t *testing.T) {
+	const own, given = "0f5c2c1e-3f4b-4a3f-9d52-6e3f2a1b0c9d", "5D307CA9-B3EF-428C-8861-06E72D69F223"
+	i := vmi(t, "web")
+	look := func() (vm.Firmware, *vm.SMBIOS) {
+		t.Helper()
+		pod := Pod(i)
+		if errs := convert.Check(pod); len(errs) > 0 {
+			t.Errorf("a node refuses the pod: %v", errs)
+		}
+		s := convert.Spec(pod, convert.Node{}, nil)
+		return s.Firmware, s.SMBIOS
+	}
+	if firmware, b := look(); firmware != "" || b != nil {
+		t.Errorf("an instance whose UID is no UUID: %q, %+v", firmware, b)
+	}
+	i.UID = own
+	if _, b := look(); b == nil || *b != (vm.SMBIOS{UUID: own}) {
+		t.Errorf("an instance of its own: %+v", b)
+	}
+	const machine = "c3a1a1b2-58c5-4a9e-8a7e-0f1e2d3c4b5a"
+	yes, no := true, false
+	i.OwnerReferences = []metav1.OwnerReference{{Kind: "VirtualMachine", UID: machine, Controller: &yes}}
+	if _, b := look(); b == nil || *b != (vm.SMBIOS{UUID: machine}) {
+		t.Errorf("an instance of a machine: %+v", b)
+	}
+	i.Spec.Domain.Firmware = &v1.Firmware{UUID: given, Serial: `1, "2"`, Bootloader: &v1.Bootloader{EFI: &v1.EFI{SecureBoot: &no}}}
+	i.Spec.Domain.Chassis = &v1.Chassis{Manufacturer: "Cocoon", Version: "1", Serial: "2", Asset: "3", Sku: "4"}
+	want := vm.SMBIOS{UUID: strings.ToLower(given), Serial: `1, "2"`, Chassis: vm.Chassis{Manufacturer: "Cocoon", Version: "1", Serial: "2", Asset: "3", SKU: "4"}}
+	if firmware, b := look(); firmware != vm.FirmwareUEFI || b == nil || *b != want {
+		t.Errorf("what is given: %q, %+v", firmware, b)
+	}
+}
+
+// Each document of cloud-init comes from where the instance has it, and the node may read each Secret.
+func TestDocuments(t *testing.T) {
+	ref := func(name string) *corev1.LocalObjectReference { return &corev1.LocalObjectReference{Name: name} }
+	for name, c := range map[string]struct {
+		given    v1.CloudInitNoCloudSource
+		secret   map[string]string // what ours holds
+		user     string            // annotations
+		network  string
+		readable []string
+	}{
+		"both here":      {v1.CloudInitNoCloudSource{UserData: "#!a", NetworkDataBase64: "dmVyc2lvbjogMg=="}, map[string]string{"userdata": "#!a", "networkdata": "version: 2"}, "secret/own", "secret/own/networkdata", []string{"own"}},
+		"user data":      {v1.CloudInitNoCloudSource{UserData: "#!a"}, map[string]string{"userdata": "#!a"}, "secret/own", "", []string{"own"}},
+		"network data":   {v1.CloudInitNoCloudSource{NetworkData: "version: 2"}, map[string]string{"networkdata": "version: 2"}, "", "secret/own/networkdata", []string{"own"}},
+		"in one Secret":  {v1.CloudInitNoCloudSource{UserDataSecretRef: ref("a"), NetworkDataSecretRef: ref("a")}, nil, "secret/a", "secret/a/networkdata", []string{"a"}},
+		"in two":         {v1.CloudInitNoCloudSource{UserDataSecretRef: ref("a"), NetworkDataSecretRef: ref("b")}, nil, "secret/a", "secret/b/networkdata", []string{"a", "b"}},
+		"here and there": {v1.CloudInitNoCloudSource{UserDataSecretRef: ref("a"), NetworkData: "version: 2"}, map[string]string{"networkdata": "version: 2"}, "secret/a", "secret/own/networkdata", []string{"a", "own"}},
+	} {
+		i := vmi(t, "web")
+		i.Spec.Volumes[1].CloudInitNoCloud = &c.given
+		if errs, _ := CheckInstance(i); len(errs) > 0 {
+			t.Errorf("%s: %v", name, errs)
+		}
+		var secret map[string]string
+		if s := Seed(i); s != nil {
+			secret = map[string]string{}
+			for key, data := range s.Data {
+				secret[key] = string(data)
+			}
+		}
+		if d := diff.Of(c.secret, secret); d != "" {
+			t.Errorf("%s: our Secret: %s", name, d)
+		}
+		pod := Pod(i)
+		if errs := convert.Check(pod); len(errs) > 0 {
+			t.Errorf("%s: a node refuses the pod: %v", name, errs)
+		}
+		if left := convert.Unnamed(pod); len(left) > 0 {
+			t.Errorf("%s: the node may not read %v", name, left)
+		}
+		say := func(s string) string { return strings.Replace(s, "secret/"+seedName(i), "secret/own", 1) }
+		if user, network := say(pod.Annotations[contract.KeyVirtletUserDataSource]), say(pod.Annotations[contract.KeyNetworkData]); user != c.user || network != c.network {
+			t.Errorf("%s: the pod names %q and %q", name, user, network)
+		}
+		var readable []string
+		for _, v := range pod.Spec.Volumes {
+			readable = append(readable, strings.Replace(v.Secret.SecretName, seedName(i), "own", 1))
+		}
+		if d := diff.Of(c.readable, readable); d != "" {
+			t.Errorf("%s: volumes: %s", name, d)
+		}
 	}
 }
 

@@ -74,6 +74,7 @@ func TestSharedConsole(t *testing.T) {
 		}
 		_, _ = far.Write([]byte("login: "))
 		_, _ = typed[0].Write([]byte("a"))
+		synctest.Wait() // until the guest has it: the input of two sessions has no order
 		_, _ = typed[1].Write([]byte("b"))
 		synctest.Wait()
 		if serial.count != 1 || seen[0].take() != "login: " || seen[1].take() != "login: " || got.take() != "ab" {

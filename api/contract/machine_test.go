@@ -1,0 +1,62 @@
+package contract
+
+import (
+	"errors"
+	"maps"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/testkit/diff"
+)
+
+func TestMachineSetsAndClears(t *testing.T) {
+	want := Machine{
+		Firmware:    FirmwareUEFI,
+		SMBIOS:      SMBIOS{Serial: `a "b", c`, Chassis: Chassis{Manufacturer: "m", Version: "v", Serial: "s", Asset: "a", SKU: "k"}},
+		NetworkData: Source{Kind: SourceSecret, Name: "net", Key: "networkData"},
+	}
+	m := map[string]string{"other": "kept"}
+	want.Apply(m)
+	if len(m) != 4 {
+		t.Errorf("%v", m)
+	}
+	got, err := ParseMachine(m)
+	if d := diff.Of(want, got); d != "" || err != nil {
+		t.Errorf("read back: %s, %v", d, err)
+	}
+	Machine{}.Apply(m)
+	if !maps.Equal(m, map[string]string{"other": "kept"}) {
+		t.Errorf("left %v", m)
+	}
+}
+
+func TestMachineRules(t *testing.T) {
+	bad := map[string][]string{
+		KeyFirmware:    {"UEFI", "coreboot"},
+		KeySMBIOS:      {"serial", "[]", `{"uuid": "x"}`, `{"serial": 1}`, `{} {}`, `{"chassis": {"colour": "red"}}`},
+		KeyNetworkData: {"net", "secret/", "secret/../x/net", "file/net", "secret/net/a/b"},
+	}
+	for key, values := range bad {
+		for _, v := range values {
+			got, err := ParseMachine(map[string]string{key: v})
+			list, _ := errors.AsType[Errors](err)
+			if got != (Machine{}) || len(list) != 1 || list[0].Key != key || list[0].Value != v {
+				t.Errorf("%s: %s: %+v, %v", key, v, got, err)
+			}
+		}
+	}
+}
+
+// FuzzMachine: any annotations can be read, and the values that were read survive a write and a second read.
+func FuzzMachine(f *testing.F) {
+	f.Add("uefi", `{"serial": "1"}`, "secret/a/b")
+	f.Add("x", `{"serial": "\ud800"`, "secret//")
+	f.Fuzz(func(t *testing.T, firmware, smbios, source string) {
+		m, _ := ParseMachine(map[string]string{KeyFirmware: firmware, KeySMBIOS: smbios, KeyNetworkData: source})
+		out := map[string]string{}
+		m.Apply(out)
+		again, err := ParseMachine(out)
+		if err != nil || again != m {
+			t.Fatalf("%+v became %+v, %v", m, again, err)
+		}
+	})
+}

@@ -1,0 +1,31 @@
+package convert
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// machine returns the firmware of pod's VM, and what the firmware tells the guest; nil for nothing in particular.
+func machine(pod *corev1.Pod) (vm.Firmware, *vm.SMBIOS) {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	virtlet, _ := contract.ParseVirtlet(pod.Annotations)
+	b := vm.SMBIOS{UUID: virtlet.SystemUUID, Serial: ask.SMBIOS.Serial, Chassis: vm.Chassis(ask.SMBIOS.Chassis)}
+	if b == (vm.SMBIOS{}) {
+		return vm.Firmware(ask.Firmware), nil
+	}
+	return vm.Firmware(ask.Firmware), &b
+}
+
+func checkMachine(pod *corev1.Pod) field.ErrorList {
+	_, err := contract.ParseMachine(pod.Annotations)
+	errs := badKeys(err)
+	if _, b := machine(pod); len(errs) == 0 {
+		if err := b.Validate(); err != nil {
+			errs = append(errs, field.Invalid(annotationPath(contract.KeySMBIOS), pod.Annotations[contract.KeySMBIOS], err.Error()))
+		}
+	}
+	return errs
+}
