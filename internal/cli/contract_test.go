@@ -141,6 +141,8 @@ func TestDocumentedFlags(t *testing.T) {
 		{"vm run --name c --data-disk size=1G,name=x --data-disk size=2G --user root --password cocoon --no-wait disk", []string{"--data-disk"}},
 		{"vm run --name c1 --user ubuntu --password cocoon --no-wait demo", []string{"--user"}},
 		{"vm create --name c2 --user ubuntu demo", []string{"--user"}},
+		{"vm run --name c4 --firmware uefi --no-wait demo", []string{"--firmware"}},
+		{"vm run --name c5 --firmware uefi --no-wait disk", nil},
 		{"vm run --name c3 --password cocoon --run-as 1000 --no-wait demo", []string{"--password"}},
 		{"vm run --name d --queue-size 512 --disk-queue-size=512 --fc=false --no-wait --output json demo", []string{"--disk-queue-size", "--queue-size"}},
 		{"vm run --name e --bridge cocoon0 --no-wait demo", nil},

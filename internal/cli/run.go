@@ -277,6 +277,9 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 	r, err := a.named(ctx, c, f, s, op)
 	if err == nil {
 		a.noteLogin(&f.cloudInit, r)
+		if f.firmware != "" && r.ImageType == vm.ImageOCI {
+			a.warn("--firmware has no effect: %s is a container image, whose kernel is loaded without firmware", cell(r.Spec.Image))
+		}
 	}
 	return r, err
 }

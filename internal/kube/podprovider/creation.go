@@ -157,7 +157,11 @@ func (c *creation) announce(rec *vm.Record) {
 	if want := pod.Annotations[contract.KeyBackend]; want != "" && want != rec.Driver && rec.Restarts == 0 {
 		c.event(corev1.EventTypeNormal, eventStandIn, "VM %s runs in %s, which stands in for %s", rec.Spec.Name, rec.Driver, want)
 	}
-	if left := convert.Ignored(pod); len(left) > 0 && rec.Restarts == 0 {
+	left := convert.Ignored(pod)
+	if rec.ImageType == vm.ImageOCI && rec.Spec.Firmware != "" {
+		left = append(left, contract.KeyFirmware+" (the kernel of a container image is loaded without firmware)")
+	}
+	if len(left) > 0 && rec.Restarts == 0 {
 		c.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "These settings have no effect in this VM: %s", strings.Join(left, ", "))
 	}
 	if empty := emptyVolumes(rec); rec.ImageType == vm.ImageDisk && len(empty) > 0 && rec.Restarts == 0 {

@@ -361,6 +361,18 @@ func TestCloudInitOfAPod(t *testing.T) {
 	})
 }
 
+func TestFirmwareOfAContainerIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer w.stop()
+		w.create(pod(func(p *corev1.Pod) { p.Annotations = map[string]string{contract.KeyFirmware: "uefi"} }))
+		expect(t, w.after(5*time.Second), "Running running ready")
+		if got := w.told(); !strings.Contains(got, "These settings have no effect in this VM: "+contract.KeyFirmware) {
+			t.Errorf("events: %s", got)
+		}
+	})
+}
+
 func TestStatusSurvivesAnAbsentServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, newEngine())
