@@ -91,8 +91,14 @@ func classify(ctx context.Context, err error, secrets map[string]string) error {
 			text = strings.ReplaceAll(text, secret, "***")
 		}
 	}
-	err = grpcerr.FromStatus(status.Error(s.Code(), text))
-	switch s.Code() {
+	code := s.Code()
+	if code == codes.DeadlineExceeded || code == codes.Canceled {
+		if over(ctx) {
+			code = status.FromContextError(ctx.Err()).Code()
+		}
+	}
+	err = grpcerr.FromStatus(status.Error(code, text))
+	switch code {
 	case codes.Aborted, codes.DeadlineExceeded, codes.Canceled:
 		if ctx.Err() == nil {
 			return errdefs.Unavailablef("%s; try again", err.Error())
@@ -100,6 +106,17 @@ func classify(ctx context.Context, err error, secrets map[string]string) error {
 	default: // the class of the status says it
 	}
 	return err
+}
+
+// deadlineSlack is how much earlier than a caller a driver may see the caller's deadline, which gRPC tells it.
+const deadlineSlack = 100 * time.Millisecond
+
+// over reports whether a call that ended was ended by ctx.
+func over(ctx context.Context) bool {
+	if at, ok := ctx.Deadline(); ok && time.Until(at) <= deadlineSlack {
+		<-ctx.Done()
+	}
+	return ctx.Err() != nil
 }
 
 // capability returns what a driver is told about how a volume is used.
