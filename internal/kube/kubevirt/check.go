@@ -229,6 +229,15 @@ func (c *check) volumes() {
 				c.errs = append(c.errs, field.Forbidden(at.Child("containerDisk"), "a VM has one containerDisk"))
 			}
 		}
+		if d := v.EmptyDisk; d != nil && d.Capacity.Sign() <= 0 {
+			c.invalid(at.Child("emptyDisk", "capacity"), d.Capacity.String(), "must be more than 0, such as 1Gi")
+		}
+		if d := v.PersistentVolumeClaim; d != nil {
+			if d.ClaimName == "" {
+				c.errs = append(c.errs, field.Required(at.Child("persistentVolumeClaim", "claimName"), ""))
+			}
+			c.flag(at.Child("persistentVolumeClaim", "hotpluggable"), &d.Hotpluggable, true, "volumes cannot be added to a VM")
+		}
 		if seed, name := cloudInit(v); seed != nil {
 			seeds++
 			if seeds == 2 {
@@ -241,6 +250,9 @@ func (c *check) volumes() {
 		c.errs = append(c.errs, field.Required(at, "a VM boots from a volume with a containerDisk"))
 	}
 }
+
+// dataDisk reports whether v is a disk beside the one from which the guest boots. As in KubeVirt, a volume that no disk names is one, too.
+func dataDisk(v v1.Volume) bool { return v.EmptyDisk != nil || v.PersistentVolumeClaim != nil }
 
 // sources counts the sources of a volume.
 func sources(s v1.VolumeSource) (n int) {

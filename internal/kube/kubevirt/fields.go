@@ -165,7 +165,10 @@ var rules = map[string]Rule{
 	"volumes[].cloudInitConfigDrive.networkData":          {Outcome: Honoured},
 	"volumes[].cloudInitConfigDrive.networkDataBase64":    {Outcome: Honoured},
 	"volumes[].cloudInitConfigDrive.networkDataSecretRef": {Honoured, "its key networkdata"},
-	"volumes[]": {Refused, "a VirtualMachine has a containerDisk and cloud-init only; see docs/volumes.md for volumes of pods"},
+	"volumes[].emptyDisk":                                 {Honoured, "a volume of the default storage class, which goes with the instance"},
+	"volumes[].persistentVolumeClaim":                     {Honoured, "of volumeMode Block, as a disk beside the one from which the guest boots"},
+	"volumes[].persistentVolumeClaim.hotpluggable":        {Honoured, "false only"},
+	"volumes[]": {Refused, "volumes are containerDisk, persistentVolumeClaim, emptyDisk and cloud-init"},
 
 	"networks[].name":                  {Outcome: Honoured},
 	"networks[].pod":                   {Outcome: Honoured},

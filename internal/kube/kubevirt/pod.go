@@ -28,10 +28,10 @@ const defaultPool = "default"
 var kind = v1.VirtualMachineInstanceGroupVersionKind
 
 // PodName returns the name of the pod of a VirtualMachineInstance. It depends on the UID: the next instance of the name has another
-// pod, and a controller that tries again makes no second one.
+// pod, and a controller that tries again makes no second one. It has room for the name of a volume: claims of emptyDisks have both.
 func PodName(vmi *v1.VirtualMachineInstance) string {
 	sum := sha256.Sum256([]byte(vmi.UID))
-	return shorten(launcher+"-"+vmi.Name, 247) + "-" + hex.EncodeToString(sum[:])[:5]
+	return shorten(launcher+"-"+vmi.Name, 183) + "-" + hex.EncodeToString(sum[:])[:5]
 }
 
 // shorten cuts name to at most n bytes, such that different names stay different.
@@ -120,11 +120,31 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 			}
 		}
 		if seed, _ := cloudInit(v); seed != nil {
-			seed.apply(pod, seedName(vmi))
+			seed.apply(pod, v.Name, seedName(vmi))
+		}
+		if dataDisk(v) {
+			pod.Spec.Volumes = append(pod.Spec.Volumes, data(v))
+			container.VolumeDevices = append(container.VolumeDevices, corev1.VolumeDevice{Name: v.Name, DevicePath: "/dev/" + v.Name}) // the guest finds it by its serial
 		}
 	}
 	pod.Spec.Containers = []corev1.Container{container}
 	return pod
+}
+
+// data returns the volume of the pod for a data disk.
+func data(v v1.Volume) corev1.Volume {
+	out := corev1.Volume{Name: v.Name}
+	if d := v.PersistentVolumeClaim; d != nil {
+		claim := d.PersistentVolumeClaimVolumeSource
+		out.PersistentVolumeClaim = &claim
+		return out
+	}
+	block := corev1.PersistentVolumeBlock
+	out.Ephemeral = &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
+		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, VolumeMode: &block,
+		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: v.EmptyDisk.Capacity}},
+	}}}
+	return out
 }
 
 // grace returns how long the guest may take to shut down, in seconds; nil for the default of pods. It is never zero, which the examples of

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -118,6 +119,49 @@ func TestMachine(t *testing.T) {
 	}
 }
 
+// Data disks are devices of the pod: those of claims, and those that go with the instance.
+func TestDataDisks(t *testing.T) {
+	i := vmi(t, strings.Repeat("a", 253))
+	long := strings.Repeat("b", 63)
+	for _, name := range []string{long, "cloud-init"} {
+		i.Spec.Domain.Devices.Disks = append(i.Spec.Domain.Devices.Disks, v1.Disk{Name: name})
+	}
+	i.Spec.Volumes = append(i.Spec.Volumes,
+		v1.Volume{Name: long, VolumeSource: v1.VolumeSource{EmptyDisk: &v1.EmptyDiskSource{Capacity: resource.MustParse("2Gi")}}},
+		v1.Volume{Name: "cloud-init", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{
+			PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "mine", ReadOnly: true},
+		}}})
+	if errs, warnings := CheckInstance(i); len(errs) > 0 || len(warnings) > 0 {
+		t.Fatalf("%v %q", errs, warnings)
+	}
+	pod := Pod(i)
+	if errs := convert.Check(pod); len(errs) > 0 {
+		t.Errorf("a node refuses the pod: %v", errs)
+	}
+	if errs := validation.IsDNS1123Subdomain(pod.Name + "-" + long); len(errs) > 0 {
+		t.Errorf("the name of the claim: %v", errs)
+	}
+	seen := map[string]bool{}
+	for _, v := range pod.Spec.Volumes {
+		if seen[v.Name] {
+			t.Errorf("two volumes are called %s", v.Name)
+		}
+		seen[v.Name] = true
+	}
+	empty, claim := pod.Spec.Volumes[1].Ephemeral.VolumeClaimTemplate.Spec, pod.Spec.Volumes[2].PersistentVolumeClaim
+	if empty.Resources.Requests.Storage().Value() != 2<<30 || *empty.VolumeMode != corev1.PersistentVolumeBlock || claim.ClaimName != "mine" || !claim.ReadOnly {
+		t.Errorf("%+v, %+v", empty, claim)
+	}
+	s := convert.Spec(pod, convert.Node{}, nil)
+	var disks []string
+	for _, v := range s.DiskVolumes() {
+		disks = append(disks, v.Name)
+	}
+	if d := diff.Of([]string{long, "cloud-init"}, disks); d != "" {
+		t.Errorf("the node makes of it: %s", d)
+	}
+}
+
 // Each document of cloud-init comes from where the instance has it, and the node may read each Secret.
 func TestDocuments(t *testing.T) {
 	ref := func(name string) *corev1.LocalObjectReference { return &corev1.LocalObjectReference{Name: name} }
@@ -162,8 +206,8 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%s: the pod names %q and %q", name, user, network)
 		}
 		var readable []string
-		for _, v := range pod.Spec.Volumes {
-			readable = append(readable, strings.Replace(v.Secret.SecretName, seedName(i), "own", 1))
+		for _, v := range pod.Spec.Volumes[0].Projected.Sources {
+			readable = append(readable, strings.Replace(v.Secret.Name, seedName(i), "own", 1))
 		}
 		if d := diff.Of(c.readable, readable); d != "" {
 			t.Errorf("%s: volumes: %s", name, d)
@@ -177,7 +221,7 @@ func TestSeedOfSecret(t *testing.T) {
 	if s := Seed(i); s != nil {
 		t.Errorf("a Secret of our own: %v", s)
 	}
-	if p := Pod(i); p.Spec.Volumes[0].Secret.SecretName != "mine" {
+	if p := Pod(i); p.Spec.Volumes[0].Projected.Sources[0].Secret.Name != "mine" {
 		t.Errorf("the pod has %v", p.Spec.Volumes)
 	}
 }

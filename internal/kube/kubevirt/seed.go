@@ -2,6 +2,7 @@ package kubevirt
 
 import (
 	"encoding/base64"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -134,29 +135,31 @@ func Seed(vmi *v1.VirtualMachineInstance) *corev1.Secret {
 	}
 }
 
-// apply makes the pod name the documents, those of the object itself in the Secret own. A volume of the pod lets the node read a Secret.
-func (s *seed) apply(pod *corev1.Pod, own string) {
-	source := func(d document, volume string) string {
+// apply makes the pod name the documents, those of the object itself in the Secret own. A volume of the pod, called volume, lets the node
+// read the Secrets.
+func (s *seed) apply(pod *corev1.Pod, volume, own string) {
+	var secrets []string
+	source := func(d document, key string) string {
 		name := own
 		if d.secret != nil {
 			name = d.secret.Name
 		}
-		for _, v := range pod.Spec.Volumes {
-			if v.Secret.SecretName == name {
-				return name
-			}
+		if !slices.Contains(secrets, name) {
+			secrets = append(secrets, name)
 		}
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name}}})
-		return name
+		return contract.Source{Kind: contract.SourceSecret, Name: name, Key: key}.String()
 	}
 	annotations := pod.Annotations
 	annotations[contract.KeyVirtletImageType] = s.datasource
 	if s.user.given() > 0 {
-		annotations[contract.KeyVirtletUserDataSource] = contract.Source{Kind: contract.SourceSecret, Name: source(s.user, "cloud-init")}.String()
-		annotations[contract.KeyVirtletUserDataKey] = userKey
+		annotations[contract.KeyVirtletUserDataSource], annotations[contract.KeyVirtletUserDataKey] = source(s.user, ""), userKey
 	}
 	if s.network.given() > 0 {
-		src := contract.Source{Kind: contract.SourceSecret, Name: source(s.network, "cloud-init-network"), Key: networkKey}
-		annotations[contract.KeyNetworkData] = src.String()
+		annotations[contract.KeyNetworkData] = source(s.network, networkKey)
 	}
+	both := &corev1.ProjectedVolumeSource{}
+	for _, name := range secrets {
+		both.Sources = append(both.Sources, corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: name}}})
+	}
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{Projected: both}})
 }
