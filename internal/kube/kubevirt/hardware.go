@@ -31,7 +31,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 // over a restart, and no two machines share it.
 func systemUUID(vmi *v1.VirtualMachineInstance) string {
 	id := vmi.UID
-	if owner := metav1.GetControllerOf(vmi); owner != nil {
+	if owner := metav1.GetControllerOf(vmi); owner != nil && owner.Kind == v1.VirtualMachineGroupVersionKind.Kind { // others may have several instances
 		id = owner.UID
 	}
 	if f := vmi.Spec.Domain.Firmware; f != nil && f.UUID != "" {

@@ -107,6 +107,10 @@ func TestMachine(t *testing.T) {
 	}
 	const machine = "c3a1a1b2-58c5-4a9e-8a7e-0f1e2d3c4b5a"
 	yes, no := true, false
+	i.OwnerReferences = []metav1.OwnerReference{{Kind: "VirtualMachineInstanceReplicaSet", UID: machine, Controller: &yes}}
+	if _, b := look(); b == nil || *b != (vm.SMBIOS{UUID: own}) {
+		t.Errorf("an instance of a set: %+v", b)
+	}
 	i.OwnerReferences = []metav1.OwnerReference{{Kind: "VirtualMachine", UID: machine, Controller: &yes}}
 	if _, b := look(); b == nil || *b != (vm.SMBIOS{UUID: machine}) {
 		t.Errorf("an instance of a machine: %+v", b)
