@@ -39,7 +39,7 @@ type Machine struct {
 // NetworkDataKey is the key of Machine.NetworkData if it names none.
 const NetworkDataKey = "networkdata"
 
-// ParseMachine reads a Machine. The error, if any, is an Errors with every bad key. The good keys are read anyway.
+// ParseMachine reads a Machine. It reads the good keys even if others are bad. Errors: Errors, with each bad key.
 func ParseMachine(annotations map[string]string) (Machine, error) {
 	r := &reader{from: annotations}
 	m := Machine{

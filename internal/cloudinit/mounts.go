@@ -43,7 +43,8 @@ func (m Mount) check() error {
 	return nil
 }
 
-// withMounts returns c with mounts added, in the document in which WithFiles adds files. A guest that cannot mount one boots all the same.
+// withMounts returns c with mounts added to the user-data, or to the vendor-data if the user-data is no cloud-config. A guest boots even if it
+// cannot mount one of them.
 func withMounts(c vm.CloudInit, mounts []Mount) (vm.CloudInit, error) {
 	if len(mounts) == 0 {
 		return c, nil

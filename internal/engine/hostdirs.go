@@ -60,7 +60,7 @@ func (n *node) designDirs(r vm.Record) error {
 	return nil
 }
 
-// mountable refuses what cloud-init cannot do with the folder v, which mounts it in a guest that boots itself.
+// mountable returns an InvalidArgument error if the guest of r boots itself and v needs something that cloud-init cannot do.
 func mountable(r vm.Record, v vm.Volume) error {
 	if r.ImageType == vm.ImageOCI {
 		return nil

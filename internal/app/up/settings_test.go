@@ -105,7 +105,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// TestUsualParts: a new instance with nodes has the manager unless its user chooses; an earlier one keeps what it has.
+// TestUsualParts: a new instance with nodes has the manager, unless the user chooses other parts. An instance that exists keeps its parts.
 func TestUsualParts(t *testing.T) {
 	none, one := 0, 1
 	for name, c := range map[string]struct {

@@ -92,10 +92,8 @@ func classify(ctx context.Context, err error, secrets map[string]string) error {
 		}
 	}
 	code := s.Code()
-	if code == codes.DeadlineExceeded || code == codes.Canceled {
-		if over(ctx) {
-			code = status.FromContextError(ctx.Err()).Code()
-		}
+	if (code == codes.DeadlineExceeded || code == codes.Canceled) && over(ctx) {
+		code = status.FromContextError(ctx.Err()).Code()
 	}
 	err = grpcerr.FromStatus(status.Error(code, text))
 	switch code {

@@ -6,8 +6,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// smbios returns the values of QEMU's option -smbios. A UUID there is the guest's alone: the process keeps the value of -uuid among its
-// arguments, by which we find it.
+// smbios returns the values of QEMU's option -smbios. Only the guest sees the UUID there. The driver finds the process by its option
+// -uuid, which stays the same.
 func smbios(b *vm.SMBIOS) (tables []string) {
 	if b == nil {
 		return nil

@@ -1,10 +1,13 @@
 // Package seed writes the disk that configures a disk guest through cloud-init: a small ISO 9660 image with the documents
 // of internal/cloudinit. It runs no other program.
 //
-// It does not decide about the documents and starts nothing. A guest gets: the documents of Spec.CloudInit over the
-// generated ones; Spec.Process.Env as /etc/cloud/environment; the files of Spec.Volumes, if a caller has loaded them,
-// at the paths of Spec.Mounts; and mounts of the folders of the node among Spec.Volumes there. Files are written and mounts are made
-// at the first boot of an instance, and not updated afterwards.
+// It does not decide about the documents and starts nothing. A guest gets:
+//   - the documents of Spec.CloudInit, over the generated ones;
+//   - Spec.Process.Env as /etc/cloud/environment;
+//   - the files of Spec.Volumes at the paths of Spec.Mounts, if a caller has loaded them;
+//   - the folders of the node in Spec.Volumes, mounted at the paths of Spec.Mounts.
+//
+// The guest writes the files and the list of mounts when it boots for the first time. Nobody updates them later.
 package seed
 
 import (

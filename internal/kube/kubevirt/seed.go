@@ -14,16 +14,16 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// maxInline is the most that an inline document of cloud-init may have, in bytes, as in KubeVirt.
+// maxInline is the size limit of an inline document of cloud-init in bytes. KubeVirt has the same.
 const maxInline = 2048
 
 // Keys of the documents in a Secret, as in KubeVirt.
 const (
 	userKey    = "userdata"
-	networkKey = "networkdata"
+	networkKey = contract.NetworkDataKey
 )
 
-// document is a document of cloud-init. At most one of its fields is given; the Secret has it at a key that the kind of document decides.
+// document is a document of cloud-init. At most one of its fields is set. A Secret has user data at userKey, network data at networkKey.
 type document struct {
 	secret       *corev1.LocalObjectReference
 	text, base64 string
