@@ -18,6 +18,24 @@ var (
 	KubeVirts []byte
 )
 
+// Instancetypes, ClusterInstancetypes, Preferences and ClusterPreferences define VirtualMachineInstancetype, VirtualMachineClusterInstancetype,
+// VirtualMachinePreference and VirtualMachineClusterPreference.
+var (
+	//go:embed crds/instancetype.kubevirt.io_virtualmachineinstancetypes.yaml
+	Instancetypes []byte
+	//go:embed crds/instancetype.kubevirt.io_virtualmachineclusterinstancetypes.yaml
+	ClusterInstancetypes []byte
+	//go:embed crds/instancetype.kubevirt.io_virtualmachinepreferences.yaml
+	Preferences []byte
+	//go:embed crds/instancetype.kubevirt.io_virtualmachineclusterpreferences.yaml
+	ClusterPreferences []byte
+)
+
+// Kinds are all kinds.
+func Kinds() [][]byte {
+	return [][]byte{KubeVirts, Machines, Instances, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences}
+}
+
 // Rights are those of users: KubeVirt's ClusterRoles, which the built-in ones include.
 //
 //go:embed rbac.yaml

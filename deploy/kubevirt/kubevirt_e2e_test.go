@@ -43,7 +43,7 @@ func TestKinds(t *testing.T) {
 	apply := func(text string, extra ...string) (string, error) {
 		return c.TryKubectl(t, text, append([]string{"apply", "--server-side", "-f", "-"}, extra...)...)
 	}
-	for _, text := range [][]byte{kubevirt.KubeVirts, kubevirt.Machines, kubevirt.Instances} {
+	for _, text := range kubevirt.Kinds() {
 		if out, err := apply(string(text)); err != nil {
 			t.Fatal(out)
 		}
@@ -113,10 +113,60 @@ func TestKinds(t *testing.T) {
 	}
 }
 
+// Instancetypes and preferences: what KubeVirt's webhooks refuse, their schemas refuse.
+func TestInstancetypeKinds(t *testing.T) {
+	c := kubetest.Up(t)
+	for _, text := range kubevirt.Kinds() {
+		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
+	}
+	for _, plural := range []string{"virtualmachineinstancetypes", "virtualmachineclusterinstancetypes", "virtualmachinepreferences", "virtualmachineclusterpreferences"} {
+		c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/"+plural+".instancetype.kubevirt.io")
+		if out := c.Kubectl(t, "", "get", "crd", plural+".instancetype.kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1beta1"]` {
+			t.Errorf("%s: %s", plural, out)
+		}
+	}
+	object := func(kind, name, spec string) string {
+		return "{apiVersion: instancetype.kubevirt.io/v1beta1, kind: " + kind + ", metadata: {name: " + name + "}, spec: " + spec + "}"
+	}
+	for what, tc := range map[string]struct{ kind, spec, refused string }{
+		"small":            {"VirtualMachineInstancetype", "{cpu: {guest: 1}, memory: {guest: 128Mi}}", ""},
+		"overcommitted":    {"VirtualMachineClusterInstancetype", "{cpu: {guest: 4, dedicatedCPUPlacement: false}, memory: {guest: 2Gi, overcommitPercent: 15}}", ""},
+		"no memory":        {"VirtualMachineInstancetype", "{cpu: {guest: 1}}", "spec.memory"},
+		"no CPU":           {"VirtualMachineInstancetype", "{cpu: {guest: 0}, memory: {guest: 1Gi}}", "cpu.guest must be at least 1"},
+		"too much":         {"VirtualMachineInstancetype", "{cpu: {guest: 1}, memory: {guest: 1Gi, overcommitPercent: 101}}", "spec.memory.overcommitPercent"},
+		"both":             {"VirtualMachineInstancetype", "{cpu: {guest: 1}, memory: {guest: 1Gi, overcommitPercent: 1, hugepages: {pageSize: 2Mi}}}", "exclude each other"},
+		"unknown":          {"VirtualMachineClusterInstancetype", "{cpu: {guest: 1, cores: 2}, memory: {guest: 1Gi}}", "spec.cpu.cores"},
+		"virtio":           {"VirtualMachinePreference", "{devices: {preferredDiskBus: virtio, preferredInterfaceModel: virtio}}", ""},
+		"spread":           {"VirtualMachineClusterPreference", "{cpu: {preferredCPUTopology: preferSpread, spreadOptions: {across: SocketsCoresThreads, ratio: 3}}}", ""},
+		"threads":          {"VirtualMachineClusterPreference", "{cpu: {preferredCPUTopology: spread, spreadOptions: {across: CoresThreads}}}", ""},
+		"topology":         {"VirtualMachinePreference", "{cpu: {preferredCPUTopology: round}}", "preferredCPUTopology must be"},
+		"across":           {"VirtualMachinePreference", "{cpu: {preferredCPUTopology: spread, spreadOptions: {across: Rooms}}}", "spreadOptions.across must be"},
+		"ratio":            {"VirtualMachinePreference", "{cpu: {preferredCPUTopology: spread, spreadOptions: {ratio: 0}}}", "spreadOptions.ratio must be at least 1"},
+		"threads of cores": {"VirtualMachinePreference", "{cpu: {preferredCPUTopology: spread, spreadOptions: {across: CoresThreads, ratio: 4}}}", "spreadOptions.ratio must be 2"},
+		"old ratio":        {"VirtualMachinePreference", "{preferSpreadSocketToCoreRatio: 4, cpu: {preferredCPUTopology: spread, spreadOptions: {across: CoresThreads}}}", "spreadOptions.ratio must be 2"},
+	} {
+		out, err := c.TryKubectl(t, object(tc.kind, strings.ReplaceAll(strings.ToLower(what), " ", "-"), tc.spec), "apply", "-f", "-")
+		if (err != nil) != (tc.refused != "") || !strings.Contains(out, tc.refused) {
+			t.Errorf("%s: %v: %s", what, err, out)
+		}
+	}
+	for _, tc := range []struct{ short, want string }{
+		{"vmf", "virtualmachineinstancetype.instancetype.kubevirt.io/small"}, {"vminstancetypes", "virtualmachineinstancetype.instancetype.kubevirt.io/small"},
+		{"vmcf", "virtualmachineclusterinstancetype.instancetype.kubevirt.io/overcommitted"},
+		{"vmpref", "virtualmachinepreference.instancetype.kubevirt.io/virtio"},
+		{"vmcps", "virtualmachineclusterpreference.instancetype.kubevirt.io/spread\nvirtualmachineclusterpreference.instancetype.kubevirt.io/threads"},
+		{"all", "service/kubernetes\nvirtualmachineinstancetype.instancetype.kubevirt.io/small\nvirtualmachinepreference.instancetype.kubevirt.io/virtio"},
+	} {
+		if out := strings.TrimSpace(c.Kubectl(t, "", "get", tc.short, "-n", "default", "-o", "name")); !strings.HasPrefix(out, tc.want) {
+			t.Errorf("kubectl get %s: %s", tc.short, out)
+		}
+	}
+}
+
 // Who may edit a namespace may use its VMs, who may view it may look, and the manager reads no Secret.
 func TestRights(t *testing.T) {
 	c := kubetest.Up(t)
-	for _, text := range [][]byte{kubevirt.KubeVirts, kubevirt.Machines, kubevirt.Instances, kubevirt.Rights, kubevirt.ManagerRights} {
+	for _, text := range append(kubevirt.Kinds(), kubevirt.Rights, kubevirt.ManagerRights) {
 		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
 	c.Kubectl(t, "", "create", "clusterrolebinding", "manager", "--clusterrole=cocoon-manager-kubevirt", "--user=manager")
@@ -130,7 +180,7 @@ func TestRights(t *testing.T) {
 			resourceAttributes: {namespace: default, verb: %s, group: %q, resource: %s, subresource: %q}}}`, user, verb, group, resource, part)
 		return c.Kubectl(t, strings.ReplaceAll(review, "\t", ""), "create", "-f", "-", "-o", "jsonpath={.status.allowed}")
 	}
-	kube, sub := ".kubevirt.io", ".subresources.kubevirt.io"
+	kube, sub, types := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io"
 	for range 100 { // until the controller has aggregated the roles
 		if can("edit", "update", "virtualmachines"+sub+"/start") == "true" {
 			break
@@ -150,11 +200,27 @@ func TestRights(t *testing.T) {
 		{"view", "update", "virtualmachines" + sub + "/start", "false"},
 		{"view", "get", "virtualmachineinstances" + sub + "/console", "false"},
 		{"view", "get", "virtualmachines" + sub + "/portforward", "false"},
+		{"edit", "update", "expand-vm-spec" + sub, "true"},
+		{"edit", "create", "virtualmachineinstancetypes" + types, "true"},
+		{"edit", "deletecollection", "virtualmachinepreferences" + types, "false"},
+		{"view", "list", "virtualmachinepreferences" + types, "true"},
+		{"view", "create", "virtualmachineinstancetypes" + types, "false"},
+		{"view", "get", "virtualmachines" + sub + "/expand-spec", "true"},
+		{"view", "update", "expand-vm-spec" + sub, "true"},
+		{"anybody", "list", "virtualmachineclusterinstancetypes" + types, "true"},
+		{"anybody", "get", "virtualmachineclusterpreferences" + types, "true"},
+		{"anybody", "create", "virtualmachineclusterpreferences" + types, "false"},
+		{"anybody", "list", "virtualmachineinstancetypes" + types, "false"},
 		{"anybody", "get", "version" + sub, "true"},
 		{"anybody", "list", "kubevirts" + kube, "true"},
 		{"anybody", "get", "virtualmachines" + kube, "false"},
 		{"manager", "update", "virtualmachines" + kube + "/status", "true"},
 		{"manager", "create", "pods/attach", "true"},
+		{"manager", "create", "controllerrevisions.apps", "true"},
+		{"manager", "update", "controllerrevisions.apps", "false"},
+		{"manager", "create", "virtualmachineinstancetypes" + types, "false"},
+		{"manager", "get", "persistentvolumeclaims", "true"},
+		{"manager", "list", "persistentvolumeclaims", "false"},
 		{"manager", "create", "secrets", "true"},
 		{"manager", "get", "secrets", "false"},
 		{"manager", "list", "secrets", "false"},

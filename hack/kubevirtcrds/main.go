@@ -23,6 +23,8 @@ type column struct {
 
 // kind is what the types do not say of a kind.
 type kind struct {
+	group      string // before kubevirt.io, "" for that group itself
+	cluster    bool   // its objects have no namespace
 	shortNames []string
 	columns    []column
 	status     bool                // it has a status subresource
@@ -67,7 +69,43 @@ var kinds = map[string]kind{
 		columns:    []column{age, {name: "Phase", kind: "string", path: ".status.phase"}},
 		status:     true,
 	},
+	"virtualmachineinstancetypes":        {group: "instancetype.", shortNames: []string{"vminstancetype", "vminstancetypes", "vmf", "vmfs"}, spec: instancetypeRules},
+	"virtualmachineclusterinstancetypes": {group: "instancetype.", cluster: true, shortNames: []string{"vmclusterinstancetype", "vmclusterinstancetypes", "vmcf", "vmcfs"}, spec: instancetypeRules},
+	"virtualmachinepreferences":          {group: "instancetype.", shortNames: []string{"vmpref", "vmprefs", "vmps"}, spec: preferenceRules}, // vmp is a VMPlacement
+	"virtualmachineclusterpreferences":   {group: "instancetype.", cluster: true, shortNames: []string{"vmcp", "vmcps"}, spec: preferenceRules},
 }
+
+// What KubeVirt's webhooks check of an instancetype and of a preference. Columns: none, as in KubeVirt.
+var (
+	instancetypeRules = []map[string]string{
+		{"rule": "self.cpu.guest > 0", "message": "cpu.guest must be at least 1"},
+		{
+			"rule":    "!has(self.memory.overcommitPercent) || self.memory.overcommitPercent == 0 || !has(self.memory.hugepages)",
+			"message": "memory.overcommitPercent and memory.hugepages exclude each other; remove one",
+		},
+	}
+	preferenceRules = []map[string]string{
+		{
+			"rule": "!has(self.cpu) || !has(self.cpu.preferredCPUTopology) || self.cpu.preferredCPUTopology in " +
+				"['cores', 'sockets', 'threads', 'spread', 'any', 'preferCores', 'preferSockets', 'preferThreads', 'preferSpread', 'preferAny']",
+			"message": "cpu.preferredCPUTopology must be cores, sockets, threads, spread or any",
+		},
+		{
+			"rule": "!has(self.cpu) || !has(self.cpu.spreadOptions) || !has(self.cpu.spreadOptions.across) || " +
+				"self.cpu.spreadOptions.across in ['SocketsCoresThreads', 'SocketsCores', 'CoresThreads']",
+			"message": "cpu.spreadOptions.across must be SocketsCores, CoresThreads or SocketsCoresThreads",
+		},
+		{
+			"rule":    "!has(self.cpu) || !has(self.cpu.spreadOptions) || !has(self.cpu.spreadOptions.ratio) || self.cpu.spreadOptions.ratio > 0",
+			"message": "cpu.spreadOptions.ratio must be at least 1",
+		},
+		{
+			"rule": "!has(self.cpu) || !has(self.cpu.spreadOptions) || !has(self.cpu.spreadOptions.across) || self.cpu.spreadOptions.across != 'CoresThreads' || " +
+				"(has(self.cpu.spreadOptions.ratio) ? self.cpu.spreadOptions.ratio : (has(self.preferSpreadSocketToCoreRatio) ? self.preferSpreadSocketToCoreRatio : 2)) == 2",
+			"message": "cpu.spreadOptions.ratio must be 2, the threads of a core, if across is CoresThreads",
+		},
+	}
+)
 
 func condition(of string) string {
 	return fmt.Sprintf(".status.conditions[?(@.type=='%s')].status", of)
@@ -87,7 +125,7 @@ func main() {
 }
 
 func complete(from, to, plural string, k kind) error {
-	file := "kubevirt.io_" + plural + ".yaml"
+	file := k.group + "kubevirt.io_" + plural + ".yaml"
 	data, err := os.ReadFile(filepath.Join(from, file))
 	if err != nil {
 		return err
@@ -100,19 +138,26 @@ func complete(from, to, plural string, k kind) error {
 	if err != nil || len(versions) != 1 {
 		return errors.Join(fmt.Errorf("%d versions, want one", len(versions)), err)
 	}
-	v1, _ := versions[0].(map[string]any)
-	if err := k.describe(v1); err != nil {
+	newest, _ := versions[0].(map[string]any)
+	if err := k.describe(newest); err != nil {
 		return err
 	}
-	v1alpha3 := maps.Clone(v1)
-	v1alpha3["name"], v1alpha3["storage"] = "v1alpha3", false
-	v1alpha3["deprecated"], v1alpha3["deprecationWarning"] = true, "kubevirt.io/v1alpha3 is deprecated; use kubevirt.io/v1"
+	if k.group == "" { // the version that manifests had before v1
+		v1alpha3 := maps.Clone(newest)
+		v1alpha3["name"], v1alpha3["storage"] = "v1alpha3", false
+		v1alpha3["deprecated"], v1alpha3["deprecationWarning"] = true, "kubevirt.io/v1alpha3 is deprecated; use kubevirt.io/v1"
+		versions = append(versions, v1alpha3)
+	}
 	err = errors.Join(
-		unstructured.SetNestedSlice(crd, []any{v1, v1alpha3}, "spec", "versions"),
+		unstructured.SetNestedSlice(crd, versions, "spec", "versions"),
 		unstructured.SetNestedStringSlice(crd, k.shortNames, "spec", "names", "shortNames"),
-		unstructured.SetNestedStringSlice(crd, []string{"all"}, "spec", "names", "categories"),
 		unstructured.SetNestedStringMap(crd, map[string]string{"app.kubernetes.io/part-of": "cocoon"}, "metadata", "labels"),
 	)
+	if k.cluster {
+		err = errors.Join(err, unstructured.SetNestedField(crd, "Cluster", "spec", "scope"))
+	} else { // `kubectl get all` is about a namespace
+		err = errors.Join(err, unstructured.SetNestedStringSlice(crd, []string{"all"}, "spec", "names", "categories"))
+	}
 	if err != nil {
 		return err
 	}
@@ -132,7 +177,9 @@ func (k kind) describe(version map[string]any) error {
 		}
 		columns = append(columns, entry)
 	}
-	version["additionalPrinterColumns"] = columns
+	if len(columns) > 0 {
+		version["additionalPrinterColumns"] = columns
+	}
 	delete(version, "subresources")
 	if k.status {
 		version["subresources"] = map[string]any{"status": map[string]any{}}

@@ -158,7 +158,7 @@ spec:
 // installKubeVirt installs the kinds of KubeVirt, and gives the manager its rights on them.
 func (r *rig) installKubeVirt(t *testing.T) {
 	t.Helper()
-	for _, text := range [][]byte{deploykubevirt.Machines, deploykubevirt.Instances, deploykubevirt.KubeVirts, deploykubevirt.ManagerRights} {
+	for _, text := range append(deploykubevirt.Kinds(), deploykubevirt.ManagerRights) {
 		r.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
 	r.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager")

@@ -32,6 +32,13 @@ var kubeVirtRegistrations = []string{
 	"/apis/apiregistration.k8s.io/v1/apiservices/v1alpha3.subresources.kubevirt.io",
 }
 
+// kubeVirtKinds are the names of the kinds' definitions.
+var kubeVirtKinds = []string{
+	"kubevirts.kubevirt.io", "virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io",
+	"virtualmachineinstancetypes.instancetype.kubevirt.io", "virtualmachineclusterinstancetypes.instancetype.kubevirt.io",
+	"virtualmachinepreferences.instancetype.kubevirt.io", "virtualmachineclusterpreferences.instancetype.kubevirt.io",
+}
+
 //go:embed kubevirt.yaml
 var kubeVirtManifest string
 
@@ -55,7 +62,7 @@ func (in *instance) kubeVirtBase() [][]byte {
 	if !in.settings.kubeVirt() {
 		return nil
 	}
-	return [][]byte{kubevirt.KubeVirts, kubevirt.Machines, kubevirt.Instances, kubevirt.Rights, kubevirt.ManagerRights, []byte(kubeVirtBinding)}
+	return append(kubevirt.Kinds(), kubevirt.Rights, kubevirt.ManagerRights, []byte(kubeVirtBinding))
 }
 
 // checkKubeVirt looks for objects of a KubeVirt that is not ours. Names of KubeVirt's kinds belong to one of the two in a cluster.
@@ -64,8 +71,7 @@ func (in *instance) checkKubeVirt(ctx context.Context) error {
 	if !in.settings.kubeVirt() {
 		return nil
 	}
-	for _, plural := range []string{"kubevirts", "virtualmachines", "virtualmachineinstances"} {
-		name := plural + ".kubevirt.io"
+	for _, name := range kubeVirtKinds {
 		if labels, ok := in.api.labels(ctx, collections["CustomResourceDefinition"]+"/"+name); ok && labels["app.kubernetes.io/part-of"] != "cocoon" {
 			return errForeign("CustomResourceDefinition", name)
 		}

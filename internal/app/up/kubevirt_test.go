@@ -54,6 +54,8 @@ func TestAnotherKubeVirtIsLeftAlone(t *testing.T) {
 		"its operator":      {map[string]string{crdPath + "kubevirts.kubevirt.io": "operator.kubevirt.io="}, withManager, "kubevirts.kubevirt.io"},
 		"its machines":      {map[string]string{crdPath + "virtualmachines.kubevirt.io": "app.kubernetes.io/managed-by=virt-operator"}, withManager, "virtualmachines.kubevirt.io"},
 		"its instances":     {map[string]string{crdPath + "virtualmachineinstances.kubevirt.io": ""}, withManager, "virtualmachineinstances.kubevirt.io"},
+		"its instancetypes": {map[string]string{crdPath + "virtualmachineclusterinstancetypes.instancetype.kubevirt.io": ""}, withManager, "virtualmachineclusterinstancetypes.instancetype.kubevirt.io"},
+		"its preferences":   {map[string]string{crdPath + "virtualmachinepreferences.instancetype.kubevirt.io": ""}, withManager, "virtualmachinepreferences.instancetype.kubevirt.io"},
 		"its API":           {map[string]string{registration + "v1.subresources.kubevirt.io": "app.kubernetes.io/managed-by=virt-operator"}, withManager, "v1.subresources.kubevirt.io"},
 		"its older API":     {map[string]string{registration + "v1alpha3.subresources.kubevirt.io": oursCRD}, withManager, "v1alpha3.subresources.kubevirt.io"},
 		"without a manager": {map[string]string{crdPath + "kubevirts.kubevirt.io": ""}, Settings{Nodes: withManager.Nodes}, ""},
@@ -131,7 +133,12 @@ func TestKubeVirtManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{crdPath + "virtualmachines.kubevirt.io", "/apis/rbac.authorization.k8s.io/v1/clusterroles/kubevirt.io:edit", "/apis/rbac.authorization.k8s.io/v1/clusterroles/cocoon-manager-kubevirt"} {
+	for _, name := range kubeVirtKinds {
+		if !slices.ContainsFunc(base, func(m manifest) bool { return m.path == crdPath+name }) {
+			t.Errorf("the manager starts without the kind %s", name)
+		}
+	}
+	for _, path := range []string{"/apis/rbac.authorization.k8s.io/v1/clusterroles/kubevirt.io:edit", "/apis/rbac.authorization.k8s.io/v1/clusterroles/cocoon-manager-kubevirt"} {
 		if !slices.ContainsFunc(base, func(m manifest) bool { return m.path == path }) {
 			t.Errorf("the manager starts without %s", path)
 		}

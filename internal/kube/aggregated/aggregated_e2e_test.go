@@ -145,7 +145,7 @@ func TestVirtctl(t *testing.T) {
 	netns.Own(t)
 	const ip = "10.77.0.1" // API servers reach aggregated APIs at no address of loopback
 	c := kubetest.Up(t)
-	for _, text := range [][]byte{deploy.Machines, deploy.Instances, deploy.Rights} {
+	for _, text := range append(deploy.Kinds(), deploy.Rights) {
 		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
 	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/virtualmachines.kubevirt.io", "crd/virtualmachineinstances.kubevirt.io")
