@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/cert"
@@ -18,6 +19,7 @@ import (
 
 	deploykubevirt "cocoonstack.io/cocoon/deploy/kubevirt"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/kube/machinebase"
 	"cocoonstack.io/cocoon/internal/testkit/fakenode"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
@@ -130,6 +132,7 @@ spec:
 	patch(`{"spec":{"template":{"spec":{"domain":{"devices":{"tpm":null}}}}}}`)
 	kubetest.Eventually(t, "the machine", status, "Running true")
 
+	r.instancetypes(t, ns)
 	if err := r.api.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
@@ -147,12 +150,85 @@ spec:
 	kills := k.stop()
 	for _, what := range []string{
 		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status",
-		http.MethodPatch + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
+		http.MethodPost + " controllerrevisions", http.MethodPatch + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
 	} {
 		if kills[what] == 0 {
 			t.Errorf("the manager was not killed after %s: %v", what, kills)
 		}
 	}
+}
+
+// instancetypes runs a machine whose instancetype comes after it, and changes while the machine is stopped: the machine does not change.
+func (r *rig) instancetypes(t *testing.T, ns string) {
+	t.Helper()
+	key := client.ObjectKey{Namespace: ns, Name: "sized"}
+	small := func(cpus int) string {
+		return fmt.Sprintf("{apiVersion: instancetype.kubevirt.io/v1beta1, kind: VirtualMachineInstancetype, metadata: {name: small, namespace: %s}, spec: {cpu: {guest: %d}, memory: {guest: 128Mi}}}", ns, cpus)
+	}
+	r.Kubectl(t, fmt.Sprintf(`
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {name: sized, namespace: %[1]s}
+spec:
+  runStrategy: Always
+  instancetype: {kind: VirtualMachineInstancetype, name: small}
+  preference: {name: cores}
+  template:
+    spec:
+      domain: {devices: {}}
+      terminationGracePeriodSeconds: 1
+      volumes: [{name: root, containerDisk: {image: %[2]s}}]
+---
+apiVersion: instancetype.kubevirt.io/v1beta1
+kind: VirtualMachineClusterPreference
+metadata: {name: cores}
+spec: {cpu: {preferredCPUTopology: cores}}
+`, ns, fakenode.Image), "create", "-f", "-")
+	state := func() string {
+		vm, vmi := &kubevirtv1.VirtualMachine{}, &kubevirtv1.VirtualMachineInstance{}
+		if err := r.api.Get(t.Context(), key, vm); err != nil {
+			return err.Error()
+		}
+		if err := r.api.Get(t.Context(), key, vmi); client.IgnoreNotFound(err) != nil {
+			return err.Error()
+		}
+		cores := uint32(0)
+		if cpu := vmi.Spec.Domain.CPU; cpu != nil {
+			cores = cpu.Cores
+		}
+		reason := ""
+		for _, c := range vm.Status.Conditions {
+			if c.Type == kubevirtv1.VirtualMachineFailure {
+				reason = " " + c.Reason
+			}
+		}
+		return fmt.Sprint(vm.Status.PrintableStatus, " ", cores, " cores", reason)
+	}
+	kubetest.Eventually(t, "the machine without its instancetype", state, "Stopped 0 cores FailedFindInstancetype")
+	r.Kubectl(t, small(2), "create", "-f", "-")
+	kubetest.Eventually(t, "the machine with it", state, "Running 2 cores")
+	halt := func(strategy string) {
+		t.Helper()
+		if err := r.api.Patch(t.Context(), &kubevirtv1.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "sized"}}, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"runStrategy":"`+strategy+`"}}`))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	halt("Halted")
+	kubetest.Eventually(t, "the machine", state, "Stopped 0 cores")
+	r.Kubectl(t, small(4), "apply", "-f", "-")
+	halt("Always")
+	kubetest.Eventually(t, "the machine", state, "Running 2 cores")
+	copies := &appsv1.ControllerRevisionList{}
+	if err := r.api.List(t.Context(), copies, client.InNamespace(ns), client.HasLabels{machinebase.Label}); err != nil || len(copies.Items) != 2 {
+		t.Errorf("%d copies, %v", len(copies.Items), err)
+	}
+	r.Kubectl(t, "", "delete", "vm", "sized", "-n", ns, "--timeout=60s")
+	kubetest.Eventually(t, "the copies are gone", func() string {
+		if err := r.api.List(t.Context(), copies, client.InNamespace(ns), client.HasLabels{machinebase.Label}); err != nil {
+			return err.Error()
+		}
+		return fmt.Sprint(len(copies.Items))
+	}, "0")
 }
 
 // installKubeVirt installs the kinds of KubeVirt, and gives the manager its rights on them.

@@ -16,10 +16,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -40,6 +43,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller/unplaced"
 	"cocoonstack.io/cocoon/internal/kube/controller/vmplacement"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/kube/machinebase"
 	"cocoonstack.io/cocoon/internal/logging"
 	"cocoonstack.io/cocoon/internal/settings"
 	"cocoonstack.io/cocoon/internal/version"
@@ -196,6 +200,10 @@ func (c Config) cached() map[client.Object]cache.ByObject {
 		configuration := cache.ByObject{Field: fields.OneTermEqualSelector(metav1.ObjectNameField, webhookConfiguration)}
 		kept[&admissionv1.ValidatingWebhookConfiguration{}], kept[&admissionv1.MutatingWebhookConfiguration{}] = configuration, configuration
 		kept[&corev1.Secret{}] = cache.ByObject{Namespaces: map[string]cache.Config{c.Namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, webhookSecret)}}}
+	}
+	if c.KubeVirt.on() { // only the copies that machines have
+		labelled, _ := labels.NewRequirement(machinebase.Label, selection.Exists, nil)
+		kept[&appsv1.ControllerRevision{}] = cache.ByObject{Label: labels.NewSelector().Add(*labelled)}
 	}
 	return kept
 }

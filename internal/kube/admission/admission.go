@@ -19,6 +19,7 @@ import (
 	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/machinebase"
 )
 
 // Paths of the webhooks; deploy/manager/webhook.yaml names them.
@@ -34,9 +35,9 @@ const (
 
 // Webhooks is the set of all admission webhooks. All fields are required except Registry.
 type Webhooks struct {
-	// Client reads pods, nodes, CocoonSets and VMPlacements from a cache, and marks pods.
+	// Client reads pods, nodes, CocoonSets, VMPlacements and what VirtualMachines build on from a cache, and marks pods.
 	Client client.Client
-	// Live reads Deployments and StatefulSets, which the manager does not cache.
+	// Live reads Deployments, StatefulSets and claims, which the manager does not cache.
 	Live     client.Reader
 	Registry controller.Registry // nil: no VM counts as saved in the registry
 	// CloneDirs are the node directories from which pods may be cloned.
@@ -55,7 +56,7 @@ func (w *Webhooks) Register(s webhook.Server) {
 		PathSet:         &setChecker{decoder, w.Client},
 		PathHibernation: &hibernationChecker{decoder, w.Client},
 		PathEviction:    &evictionGuard{w.Client, w.Registry},
-		PathMachine:     &machineChecker{decoder, w.Machines},
+		PathMachine:     &machineChecker{decoder, w.Machines, machinebase.Finder{Client: w.Client, Live: w.Live}},
 	} {
 		s.Register(path, &ctrladmission.Webhook{Handler: w.Metrics.counted(path[1:], h)})
 	}

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -10,6 +11,7 @@ import (
 	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/kube/machinebase"
 )
 
 // machineChecker refuses VirtualMachines and VirtualMachineInstances that ask for what no VM of ours can be, and warns of fields that
@@ -17,18 +19,22 @@ import (
 type machineChecker struct {
 	decoder ctrladmission.Decoder
 	ours    bool
+	bases   machinebase.Finder
 }
 
 // Handle implements admission.Handler.
-func (c *machineChecker) Handle(_ context.Context, req ctrladmission.Request) ctrladmission.Response {
+func (c *machineChecker) Handle(ctx context.Context, req ctrladmission.Request) ctrladmission.Response {
 	if !c.ours {
 		return ctrladmission.Allowed("")
 	}
-	errs, warnings, err := c.check(req.Kind.Kind, req.Object)
+	errs, warnings, err := c.check(ctx, req.Kind.Kind, req.Namespace, req.Object)
 	if err == nil && req.Operation == admissionv1.Update {
 		var before field.ErrorList
-		before, _, err = c.check(req.Kind.Kind, req.OldObject)
+		before, _, err = c.check(ctx, req.Kind.Kind, req.Namespace, req.OldObject)
 		errs = fresh(errs, before)
+	}
+	if lookup := (*lookupError)(nil); errors.As(err, &lookup) {
+		return failed(err)
 	}
 	if err != nil {
 		return unreadable(err)
@@ -36,19 +42,40 @@ func (c *machineChecker) Handle(_ context.Context, req ctrladmission.Request) ct
 	return refuse(v1.GroupVersion.WithKind(req.Kind.Kind).GroupKind(), req.Name, errs).WithWarnings(warnings...)
 }
 
-func (c *machineChecker) check(kind string, raw runtime.RawExtension) (field.ErrorList, []string, error) {
+// lookupError is a failure to read what a machine builds on.
+type lookupError struct{ error }
+
+func (c *machineChecker) check(ctx context.Context, kind, namespace string, raw runtime.RawExtension) (field.ErrorList, []string, error) {
 	if kind == v1.VirtualMachineGroupVersionKind.Kind {
 		vm := &v1.VirtualMachine{}
 		if err := c.decoder.DecodeRaw(raw, vm); err != nil {
 			return nil, nil, err
 		}
-		errs, warnings := kubevirt.CheckMachine(vm)
-		return errs, warnings, nil
+		vm.Namespace = namespace
+		return c.machine(ctx, vm)
 	}
 	vmi := &v1.VirtualMachineInstance{}
 	if err := c.decoder.DecodeRaw(raw, vmi); err != nil {
 		return nil, nil, err
 	}
 	errs, warnings := kubevirt.CheckInstance(vmi)
+	return errs, warnings, nil
+}
+
+// machine checks a machine with what it builds on. What may still be created is no error, as in KubeVirt: objects that are applied together
+// may arrive in any order.
+func (c *machineChecker) machine(ctx context.Context, vm *v1.VirtualMachine) (field.ErrorList, []string, error) {
+	found, err := c.bases.Find(ctx, vm)
+	if err != nil {
+		return nil, nil, &lookupError{err}
+	}
+	errs, warnings := kubevirt.CheckMachine(vm, found.Base)
+	for _, m := range found.Missing {
+		if m.Later {
+			warnings = append(warnings, m.String()+"; until then the machine does not start")
+		} else {
+			errs = append(errs, &field.Error{Type: field.ErrorTypeInvalid, Field: m.At.String(), BadValue: field.OmitValueType{}, Detail: m.Message})
+		}
+	}
 	return errs, warnings, nil
 }

@@ -1,16 +1,23 @@
 package admission
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admission/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"kubevirt.io/api/instancetype/v1beta1"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	"sigs.k8s.io/yaml"
 
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/kube/machinebase"
 )
 
 func TestMachines(t *testing.T) {
@@ -18,7 +25,19 @@ func TestMachines(t *testing.T) {
 	if err := kubevirt.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	c := &machineChecker{ctrladmission.NewDecoder(scheme), true}
+	if err := errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	small := &v1beta1.VirtualMachineClusterInstancetype{ObjectMeta: metav1.ObjectMeta{Name: "small"}}
+	small.Spec.CPU.Guest, small.Spec.Memory.Guest = 1, resource.MustParse("128Mi")
+	pinned := small.DeepCopy()
+	yes := true
+	pinned.Name, pinned.Spec.CPU.DedicatedCPUPlacement = "pinned", &yes
+	sata := &v1beta1.VirtualMachinePreference{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "sata"}, Spec: v1beta1.VirtualMachinePreferenceSpec{Devices: &v1beta1.DevicePreferences{PreferredDiskBus: "sata"}}}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "bare"}}
+	objects := fake.NewClientBuilder().WithScheme(scheme).WithObjects(small, pinned, sata, claim).Build()
+	c := &machineChecker{ctrladmission.NewDecoder(scheme), true, machinebase.Finder{Client: objects, Live: objects}}
+	const open = `template: {spec: {domain: {devices: {}}, volumes: [{name: root, containerDisk: {image: a}}, {name: data, persistentVolumeClaim: {claimName: bare}}, {name: new, persistentVolumeClaim: {claimName: new}}]}}`
 	const good = `domain: {devices: {}, memory: {guest: 128Mi}}, volumes: [{name: root, containerDisk: {image: a}}]`
 	machine := func(text string) string {
 		return "{apiVersion: kubevirt.io/v1, kind: VirtualMachine, spec: {" + text + "}}"
@@ -33,15 +52,25 @@ func TestMachines(t *testing.T) {
 		"no strategy":    {"VirtualMachine", machine("template: {spec: {" + good + "}}"), "", "spec.runStrategy: Required", ""},
 		"both":           {"VirtualMachine", machine("running: true, runStrategy: Always, template: {spec: {" + good + "}}"), "", "spec.running: Forbidden", ""},
 		"receiver":       {"VirtualMachine", machine("runStrategy: WaitAsReceiver, template: {spec: {" + good + "}}"), "", "spec.runStrategy: Unsupported", ""},
-		"instancetype":   {"VirtualMachine", machine("running: true, instancetype: {name: small}, template: {spec: {" + good + "}}"), "", "spec.instancetype: Forbidden", ""},
-		"preference":     {"VirtualMachine", machine("running: true, preference: {name: linux}, template: {spec: {" + good + "}}"), "", "spec.preference: Forbidden", ""},
+		"instancetype":   {"VirtualMachine", machine("running: true, instancetype: {name: small}, " + open), "", "", ""},
+		"conflict":       {"VirtualMachine", machine("running: true, instancetype: {name: small}, template: {spec: {" + good + "}}"), "", "spec.template.spec.domain.memory.guest: Forbidden: conflicts with the instancetype small", ""},
+		"a refused one":  {"VirtualMachine", machine("running: true, instancetype: {name: pinned}, " + open), "", "spec.instancetype[pinned].cpu.dedicatedCPUPlacement: Forbidden", ""},
+		"comes later":    {"VirtualMachine", machine("running: true, instancetype: {name: small, kind: VirtualMachineInstancetype}, " + open), "", "", "spec.instancetype: the VirtualMachineInstancetype small does not exist; create it; until then"},
+		"later conflict": {"VirtualMachine", machine("running: true, instancetype: {name: other}, template: {spec: {" + good + "}}"), "", "spec.template.spec.domain.memory.guest: Forbidden: conflicts with the instancetype other", "spec.instancetype"},
+		"preference":     {"VirtualMachine", machine("running: true, preference: {name: sata, kind: VirtualMachinePreference}, template: {spec: {" + good + "}}"), "", "", "spec.preference[sata].devices.preferredDiskBus has no effect: disks are virtio"},
+		"no preference":  {"VirtualMachine", machine("running: true, preference: {name: sata}, template: {spec: {" + good + "}}"), "", "", "spec.preference: the VirtualMachineClusterPreference sata does not exist"},
+		"inferred":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: root}, " + open), "", "spec.instancetype.inferFromVolume: Invalid value: volume root is no persistentVolumeClaim", ""},
+		"no label":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: data}, " + open), "", "the claim of volume data has no label instancetype.kubevirt.io/default-instancetype", ""},
+		"no claim":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: new}, " + open), "", "", "the claim new of volume new does not exist"},
+		"may be none":    {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: root, inferFromVolumeFailurePolicy: Ignore}, template: {spec: {" + good + "}}"), "", "", ""},
+		"no copy":        {"VirtualMachine", machine("running: true, instancetype: {name: small, revisionName: x}, " + open), "", "", "the ControllerRevision x, which is the machine's copy, does not exist"},
 		"DataVolumes":    {"VirtualMachine", machine("running: true, dataVolumeTemplates: [{}], template: {spec: {" + good + "}}"), "", "spec.dataVolumeTemplates: Forbidden", ""},
 		"no template":    {"VirtualMachine", machine("running: true"), "", "spec.template: Required", ""},
 		"a device":       {"VirtualMachine", machine("running: true, template: {spec: {domain: {devices: {sound: {name: s}}}}}"), "", "spec.template.spec.domain.devices.sound.name: Forbidden", ""},
 		"has no effect":  {"VirtualMachineInstance", "{spec: {evictionStrategy: LiveMigrate, " + good + "}}", "", "", "spec.evictionStrategy has no effect"},
 		"hooks":          {"VirtualMachineInstance", "{metadata: {annotations: {hooks.kubevirt.io/hookSidecars: x}}, spec: {" + good + "}}", "", "metadata.annotations[hooks.kubevirt.io/hookSidecars]: Forbidden", ""},
 		"was wrong":      {"VirtualMachine", machine("running: false"), machine("running: true"), "", ""},
-		"is wrong anew":  {"VirtualMachine", machine("running: true, preference: {name: a}"), machine("running: true"), "spec.preference", ""},
+		"is wrong anew":  {"VirtualMachine", machine("running: true, dataVolumeTemplates: [{}]"), machine("running: true"), "spec.dataVolumeTemplates", ""},
 		"cannot be read": {"VirtualMachineInstance", "{spec: {volumes: 7}}", "", "cannot unmarshal", ""},
 	} {
 		raw := func(text string) runtime.RawExtension {
@@ -51,7 +80,7 @@ func TestMachines(t *testing.T) {
 			}
 			return runtime.RawExtension{Raw: b}
 		}
-		req := ctrladmission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: x.kind}, Operation: admissionv1.Create, Object: raw(x.now)}}
+		req := ctrladmission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: x.kind}, Namespace: "ns", Operation: admissionv1.Create, Object: raw(x.now)}}
 		if x.before != "" {
 			req.Operation, req.OldObject = admissionv1.Update, raw(x.before)
 		}
@@ -67,7 +96,7 @@ func TestMachines(t *testing.T) {
 			t.Errorf("%s warns: %q; want %q", name, got, x.warns)
 		}
 	}
-	theirs := &machineChecker{c.decoder, false}
+	theirs := &machineChecker{decoder: c.decoder}
 	if resp := theirs.Handle(t.Context(), ctrladmission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Kind: metav1.GroupVersionKind{Kind: "VirtualMachine"}, Object: runtime.RawExtension{Raw: []byte("{}")}}}); !resp.Allowed {
 		t.Errorf("a machine of another KubeVirt: %v", resp.Result)
 	}

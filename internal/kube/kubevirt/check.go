@@ -5,7 +5,6 @@ import (
 	"math"
 	"reflect"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -18,16 +17,7 @@ import (
 // Check returns an error for each setting of spec that Cocoon refuses, and a sentence for each that has no effect. at is the path of
 // spec in its object.
 func Check(spec *v1.VirtualMachineInstanceSpec, at *field.Path) (errs field.ErrorList, warnings []string) {
-	walk(reflect.ValueOf(spec).Elem(), "", at, func(path string, at *field.Path) {
-		switch r, known := ruleFor(path); {
-		case !known:
-			errs = append(errs, field.Forbidden(at, "this version of Cocoon does not know the field"))
-		case r.Outcome == Refused:
-			errs = append(errs, field.Forbidden(at, r.Why))
-		case r.Outcome == Warned:
-			warnings = append(warnings, at.String()+" has no effect: "+r.Why)
-		}
-	})
+	errs, warnings = rules.judge(spec, at)
 	c := check{spec: spec, at: at}
 	c.machine()
 	c.firmware()
@@ -53,8 +43,8 @@ func checkHooks(annotations map[string]string, meta *field.Path) (errs field.Err
 	return errs
 }
 
-// CheckMachine is Check for a whole machine.
-func CheckMachine(vm *v1.VirtualMachine) (errs field.ErrorList, warnings []string) {
+// CheckMachine is Check for a whole machine that builds on base.
+func CheckMachine(vm *v1.VirtualMachine, base Base) (errs field.ErrorList, warnings []string) {
 	spec, at := &vm.Spec, field.NewPath("spec")
 	no := func(when bool, name, why string) {
 		if when {
@@ -68,17 +58,17 @@ func CheckMachine(vm *v1.VirtualMachine) (errs field.ErrorList, warnings []strin
 	if spec.RunStrategy != nil && !slices.Contains(strategies, *spec.RunStrategy) {
 		errs = append(errs, field.NotSupported(at.Child("runStrategy"), *spec.RunStrategy, strategies))
 	}
-	no(spec.Instancetype != nil, "instancetype", "Cocoon has no instancetypes; write CPU and memory in the template")
-	no(spec.Preference != nil, "preference", "Cocoon has no preferences; write the devices in the template")
 	no(len(spec.DataVolumeTemplates) > 0, "dataVolumeTemplates", "Cocoon has no DataVolumes; use a containerDisk")
 	no(spec.UpdateVolumesStrategy != nil, "updateVolumesStrategy", "volumes of a VM cannot be replaced while it runs")
 	if spec.Template == nil {
 		return append(errs, field.Required(at.Child("template"), "")), nil
 	}
+	whole, more, warnings := Unfold(vm, base)
+	errs = append(errs, more...)
 	template := at.Child("template")
-	errs = append(errs, checkHooks(spec.Template.ObjectMeta.Annotations, template.Child("metadata"))...)
-	more, warnings := Check(&spec.Template.Spec, template.Child("spec"))
-	return append(errs, more...), warnings
+	errs = append(errs, checkHooks(whole.Spec.Template.ObjectMeta.Annotations, template.Child("metadata"))...)
+	more, ignored := Check(&whole.Spec.Template.Spec, template.Child("spec"))
+	return append(errs, base.attribute(more)...), append(warnings, ignored...)
 }
 
 var strategies = []v1.VirtualMachineRunStrategy{v1.RunStrategyAlways, v1.RunStrategyHalted, v1.RunStrategyManual, v1.RunStrategyRerunOnFailure, v1.RunStrategyOnce}
@@ -110,13 +100,13 @@ func (c *check) flag(at *field.Path, value *bool, refused bool, why string) {
 
 func (c *check) machine() {
 	s, domain := c.spec, c.at.Child("domain")
-	only(c, c.at.Child("architecture"), s.Architecture, "", "amd64")
+	only(c, c.at.Child("architecture"), s.Architecture, "", architecture)
 	if s.Hostname != "" {
 		for _, why := range validation.IsDNS1123Label(s.Hostname) {
 			c.invalid(c.at.Child("hostname"), s.Hostname, why)
 		}
 	}
-	if m := s.Domain.Machine; m != nil && m.Type != "" && m.Type != "q35" && !strings.HasPrefix(m.Type, "pc-q35-") {
+	if m := s.Domain.Machine; m != nil && m.Type != "" && !supportedMachine(m.Type) {
 		c.errs = append(c.errs, field.NotSupported(domain.Child("machine", "type"), m.Type, []string{"q35"}))
 	}
 	if s.Domain.RebootPolicy != nil {

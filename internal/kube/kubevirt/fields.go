@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	v1 "kubevirt.io/api/core/v1"
+	"kubevirt.io/api/instancetype/v1beta1"
 )
 
 // Outcome is what becomes of a field of a VirtualMachineInstance that is set.
@@ -24,8 +25,11 @@ type Rule struct {
 	Why     string // "" if honoured without a condition
 }
 
-// rules are the rules for the fields of a VirtualMachineInstanceSpec, by their paths in JSON; [] stands for any element of a list.
-var rules = map[string]Rule{
+// rulebook has the rules for the fields of a type, by their paths in JSON; [] stands for any element of a list.
+type rulebook map[string]Rule
+
+// rules are the rules for the fields of a VirtualMachineInstanceSpec.
+var rules = rulebook{
 	"priorityClassName":             {Outcome: Honoured},
 	"nodeSelector":                  {Outcome: Honoured},
 	"affinity":                      {Outcome: Honoured},
@@ -185,10 +189,10 @@ var rules = map[string]Rule{
 	"readinessProbe.guestAgentPing": {Refused, "use exec, tcpSocket or httpGet"},
 }
 
-// ruleFor returns the rule of the field, or of the nearest field around it that has one.
-func ruleFor(path string) (Rule, bool) {
+// of returns the rule of the field, or of the nearest field around it that has one.
+func (b rulebook) of(path string) (Rule, bool) {
 	for {
-		if r, ok := rules[path]; ok {
+		if r, ok := b[path]; ok {
 			return r, true
 		}
 		short := strings.TrimSuffix(path, "[]")
@@ -203,9 +207,28 @@ func ruleFor(path string) (Rule, bool) {
 	}
 }
 
+// judge returns an error for each field of v that the rules refuse, and a sentence for each that has no effect. v is a struct, and at its
+// path in its object.
+func (b rulebook) judge(v any, at *field.Path) (errs field.ErrorList, warnings []string) {
+	walk(reflect.ValueOf(v).Elem(), "", at, func(path string, at *field.Path) {
+		switch r, known := b.of(path); {
+		case !known:
+			errs = append(errs, field.Forbidden(at, "this version of Cocoon does not know the field"))
+		case r.Outcome == Refused:
+			errs = append(errs, field.Forbidden(at, r.Why))
+		case r.Outcome == Warned:
+			warnings = append(warnings, ineffective(at, r.Why))
+		}
+	})
+	return errs, warnings
+}
+
+// ineffective is the warning of a field that has no effect.
+func ineffective(at *field.Path, why string) string { return at.String() + " has no effect: " + why }
+
 // own reports whether t is a type of KubeVirt, whose fields have rules. Types of Kubernetes count as one field.
 func own(t reflect.Type) bool {
-	return t.PkgPath() == reflect.TypeFor[v1.VirtualMachineInstanceSpec]().PkgPath()
+	return t.PkgPath() == reflect.TypeFor[v1.VirtualMachineInstanceSpec]().PkgPath() || t.PkgPath() == reflect.TypeFor[v1beta1.VirtualMachineInstancetypeSpec]().PkgPath()
 }
 
 // jsonName returns the name of f in JSON; "" for a struct whose fields are in its parent.

@@ -1,6 +1,8 @@
 // Package kubevirt knows KubeVirt's objects: it says what of a VirtualMachineInstance Cocoon honours, and converts one to the pod
 // that a node of ours runs as a VM.
 //
+// It also says what a VirtualMachine becomes with its instancetype and its preference.
+//
 // It is pure: it reads and writes no object of a cluster. The controllers and the aggregated API stand on it.
 package kubevirt
 
@@ -10,12 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"kubevirt.io/api/core"
 	v1 "kubevirt.io/api/core/v1"
+	"kubevirt.io/api/instancetype/v1beta1"
 )
 
-// AddToScheme registers the kinds of KubeVirt that Cocoon serves, in their version v1.
+// AddToScheme registers the kinds of KubeVirt that Cocoon serves, in the versions that are stored.
 func AddToScheme(s *runtime.Scheme) error {
 	group := schema.GroupVersion{Group: core.GroupName, Version: "v1"}
 	s.AddKnownTypes(group, &v1.VirtualMachine{}, &v1.VirtualMachineList{}, &v1.VirtualMachineInstance{}, &v1.VirtualMachineInstanceList{}, &v1.KubeVirt{}, &v1.KubeVirtList{})
 	metav1.AddToGroupVersion(s, group)
-	return nil
+	return v1beta1.AddToScheme(s)
 }

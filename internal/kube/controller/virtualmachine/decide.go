@@ -31,11 +31,13 @@ type step struct {
 
 // seen is what decide knows of a machine.
 type seen struct {
-	vm      *v1.VirtualMachine
-	vmi     *v1.VirtualMachineInstance // nil: there is none
-	refusal string                     // why Cocoon cannot run such a machine, "" if it can
-	now     time.Time
-	jitter  float64 // from 0 to 1
+	vm       *v1.VirtualMachine
+	template *v1.VirtualMachineInstanceTemplateSpec // of the next instance; nil: it is not known
+	vmi      *v1.VirtualMachineInstance             // nil: there is none
+	refusal  string                                 // why Cocoon cannot run such a machine, "" if it can
+	reason   string                                 // for the condition, if there is a refusal
+	now      time.Time
+	jitter   float64 // from 0 to 1
 }
 
 // decide returns the next step of a machine. It reads no clock.
@@ -166,13 +168,17 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 		}
 	}
 	s.set(v1.VirtualMachineReady, ready, why, text, now)
-	if vmi != nil && vmi.DeletionTimestamp == nil && !apiequality.Semantic.DeepEqual(vmi.Spec, vm.Spec.Template.Spec) {
+	switch {
+	case vmi == nil || vmi.DeletionTimestamp != nil:
+		s.drop(v1.VirtualMachineRestartRequired)
+	case x.template == nil:
+	case !apiequality.Semantic.DeepEqual(vmi.Spec, x.template.Spec):
 		s.set(v1.VirtualMachineRestartRequired, true, "RestartRequired", "the template has changed; the change is effective after a restart", now)
-	} else {
+	default:
 		s.drop(v1.VirtualMachineRestartRequired)
 	}
 	if x.refusal != "" {
-		s.set(v1.VirtualMachineFailure, true, kubevirt.ReasonNotSupported, x.refusal, now)
+		s.set(v1.VirtualMachineFailure, true, x.reason, x.refusal, now)
 	} else {
 		s.drop(v1.VirtualMachineFailure)
 	}
@@ -241,17 +247,19 @@ func (s *step) drop(kind v1.VirtualMachineConditionType) {
 	s.status.Conditions = slices.DeleteFunc(s.status.Conditions, func(c v1.VirtualMachineCondition) bool { return c.Type == kind })
 }
 
-// instance returns the VirtualMachineInstance of vm. It has its finalizer and its first phase from the start, which saves a write.
-func instance(vm *v1.VirtualMachine, now time.Time) *v1.VirtualMachineInstance {
+// instance returns the VirtualMachineInstance of vm from its template. It has its finalizer and its first phase from the start, which
+// saves a write.
+func instance(vm *v1.VirtualMachine, template *v1.VirtualMachineInstanceTemplateSpec, base kubevirt.Base, now time.Time) *v1.VirtualMachineInstance {
 	vmi := &v1.VirtualMachineInstance{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: vm.Name, Namespace: vm.Namespace,
-			Labels: maps.Clone(vm.Spec.Template.ObjectMeta.Labels), Annotations: maps.Clone(vm.Spec.Template.ObjectMeta.Annotations),
+			Labels: maps.Clone(template.ObjectMeta.Labels), Annotations: maps.Clone(template.ObjectMeta.Annotations),
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(vm, v1.VirtualMachineGroupVersionKind)},
 			Finalizers:      []string{v1.VirtualMachineInstanceFinalizer},
 		},
-		Spec: *vm.Spec.Template.Spec.DeepCopy(),
+		Spec: *template.Spec.DeepCopy(),
 	}
+	base.Annotate(&vmi.ObjectMeta)
 	kubevirt.SetPhase(&vmi.Status, v1.Pending, now)
 	return vmi
 }

@@ -122,7 +122,7 @@ func TestDecide(t *testing.T) {
 		"receives":                 {machine(v1.RunStrategyWaitAsReceiver), nil, " Stopped []"},
 		"once, waits and is later": {machine(v1.RunStrategyOnce, fresh, failed(1, time.Second)), nil, "wait 1s CrashLoopBackOff []"},
 	} {
-		s := decide(seen{vm: c.vm, vmi: c.vmi, now: now})
+		s := decide(seen{vm: c.vm, template: c.vm.Spec.Template, vmi: c.vmi, now: now})
 		what := ""
 		switch {
 		case s.start && s.stop:
@@ -141,7 +141,7 @@ func TestDecide(t *testing.T) {
 		if got := fmt.Sprintf("%s %s %v", what, s.status.PrintableStatus, left); got != c.want {
 			t.Errorf("%s: %s; want %s", name, got, c.want)
 		}
-		if again := decide(seen{vm: c.vm, vmi: c.vmi, now: now}); again.start != s.start || again.stop != s.stop {
+		if again := decide(seen{vm: c.vm, template: c.vm.Spec.Template, vmi: c.vmi, now: now}); again.start != s.start || again.stop != s.stop {
 			t.Errorf("%s: the decision changes the objects", name)
 		}
 		if wait := s.status.RunStrategy == v1.RunStrategyOnce && !s.start && c.vm.Status.RunStrategy == ""; wait {
@@ -158,7 +158,7 @@ func TestPauses(t *testing.T) {
 		vmi := in(v1.Pending, v1.Failed)
 		vmi.UID = types.UID(fmt.Sprint(n))
 		for range 2 {
-			vm.Status = decide(seen{vm: vm, vmi: vmi, now: now, jitter: 1}).status
+			vm.Status = decide(seen{vm: vm, template: vm.Spec.Template, vmi: vmi, now: now, jitter: 1}).status
 		}
 		pauses = append(pauses, vm.Status.StartFailure.RetryAfterTimestamp.Sub(now).String())
 	}
@@ -168,7 +168,7 @@ func TestPauses(t *testing.T) {
 	if n := vm.Status.StartFailure.ConsecutiveFailCount; n != 8 {
 		t.Errorf("%d failures in a row", n)
 	}
-	if s := decide(seen{vm: vm, vmi: in(v1.Running), now: now}); s.status.StartFailure != nil {
+	if s := decide(seen{vm: vm, template: vm.Spec.Template, vmi: in(v1.Running), now: now}); s.status.StartFailure != nil {
 		t.Errorf("an instance runs: %+v", s.status.StartFailure)
 	}
 }
@@ -183,27 +183,27 @@ func TestConditions(t *testing.T) {
 		}
 		return ""
 	}
-	s := decide(seen{vm: vm, now: now})
+	s := decide(seen{vm: vm, template: vm.Spec.Template, now: now})
 	if find(s, v1.VirtualMachineReady) != "False VMINotExists" || s.status.Ready || s.status.Created {
 		t.Errorf("none: %+v", s.status)
 	}
 	ready := with(in(v1.Running), v1.VirtualMachineInstanceReady, "True", "")
 	vm.Status = s.status
-	if s = decide(seen{vm: vm, vmi: ready, now: now.Add(time.Hour)}); find(s, v1.VirtualMachineReady) != "True " || !s.status.Ready || !s.status.Created || s.status.ObservedGeneration != 3 {
+	if s = decide(seen{vm: vm, template: vm.Spec.Template, vmi: ready, now: now.Add(time.Hour)}); find(s, v1.VirtualMachineReady) != "True " || !s.status.Ready || !s.status.Created || s.status.ObservedGeneration != 3 {
 		t.Errorf("ready: %+v", s.status)
 	}
 	if find(s, v1.VirtualMachineRestartRequired) != "" {
 		t.Errorf("nothing has changed: %+v", s.status)
 	}
 	vm.Spec.Template.Spec.Hostname = "other"
-	if s = decide(seen{vm: vm, vmi: ready, now: now}); find(s, v1.VirtualMachineRestartRequired) != "True RestartRequired" {
+	if s = decide(seen{vm: vm, template: vm.Spec.Template, vmi: ready, now: now}); find(s, v1.VirtualMachineRestartRequired) != "True RestartRequired" {
 		t.Errorf("the template has changed: %+v", s.status)
 	}
-	vm.Status = decide(seen{vm: vm, now: now, refusal: "spec.x: Forbidden"}).status
-	if s = decide(seen{vm: vm, now: now, refusal: "spec.x: Forbidden"}); find(s, v1.VirtualMachineFailure) != "True NotSupported" || s.start || s.status.PrintableStatus != v1.VirtualMachineStatusStopped {
+	vm.Status = decide(seen{vm: vm, template: vm.Spec.Template, now: now, refusal: "spec.x: Forbidden", reason: "NotSupported"}).status
+	if s = decide(seen{vm: vm, template: vm.Spec.Template, now: now, refusal: "spec.x: Forbidden", reason: "NotSupported"}); find(s, v1.VirtualMachineFailure) != "True NotSupported" || s.start || s.status.PrintableStatus != v1.VirtualMachineStatusStopped {
 		t.Errorf("refused: %+v", s)
 	}
-	if s = decide(seen{vm: vm, now: now}); find(s, v1.VirtualMachineFailure) != "" || !s.start {
+	if s = decide(seen{vm: vm, template: vm.Spec.Template, now: now}); find(s, v1.VirtualMachineFailure) != "" || !s.start {
 		t.Errorf("no longer refused: %+v", s)
 	}
 }
@@ -213,12 +213,12 @@ func TestRefusedKeepsItsRequests(t *testing.T) {
 	for name, vm := range map[string]*v1.VirtualMachine{
 		"asked": machine(v1.RunStrategyManual, asks("Start")), "once": machine(v1.RunStrategyOnce, fresh), "rerun": machine(v1.RunStrategyRerunOnFailure, fresh),
 	} {
-		s := decide(seen{vm: vm, now: now, refusal: "no"})
+		s := decide(seen{vm: vm, template: vm.Spec.Template, now: now, refusal: "no"})
 		if s.start {
 			t.Errorf("%s: it starts", name)
 		}
 		vm.Status = s.status
-		if s = decide(seen{vm: vm, now: now}); !s.start {
+		if s = decide(seen{vm: vm, template: vm.Spec.Template, now: now}); !s.start {
 			t.Errorf("%s: it does not start: %+v", name, s.status)
 		}
 	}

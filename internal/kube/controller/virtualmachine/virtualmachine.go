@@ -7,6 +7,7 @@ package virtualmachine
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	v1 "kubevirt.io/api/core/v1"
+	"kubevirt.io/api/instancetype/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
@@ -31,7 +33,11 @@ const (
 	ReasonStopped  = "SuccessfulDelete"
 	ReasonRefused  = "FailedCreate"
 	ReasonOccupied = "NameTaken" // an instance that is not the machine's has its name
+	ReasonIgnored  = "FieldsIgnored"
 )
+
+// claimPause is the time after which a machine looks again for a claim that says its instancetype or its preference.
+const claimPause = 15 * time.Second
 
 // Reconciler reconciles VirtualMachines. All fields are required.
 type Reconciler struct {
@@ -47,6 +53,10 @@ func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 	return ctrl.NewControllerManagedBy(m).Named("virtualmachine").
 		For(&v1.VirtualMachine{}).
 		Owns(&v1.VirtualMachineInstance{}).
+		Watches(&v1beta1.VirtualMachineInstancetype{}, r.waiting(kubevirt.KindInstancetype)).
+		Watches(&v1beta1.VirtualMachineClusterInstancetype{}, r.waiting(kubevirt.KindClusterInstancetype)).
+		Watches(&v1beta1.VirtualMachinePreference{}, r.waiting(kubevirt.KindPreference)).
+		Watches(&v1beta1.VirtualMachineClusterPreference{}, r.waiting(kubevirt.KindClusterPreference)).
 		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: concurrency}).
 		Complete(r)
 }
@@ -70,12 +80,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, controller.IgnoreStale(r.Client.Patch(ctx, kept, client.MergeFromWithOptions(vm, client.MergeFromWithOptimisticLock{})))
 	}
 	x := seen{vm: vm, vmi: vmi, now: r.Now(), jitter: r.Jitter()}
-	if errs, _ := kubevirt.CheckMachine(vm); len(errs) > 0 {
-		x.refusal = errs.ToAggregate().Error()
+	plan, err := r.plan(ctx, vm)
+	if err != nil || plan.captured {
+		return reconcile.Result{}, err // the change of the status brings the machine back
 	}
+	x.template, x.refusal, x.reason = plan.template, plan.refusal, plan.reason
 	s := decide(x)
 	if s.start {
-		if err := r.start(ctx, vm); err != nil {
+		if err := r.start(ctx, vm, plan); err != nil {
 			return reconcile.Result{}, err
 		}
 		s.status.Created = true
@@ -92,6 +104,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			return reconcile.Result{}, controller.IgnoreStale(err)
 		}
 		r.Events.Eventf(vm, vmi, corev1.EventTypeNormal, ReasonStopped, "Stop", "stopped the machine by deleting its instance")
+	}
+	if plan.again > 0 && (s.wait == 0 || s.wait > plan.again) {
+		s.wait = plan.again
 	}
 	return reconcile.Result{RequeueAfter: s.wait}, nil
 }
@@ -123,12 +138,15 @@ func (r *Reconciler) instance(ctx context.Context, vm *v1.VirtualMachine) (*v1.V
 }
 
 // start creates the instance. One of somebody else that has the name stays.
-func (r *Reconciler) start(ctx context.Context, vm *v1.VirtualMachine) error {
-	vmi := instance(vm, r.Now())
+func (r *Reconciler) start(ctx context.Context, vm *v1.VirtualMachine, p plan) error {
+	vmi := instance(vm, p.template, p.base, r.Now())
 	err := r.Client.Create(ctx, vmi)
 	switch {
 	case err == nil:
 		r.Events.Eventf(vm, vmi, corev1.EventTypeNormal, ReasonStarted, "Start", "started the machine by creating its instance")
+		if len(p.warnings) > 0 {
+			r.Events.Eventf(vm, vmi, corev1.EventTypeWarning, ReasonIgnored, "Start", "%s", strings.Join(p.warnings, "; "))
+		}
 	case apierrors.IsAlreadyExists(err):
 		r.Events.Eventf(vm, nil, corev1.EventTypeWarning, ReasonOccupied, "Start", "a VirtualMachineInstance that is not of this machine has its name; delete it")
 	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
