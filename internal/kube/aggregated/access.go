@@ -92,12 +92,24 @@ type target struct {
 	rest []string // parts of the path after the subresource
 }
 
+// of returns RESOURCE/SUBRESOURCE, or RESOURCE alone.
+func (t target) of() string {
+	if t.Subresource == "" {
+		return t.Resource
+	}
+	return t.Resource + "/" + t.Subresource
+}
+
 var paths = request.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()}
 
 // targetOf parses the path. found is false for a path that names no subresource of an object of the group.
 func targetOf(r *http.Request) (t target, found bool) {
 	info, err := paths.NewRequestInfo(r)
-	if err != nil || !info.IsResourceRequest || info.APIGroup != Group || !slices.Contains(Versions, info.APIVersion) || len(info.Parts) < 3 {
+	if err != nil || !info.IsResourceRequest || info.APIGroup != Group || !slices.Contains(Versions, info.APIVersion) {
+		return target{}, false
+	}
+	whole := len(info.Parts) == 1 && info.Resource == expandVMSpec
+	if len(info.Parts) < 3 && !whole {
 		return target{}, false
 	}
 	// Other ways to write the path, with a deprecated prefix or empty parts, are not served: they could be authorized as
@@ -105,8 +117,11 @@ func targetOf(r *http.Request) (t target, found bool) {
 	if r.URL.Path != "/apis/"+Group+"/"+info.APIVersion+"/namespaces/"+info.Namespace+"/"+strings.Join(info.Parts, "/") {
 		return target{}, false
 	}
-	if len(validation.IsDNS1123Label(info.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(info.Name)) > 0 {
+	if len(validation.IsDNS1123Label(info.Namespace)) > 0 || !whole && len(validation.IsDNS1123Subdomain(info.Name)) > 0 {
 		return target{}, false
+	}
+	if whole {
+		return target{RequestInfo: info}, true
 	}
 	return target{RequestInfo: info, rest: info.Parts[3:]}, true
 }
@@ -148,7 +163,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		}
 		verb := map[string]string{http.MethodGet: "get", http.MethodPut: "update"}[r.Method]
 		if verb == "" {
-			fail(w, apierrors.NewMethodNotSupported(schema.GroupResource{Group: Group, Resource: t.Resource + "/" + t.Subresource}, strings.ToLower(r.Method)))
+			fail(w, apierrors.NewMethodNotSupported(schema.GroupResource{Group: Group, Resource: t.of()}, strings.ToLower(r.Method)))
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
@@ -164,9 +179,9 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			s.opts.Log.Warn("authorization of a request failed", "err", err)
 			fail(w, apierrors.NewInternalError(fmt.Errorf("check the rights of user %q: %w", who.User.GetName(), err)))
 		default:
-			fail(w, apierrors.NewForbidden(schema.GroupResource{Group: Group, Resource: t.Resource + "/" + t.Subresource}, t.Name,
+			fail(w, apierrors.NewForbidden(schema.GroupResource{Group: Group, Resource: t.of()}, t.Name,
 				fmt.Errorf("user %q cannot %s resource %q in API group %q in the namespace %q%s",
-					who.User.GetName(), verb, t.Resource+"/"+t.Subresource, Group, t.Namespace, prefixed(why))))
+					who.User.GetName(), verb, t.of(), Group, t.Namespace, prefixed(why))))
 		}
 	})
 }

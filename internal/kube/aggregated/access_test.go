@@ -159,7 +159,7 @@ func TestDiscovery(t *testing.T) {
 			t.Errorf("%+v", list)
 		}
 		for _, a := range list.APIResources {
-			if !strings.Contains(a.Name, "/") || !a.Namespaced || len(a.Verbs) != 1 {
+			if part := strings.Contains(a.Name, "/"); !a.Namespaced || part && len(a.Verbs) != 1 || !part && (a.Kind != "" || len(a.Verbs) != 0) {
 				t.Errorf("%+v: kubectl must not take it for an object", a)
 			}
 		}

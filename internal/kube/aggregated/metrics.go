@@ -2,6 +2,7 @@ package aggregated
 
 import (
 	"bufio"
+	"cmp"
 	"net"
 	"net/http"
 	"strconv"
@@ -34,8 +35,8 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		op, vm := "other", ""
 		t, found := targetOf(r)
 		if found {
-			if _, served := served[t.Resource+"/"+t.Subresource]; served { // other names are the client's choice
-				op, vm = t.Subresource, t.Namespace+"/"+t.Name
+			if _, served := served[t.of()]; served { // other names are the client's choice
+				op, vm = cmp.Or(t.Subresource, t.Resource), t.Namespace+"/"+t.Name
 			}
 		} else if open(r.URL.Path) {
 			op = "discovery"

@@ -34,11 +34,14 @@ type route struct {
 	serve  func(*Server, http.ResponseWriter, *http.Request, target) error
 }
 
-// served are the subresources, by RESOURCE/SUBRESOURCE.
+// served are the subresources, by RESOURCE/SUBRESOURCE, and a resource that has no objects.
 var served = map[string]route{
 	machines + "/start":   {method: http.MethodPut, serve: (*Server).start},
 	machines + "/stop":    {method: http.MethodPut, serve: (*Server).stop},
 	machines + "/restart": {method: http.MethodPut, serve: (*Server).restart},
+
+	machines + "/expand-spec": {method: http.MethodGet, serve: (*Server).expandMachine},
+	expandVMSpec:              {method: http.MethodPut, serve: (*Server).expandGiven},
 
 	instances + "/console":     {method: http.MethodGet, stream: true, serve: (*Server).console},
 	instances + "/portforward": {method: http.MethodGet, stream: true, serve: (*Server).portForward},
@@ -71,13 +74,17 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	t, found := targetOf(r)
-	to, known := served[t.Resource+"/"+t.Subresource]
+	if !found {
+		fail(w, missing(r))
+		return
+	}
+	to, known := served[t.of()]
 	switch {
-	case !found || !known || len(t.rest) > 0 && t.Subresource != "portforward":
+	case !known || len(t.rest) > 0 && t.Subresource != "portforward":
 		fail(w, missing(r))
 		return
 	case r.Method != to.method:
-		fail(w, apierrors.NewMethodNotSupported(schema.GroupResource{Group: Group, Resource: t.Resource + "/" + t.Subresource}, strings.ToLower(r.Method)))
+		fail(w, apierrors.NewMethodNotSupported(schema.GroupResource{Group: Group, Resource: t.of()}, strings.ToLower(r.Method)))
 		return
 	}
 	if !to.stream {
@@ -131,6 +138,10 @@ func group() metav1.APIGroup {
 func resources(version string) metav1.APIResourceList {
 	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: Group + "/" + version}
 	for name, to := range served {
+		if !strings.Contains(name, "/") { // as KubeVirt has it: clients must not take it for objects
+			list.APIResources = append(list.APIResources, metav1.APIResource{Name: name, Namespaced: true, Verbs: metav1.Verbs{}})
+			continue
+		}
 		kind, verb := "VirtualMachine", "update"
 		if strings.HasPrefix(name, instances+"/") {
 			kind = "VirtualMachineInstance"
