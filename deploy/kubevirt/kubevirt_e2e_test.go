@@ -151,7 +151,8 @@ func TestInstancetypeKinds(t *testing.T) {
 		}
 	}
 	for _, tc := range []struct{ short, want string }{
-		{"vmf", "virtualmachineinstancetype.instancetype.kubevirt.io/small"}, {"vminstancetypes", "virtualmachineinstancetype.instancetype.kubevirt.io/small"},
+		{"vmf", "virtualmachineinstancetype.instancetype.kubevirt.io/small"},
+		{"vminstancetypes", "virtualmachineinstancetype.instancetype.kubevirt.io/small"},
 		{"vmcf", "virtualmachineclusterinstancetype.instancetype.kubevirt.io/overcommitted"},
 		{"vmpref", "virtualmachinepreference.instancetype.kubevirt.io/virtio"},
 		{"vmcps", "virtualmachineclusterpreference.instancetype.kubevirt.io/spread\nvirtualmachineclusterpreference.instancetype.kubevirt.io/threads"},

@@ -52,7 +52,7 @@ func TestExpand(t *testing.T) {
 		`{"metadata":{"namespace":"other"},"spec":{"template":{"spec":{"domain":{"devices":{}}}}}}`:                                           "400 VM namespace must be empty or default",
 		`{"metadata":{"name":"new"},"spec":{"instancetype":{"name":"small"}}}`:                                                                "400 Object is not a valid VirtualMachine: spec.template: Required value",
 		`{"spec":{"instancetype":{"name":"none"},"template":{"spec":{"domain":{"devices":{}}}}}}`:                                             "400 spec.instancetype: the VirtualMachineClusterInstancetype none does not exist; create it",
-		`{"spec":{"instancetype":{"name":"small"},"template":{"spec":{"domain":{"devices":{},"cpu":{"cores":1},"memory":{"guest":"1Gi"}}}}}}`: "400 spec.template.spec.domain.cpu.cores: Forbidden: conflicts with the instancetype small, which says it; remove the field\nspec.template.spec.domain.memory.guest: Forbidden",
+		`{"spec":{"instancetype":{"name":"small"},"template":{"spec":{"domain":{"devices":{},"cpu":{"cores":1},"memory":{"guest":"1Gi"}}}}}}`: "400 spec.template.spec.domain.cpu.cores: Forbidden: conflicts with the instancetype small, which sets it; remove the field\nspec.template.spec.domain.memory.guest: Forbidden",
 		`{"spec":{"unknown":1}}`: "400 Can not unmarshal",
 		`{"spec":{"template":{"spec":{"volumes":[{"name":"` + strings.Repeat("x", maxBody) + `"}]}}}}`:                                                       "413 ",
 		`{"spec":{"instancetype":{"name":"small","revisionName":"x"},"template":{"spec":{"domain":{"devices":{}}}}},"metadata":{"namespace":"default"}}`:     "400 spec.instancetype: the ControllerRevision x",

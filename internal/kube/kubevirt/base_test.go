@@ -88,8 +88,8 @@ func TestInstancetypeOutcomes(t *testing.T) {
 		good := ""
 		r, _ := instancetypeRules.of(path)
 		if r.Outcome == Honoured {
-			ok := false
-			if good, ok = goodInstancetypes[path]; !ok {
+			value, ok := goodInstancetypes[path]
+			if good = value; !ok {
 				t.Errorf("%s is honoured: add a value to goodInstancetypes", path)
 			}
 			p = instancetypeOf(t, good)
@@ -176,8 +176,8 @@ func TestPreferenceOutcomes(t *testing.T) {
 		p, good := &Part[v1beta1.VirtualMachinePreferenceSpec]{Name: "linux", Spec: whole.(v1beta1.VirtualMachinePreferenceSpec)}, ""
 		r, _ := preferenceRules.of(path)
 		if r.Outcome == Honoured {
-			ok := false
-			if good, ok = goodPreferences[path]; !ok {
+			value, ok := goodPreferences[path]
+			if good = value; !ok {
 				t.Errorf("%s is honoured: add a value to goodPreferences", path)
 			}
 			p = preferenceOf(t, good)
@@ -253,8 +253,10 @@ template:
         interfaces: [{name: default, model: virtio}]
 `)
 	all := ""
-	for _, text := range []string{"preferredSubdomain: x", "preferredTerminationGracePeriodSeconds: 9", "annotations: {a: b}", "machine: {preferredMachineType: pc-q35-9}", "clock: {preferredClockOffset: {utc: {}}}",
-		"firmware: {preferredEfi: {secureBoot: false}, preferredUseBiosSerial: false}", "devices: {preferredDiskBus: virtio, preferredInterfaceModel: virtio, preferredRng: {}}"} {
+	for _, text := range []string{
+		"preferredSubdomain: x", "preferredTerminationGracePeriodSeconds: 9", "annotations: {a: b}", "machine: {preferredMachineType: pc-q35-9}", "clock: {preferredClockOffset: {utc: {}}}",
+		"firmware: {preferredEfi: {secureBoot: false}, preferredUseBiosSerial: false}", "devices: {preferredDiskBus: virtio, preferredInterfaceModel: virtio, preferredRng: {}}",
+	} {
 		all += text + "\n"
 	}
 	after, errs, warnings := Unfold(vm, Base{Preference: preferenceOf(t, all)})
@@ -406,4 +408,36 @@ func TestOvercommit(t *testing.T) {
 	if len(errs) > 0 || r.Requests.Memory().String() != "1536Mi" || r.Limits.Memory().String() != "2Gi" {
 		t.Errorf("%v %v", errs, r)
 	}
+}
+
+// Whatever the API server or a ControllerRevision holds, unfolding it does not panic, and what is refused has a path.
+func FuzzUnfold(f *testing.F) {
+	f.Add([]byte(plain), []byte("{cpu: {guest: 4}, memory: {guest: 1Gi, overcommitPercent: 15}}"), []byte("cpu: {preferredCPUTopology: spread, spreadOptions: {ratio: 0, across: x}}"))
+	f.Add([]byte("template: {}"), []byte("{cpu: {guest: 4294967295, model: x}, memory: {guest: -1, overcommitPercent: -1}, gpus: [{}], annotations: {a: b}}"),
+		[]byte("{preferSpreadSocketToCoreRatio: 4294967295, cpu: {preferredCPUTopology: spread}, firmware: {preferredEfi: {}}, requirements: {cpu: {guest: 1}, memory: {guest: 1Gi}, architecture: x}}"))
+	f.Fuzz(func(t *testing.T, machine, instancetype, preference []byte) {
+		vm := &v1.VirtualMachine{}
+		base := Base{Instancetype: &Part[v1beta1.VirtualMachineInstancetypeSpec]{Name: "a"}, Preference: &Part[v1beta1.VirtualMachinePreferenceSpec]{Name: "b"}}
+		if yaml.Unmarshal(machine, &vm.Spec) != nil || yaml.Unmarshal(instancetype, &base.Instancetype.Spec) != nil || yaml.Unmarshal(preference, &base.Preference.Spec) != nil {
+			return
+		}
+		errs, warnings := CheckMachine(vm, base)
+		for _, e := range errs {
+			if !strings.HasPrefix(e.Field, "spec.") {
+				t.Errorf("an error without a path: %v", e)
+			}
+		}
+		for _, w := range warnings {
+			if !strings.HasPrefix(w, "spec.") {
+				t.Errorf("a warning without a path: %s", w)
+			}
+		}
+		if vm.Spec.Template == nil || len(errs) > 0 {
+			return
+		}
+		whole, _, _ := Unfold(vm, base)
+		if again, _ := CheckMachine(whole, Base{}); len(again) > 0 { // what virtctl expand shows can be created
+			t.Errorf("the unfolded machine is refused: %v", again)
+		}
+	})
 }

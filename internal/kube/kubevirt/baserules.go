@@ -14,7 +14,7 @@ var instancetypeRules = rulebook{
 	"cpu.maxSockets":            {Warned, "no CPUs can be added to a running VM"},
 	"memory.guest":              {Outcome: Honoured},
 	"memory.hugepages":          {Refused, "the memory of a VM is ordinary"},
-	"memory.overcommitPercent":  {Honoured, "the pod requests so much less than the guest has"},
+	"memory.overcommitPercent":  {Honoured, "the pod requests that much less memory than the guest has"},
 	"memory.maxGuest":           {Warned, "no memory can be added to a running VM"},
 	"gpus":                      {Refused, "a VM cannot have devices of its node"},
 	"hostDevices":               {Refused, "a VM cannot have devices of its node"},

@@ -163,7 +163,7 @@ func part(at *field.Path, name string) *field.Path { return at.Key(name) }
 // conflict refuses a field of the template that the instancetype says.
 func (u *unfolding) conflict(when bool, at *field.Path) {
 	if when {
-		u.errs = append(u.errs, field.Forbidden(at, fmt.Sprintf("conflicts with the instancetype %s, which says it; remove the field", u.base.Instancetype.Name)))
+		u.errs = append(u.errs, field.Forbidden(at, fmt.Sprintf("conflicts with the instancetype %s, which sets it; remove the field", u.base.Instancetype.Name)))
 	}
 }
 

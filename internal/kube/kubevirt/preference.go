@@ -32,8 +32,9 @@ func topology(n uint32, p *v1beta1.VirtualMachinePreferenceSpec) (sockets, cores
 		return n, 1, 1, ""
 	}
 	ratio, across := spread(p)
-	sockets, cores, threads = n/ratio, ratio, 1
 	switch across {
+	case v1beta1.SpreadAcrossSocketsCores:
+		sockets, cores, threads = n/ratio, ratio, 1
 	case v1beta1.SpreadAcrossCoresThreads:
 		sockets, cores, threads = 1, n/ratio, ratio
 	case v1beta1.SpreadAcrossSocketsCoresThreads:

@@ -11,6 +11,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	v1 "kubevirt.io/api/core/v1"
 	api "kubevirt.io/api/instancetype"
@@ -200,12 +201,14 @@ func (f Finder) labels(ctx context.Context, vm *v1.VirtualMachine, volume string
 			return nil, fmt.Sprintf("volume %s is no persistentVolumeClaim, whose labels would say it", volume), false, nil
 		}
 		claim, key := &corev1.PersistentVolumeClaim{}, client.ObjectKey{Namespace: vm.Namespace, Name: v.PersistentVolumeClaim.ClaimName}
-		if err := f.Live.Get(ctx, key, claim); client.IgnoreNotFound(err) != nil {
-			return nil, "", false, fmt.Errorf("read the claim %s of VirtualMachine %s: %w", key, vm.Name, err)
-		} else if err != nil {
+		err := f.Live.Get(ctx, key, claim)
+		if apierrors.IsNotFound(err) {
 			return nil, fmt.Sprintf("the claim %s of volume %s does not exist; create it", key.Name, volume), true, nil
 		}
-		return claim.Labels, "", false, nil
+		if err != nil {
+			err = fmt.Errorf("read the claim %s of VirtualMachine %s: %w", key, vm.Name, err)
+		}
+		return claim.Labels, "", false, err
 	}
 	return nil, fmt.Sprintf("the machine has no volume %s", volume), false, nil
 }

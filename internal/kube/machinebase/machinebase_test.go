@@ -208,6 +208,9 @@ func TestMissing(t *testing.T) {
 		got := ""
 		for _, m := range found.Missing {
 			got += map[bool]string{true: "later", false: "never"}[m.Later] + ": " + m.String()
+			if want := map[bool]string{true: ReasonInstancetype, false: ReasonPreference}[strings.HasPrefix(m.String(), "spec.instancetype")]; m.Reason != want {
+				t.Errorf("%s has the reason %s", got, m.Reason)
+			}
 		}
 		if err != nil || !strings.HasPrefix(got, want) {
 			t.Errorf("%s; want %s, %v", got, want, err)

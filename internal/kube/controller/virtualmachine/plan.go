@@ -88,7 +88,7 @@ func (r *Reconciler) waiting(kind string) handler.EventHandler {
 // awaits reports whether vm has no copy of the object, and might build on it.
 func awaits(vm *v1.VirtualMachine, kind, name string) bool {
 	is := func(m v1.Matcher, status *v1.InstancetypeStatusRef, named string) bool {
-		if status != nil && status.ControllerRevisionRef != nil && (status.Name == m.GetName() || m.GetInferFromVolume() != "") {
+		if status != nil && status.ControllerRevisionRef != nil && (m.GetInferFromVolume() != "" || status.Name == m.GetName() && status.Kind == named) {
 			return false
 		}
 		return m.GetInferFromVolume() != "" || m.GetName() == name && named == kind
