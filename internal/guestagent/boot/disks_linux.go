@@ -50,6 +50,19 @@ func Rescan() error {
 	return nil
 }
 
+// rescanFor is Rescan unless the kernel has seen the disk with that serial. Its device then appears without another look, which would
+// take longer than that.
+func rescanFor(serial string) error {
+	devices, err := filepath.Glob("/sys/class/scsi_device/*")
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(devices, func(dir string) bool { return blockdev.Serial(dir) == serial }) {
+		return nil
+	}
+	return Rescan()
+}
+
 const plugPause = 10 * time.Millisecond // between two looks: no event announces every disk
 
 // Await waits until the guest has the disks with these serials, which may just have been plugged, and returns all disks. plug loads
@@ -65,7 +78,7 @@ func Await(ctx context.Context, plug func() error, serials ...string) (disks map
 		if n < 0 {
 			return disks, "", nil
 		}
-		if err := errors.Join(plug(), Rescan()); err != nil {
+		if err := errors.Join(plug(), rescanFor(serials[n])); err != nil {
 			return nil, "", err
 		}
 		select {

@@ -108,14 +108,19 @@ func (m *modules) open(name string) (*os.File, error) {
 	return f, err
 }
 
+// parameters are those of modules. The kernel would look for disks at 256 addresses of a SCSI adapter, which takes an emulated guest 200 ms;
+// Rescan looks where the driver of the host plugs them.
+var parameters = map[string]string{"scsi_mod": "scan=manual"}
+
 // insert loads an open module and closes it.
 func insert(f *os.File) error {
 	defer f.Close()
+	name, _, _ := strings.Cut(filepath.Base(f.Name()), ".")
 	var err error
 	if strings.HasSuffix(f.Name(), packed) {
-		err = unpackInto(f)
+		err = unpackInto(f, parameters[name])
 	} else {
-		err = unix.FinitModule(int(f.Fd()), "", 0)
+		err = unix.FinitModule(int(f.Fd()), parameters[name], 0)
 	}
 	if errors.Is(err, unix.EEXIST) {
 		return nil
@@ -124,7 +129,7 @@ func insert(f *os.File) error {
 }
 
 // unpackInto loads a compressed module.
-func unpackInto(f *os.File) error {
+func unpackInto(f *os.File, parameters string) error {
 	z, err := gzip.NewReader(f)
 	if err != nil {
 		return err
@@ -133,5 +138,5 @@ func unpackInto(f *os.File) error {
 	if err != nil {
 		return err
 	}
-	return unix.InitModule(module, "")
+	return unix.InitModule(module, parameters)
 }
