@@ -38,7 +38,7 @@ const (
 func boot(t *testing.T, results *table) {
 	d := start(t, "")
 	ready := watchReady(t, d.Client)
-	machine := newBare(t, d, spec)
+	machine := newBare(t, d, spec, false)
 	var ours, plain boots
 	for n := range bootRounds + 1 {
 		var a, b booted
@@ -145,8 +145,9 @@ type bare struct {
 	setup guest.Setup
 }
 
-// newBare uses the command of one of our running VMs, and the disks of a VM that never ran. spec is that of a VM with a name.
-func newBare(t *testing.T, d *daemon, spec func(name string) vm.Spec) *bare {
+// newBare uses the command of one of our running VMs, and the disks of a VM that never ran. spec is that of a VM with a name. Without
+// confined the command has no sandbox.
+func newBare(t *testing.T, d *daemon, spec func(name string) vm.Spec, confined bool) *bare {
 	t.Helper()
 	model := must(d.Launch(t.Context(), spec("model")))(t)
 	cmdline := must(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", model.PID)))(t)
@@ -162,7 +163,7 @@ func newBare(t *testing.T, d *daemon, spec func(name string) vm.Spec) *bare {
 		b.setup.NICs = append(b.setup.NICs, n)
 	}
 	files := b.files(fresh.Disks)
-	b.args = plain(t, strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00"), model.Boot, files)
+	b.args = plain(t, strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00"), model.Boot, files, confined)
 	for i, disk := range b.disks {
 		run(t, "cp", "--sparse=always", "--reflink=auto", disk, filepath.Join(b.dir, fmt.Sprintf("template%d", i)))
 		b.disks[i] = filepath.Join(b.dir, fmt.Sprintf("template%d", i))
@@ -214,8 +215,8 @@ var (
 	chardev    = regexp.MustCompile(`^socket,id=(\w+),`)
 )
 
-// plain replaces descriptors by paths and removes the sandbox.
-func plain(t *testing.T, argv []string, boot vm.Boot, files map[string]string) []string {
+// plain replaces descriptors by paths, and removes the sandbox unless confined.
+func plain(t *testing.T, argv []string, boot vm.Boot, files map[string]string, confined bool) []string {
 	t.Helper()
 	out := []string{argv[0]}
 	for n := 1; n < len(argv); n++ {
@@ -227,8 +228,12 @@ func plain(t *testing.T, argv []string, boot vm.Boot, files map[string]string) [
 		n++
 		value := argv[n]
 		switch option {
-		case "-sandbox", "-add-fd":
+		case "-add-fd":
 			continue
+		case "-sandbox":
+			if !confined {
+				continue
+			}
 		case "-kernel":
 			value = boot.Kernel
 		case "-initrd":

@@ -318,7 +318,7 @@ func newBareClone(t *testing.T, d *daemon, ready *readiness) *bareClone {
 		}
 		argv = append(argv, a)
 	}
-	b.args = plain(t, argv, model.Boot, files)
+	b.args = plain(t, argv, model.Boot, files, false)
 	for i, disk := range b.disks { // the overlay from before the clone wrote to it would do as well
 		b.disks[i] = filepath.Join(b.dir, fmt.Sprintf("template%d", i))
 		run(t, "cp", "--sparse=always", "--reflink=auto", disk, b.disks[i])

@@ -7,8 +7,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+	"k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/config"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/promptbinding"
 )
 
 func newScheduler(c *config.Config) (*options.Options, error) {
@@ -25,9 +27,21 @@ func newScheduler(c *config.Config) (*options.Options, error) {
 }
 
 func runScheduler(ctx context.Context, o *options.Options) error {
-	c, sched, err := app.Setup(ctx, o)
+	c, sched, err := app.Setup(ctx, o, prompt(o))
 	if err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
 	return app.Run(ctx, c, sched)
+}
+
+// prompt makes the default profile bind pods as soon as their claims are bound.
+// It changes the profile that app.Setup has just completed: flags cannot name
+// plugins, and a configuration file would replace the flags.
+func prompt(o *options.Options) app.Option {
+	return func(r runtime.Registry) error {
+		for _, profile := range o.ComponentConfig.Profiles {
+			promptbinding.Replace(profile.Plugins)
+		}
+		return r.Register(promptbinding.Name, promptbinding.New)
+	}
 }
