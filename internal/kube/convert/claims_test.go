@@ -5,10 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"cocoonstack.io/cocoon/internal/testkit/diff"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -74,6 +75,36 @@ func TestDisksThatDoNotFit(t *testing.T) {
 	pod := plain(vol("x", ofClaim("nobody", false)))
 	if err := Fill(t.Context(), pod, Node{}, depot{}, Spec(pod, Node{}, nil).Volumes); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), `volume "x"`) {
 		t.Errorf("a missing claim: %v", err)
+	}
+}
+
+// TestDisksOfInstances: the claims of a VirtualMachineInstance are disks in either volumeMode. A folder is no disk.
+func TestDisksOfInstances(t *testing.T) {
+	instance := func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "web", UID: "1", Controller: ptr(true)}}
+	}
+	fill := func(claim string) (vm.Spec, error) {
+		pod := plain(device("x", ofClaim(claim, false)), instance)
+		s := Spec(pod, Node{}, nil)
+		return s, Fill(t.Context(), pod, Node{}, depot{}, s.Volumes)
+	}
+	for _, claim := range []string{"data", "raw"} {
+		s, err := fill(claim)
+		if err != nil {
+			t.Errorf("claim %s: %v", claim, err)
+			continue
+		}
+		at := slices.IndexFunc(s.Volumes, func(v vm.Volume) bool { return v.Name == "x" })
+		want := vm.Volume{Name: "x", Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: "01" + claim}}
+		if d := diff.Of(want, s.Volumes[at]); d != "" {
+			t.Errorf("claim %s (-want +got):\n%s", claim, d)
+		}
+		if mounts := s.Containers[0].Mounts; !slices.Contains(mounts, vm.Mount{Volume: "x", Path: "/dev/x", Device: true}) {
+			t.Errorf("claim %s: mounts %+v", claim, mounts)
+		}
+	}
+	if _, err := fill("local"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), `"local" has volumeMode Filesystem, and its storage class gives a folder`) {
+		t.Errorf("a folder: %v", err)
 	}
 }
 

@@ -170,7 +170,7 @@ var rules = rulebook{
 	"volumes[].cloudInitConfigDrive.networkDataBase64":    {Outcome: Honoured},
 	"volumes[].cloudInitConfigDrive.networkDataSecretRef": {Honoured, "its key networkdata"},
 	"volumes[].emptyDisk":                                 {Honoured, "a volume of the default storage class, which goes with the instance"},
-	"volumes[].persistentVolumeClaim":                     {Honoured, "of volumeMode Block, as a disk beside the one from which the guest boots"},
+	"volumes[].persistentVolumeClaim":                     {Honoured, "as a disk beside the one from which the guest boots"},
 	"volumes[].persistentVolumeClaim.hotpluggable":        {Honoured, "false only"},
 	"volumes[]": {Refused, "volumes are containerDisk, persistentVolumeClaim, emptyDisk and cloud-init"},
 
