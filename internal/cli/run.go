@@ -31,7 +31,7 @@ type specFlags struct {
 	memory, storage                                 sizeFlag
 	env, labels, offered, publish, volumes          []string
 	entrypoint                                      string
-	tty, stdin, fc                                  bool
+	tty, stdin, fc, paused                          bool
 	stopGrace                                       time.Duration
 	pull                                            pullPolicy
 	cloudInit                                       cloudInitFlags
@@ -69,6 +69,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.BoolVar(&f.fc, "fc", false, "the same as --driver firecracker")
 	cmd.MarkFlagsMutuallyExclusive("driver", "fc")
 	f.cloudInit.add(cmd)
+	fs.BoolVar(&f.paused, "paused", false, "start paused: the guest does not run before vm unpause, each time that the VM starts")
 	fs.DurationVar(&f.stopGrace, "stop-grace", vm.DefaultStopGrace, "time a stop gives the guest")
 	pullPolicyFlag(cmd, &f.pull, "pull", image.PullIfNotPresent, "fetch the image first: missing (when it is not here), always (when there is a newer one) or never")
 	f.storageGiven = func() bool { return fs.Changed("storage") }
@@ -91,7 +92,7 @@ func hintAboutDashes(_ *cobra.Command, err error) error {
 func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, error) {
 	s := vm.Spec{
 		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), Driver: f.driver,
-		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Hostname: f.hostname, StopGrace: f.stopGrace,
+		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
 	if f.fc {
@@ -429,7 +430,7 @@ func settled(ctx context.Context, c *nodeclient.Client, r vm.Record, limit time.
 func isSettled(r vm.Record) bool {
 	switch r.State {
 	case vm.StateRunning:
-		return r.AgentReady || r.ImageType == vm.ImageDisk
+		return r.AgentReady || r.ImageType == vm.ImageDisk || r.Paused != ""
 	case vm.StateStopped, vm.StateHibernated, vm.StateError:
 		return true
 	default:

@@ -24,7 +24,7 @@ func (a *app) vmCommand() *cobra.Command {
   cocoon vm logs -f web
   cocoon vm hibernate web && cocoon vm wake web
   cocoon vm stop web && cocoon vm rm web`,
-		a.vmRunCommand(), a.vmCreateCommand(), a.vmCloneCommand(), a.vmHibernateCommand(), a.vmWakeCommand(), a.vmRestoreCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmRmCommand(),
+		a.vmRunCommand(), a.vmCreateCommand(), a.vmCloneCommand(), a.vmHibernateCommand(), a.vmWakeCommand(), a.vmRestoreCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmPauseCommand(), a.vmUnpauseCommand(), a.vmRmCommand(),
 		a.vmInspectCommand(), a.vmListCommand(), a.vmStatusCommand(), a.vmExecCommand(), a.vmAttachCommand(), a.vmForwardCommand(), a.vmLogsCommand(), a.vmConsoleCommand(),
 		a.vmStatsCommand(), a.vmDebugCommand(), a.vmVolumeCommand(), a.vmReleaseCommand(), a.vmAddContainerCommand(), a.vmResizeContainersCommand(),
 		a.vmAttachVolumeCommand(), a.vmDetachVolumeCommand())
@@ -68,6 +68,31 @@ func (a *app) vmRestartCommand() *cobra.Command {
 	cmd.Flags().StringVarP(&container, "container", "c", "", "restart this one of several containers alone, as the VM's restart policy and the back-off say")
 	cmd.Flags().IntVar(&run, "run", 0, "only when the container is in this run, counted from 1")
 	cmd.Flags().Lookup("run").Hidden = true
+	return cmd
+}
+
+func (a *app) vmPauseCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "pause REF...", Short: "Stop the CPUs of VMs until they are unpaused",
+		Long: `Stop the CPUs of VMs until they are unpaused, also when cocoond restarts. A paused VM keeps its memory, disks and addresses.
+Its guest answers nothing: exec is refused, and so are snapshots and hibernation. It can be stopped.` + refHelp,
+		Example: "  cocoon vm pause web\n  cocoon vm unpause web",
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
+	}
+	outputFlag(cmd, &out)
+	cmd.RunE = a.eachVM(&out, (*nodeclient.Client).Pause)
+	return cmd
+}
+
+func (a *app) vmUnpauseCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "unpause REF...", Short: "Let paused VMs continue", Long: "Let paused VMs continue, or begin if they were started paused." + refHelp,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
+	}
+	outputFlag(cmd, &out)
+	cmd.RunE = a.eachVM(&out, (*nodeclient.Client).Unpause)
 	return cmd
 }
 
@@ -230,6 +255,8 @@ func (a *app) printVMs(all []vm.Record) error {
 // stateWord returns the state with its most important detail.
 func stateWord(r vm.Record) string {
 	switch {
+	case r.State == vm.StateRunning && r.Paused != "":
+		return "running (paused)"
 	case r.State == vm.StateRunning && nodejson.Resuming(r):
 		return "running (resuming)"
 	case r.State == vm.StateRunning && r.ImageType == vm.ImageOCI && !r.AgentReady:

@@ -33,6 +33,9 @@ func (m *machine) addContainer(ctx context.Context, c vm.Container) (vm.Record, 
 	if err := c.ValidateIn(r.Spec.Volumes); err != nil {
 		return r, err
 	}
+	if err := awake(r); err != nil {
+		return r, err
+	}
 	img, err := m.images.Get(ctx, c.Image)
 	if err != nil {
 		return r, fmt.Errorf("container %s: %w", c.Name, err)

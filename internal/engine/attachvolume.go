@@ -54,6 +54,9 @@ func (m *machine) attachVolume(ctx context.Context, use vm.VolumeUse, path strin
 
 // attachable refuses to attach volumes to a running guest that cannot take part, for example because it is still booting.
 func (m *machine) attachable(ctx context.Context) error {
+	if err := awake(m.record()); err != nil {
+		return err
+	}
 	if _, err := m.plugger(); err != nil {
 		return err
 	}

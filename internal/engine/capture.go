@@ -49,6 +49,9 @@ func (m *machine) capture(ctx context.Context, quiesce bool) (capture, error) {
 	default:
 		return c, broken(r)
 	}
+	if err := awake(r); err != nil {
+		return c, err
+	}
 	if r.Reason == vm.ReasonDiskFull {
 		return c, errdefs.Preconditionf("it cannot be saved now: %s", r.Message)
 	}
@@ -238,11 +241,11 @@ func (c *capture) settleGuest(ctx context.Context) {
 }
 
 // quiet freezes the file systems of a running guest, so that a volume of it has all that the guest wrote, and returns what thaws them. A
-// guest that cannot do that goes on: the volume is as after a power cut.
+// guest that cannot do that goes on, and a paused one stays paused: the volume is as after a power cut.
 func (m *machine) quiet(ctx context.Context, name string) (thaw func()) {
 	thaw = func() {}
 	proc := m.run.Load()
-	if proc == nil || proc.Over() {
+	if proc == nil || proc.Over() || m.record().Paused != "" { // a paused guest writes nothing
 		return thaw
 	}
 	limited, cancel := context.WithTimeout(ctx, freezeTimeout)

@@ -294,8 +294,8 @@ func (r *rig) has(rec vm.Record, where string) []string {
 		g := r.world.Guest(rec.ID)
 		if g == nil || g.PID() != rec.PID {
 			r.t.Errorf("killed at %s: the record has PID %d, the guest another", where, rec.PID)
-		} else if g.Self().Paused {
-			r.t.Errorf("killed at %s: the guest is paused", where)
+		} else if paused := rec.Paused != ""; g.Self().Paused != paused {
+			r.t.Errorf("killed at %s: on record the guest is paused: %v; it is not so", where, paused)
 		}
 	}
 	for _, a := range rec.Attached {

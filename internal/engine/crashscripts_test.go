@@ -290,6 +290,7 @@ func scripts() map[string]script {
 		},
 		"recover": {act: func(context.Context, *rig) error { return nil }},
 	}
+	maps.Copy(all, pauseScripts())
 	maps.Copy(all, severalScripts())
 	maps.Copy(all, addScripts())
 	maps.Copy(all, resizeScripts())

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -78,6 +79,9 @@ func (d diskWatch) retry(ctx context.Context) (bool, error) {
 	defer release()
 	if d.m.run.Load() != d.r {
 		return true, nil
+	}
+	if d.m.record().Paused != "" { // who unpauses it resumes it
+		return false, nil
 	}
 	fault, changed, err := d.w.DiskFault(ctx)
 	if err != nil || fault == nil || !fault.Stands {
@@ -180,6 +184,9 @@ func disksMayReplace(was, reason string) bool {
 
 // standsStill explains why calls into m do not return; nil if its disks are not the reason.
 func standsStill(m *machine) error {
+	if err := awake(m.record()); err != nil {
+		return fmt.Errorf("vm %s: %w", m.name(), err)
+	}
 	if r := m.record(); r.Reason == vm.ReasonDiskFull {
 		return errdefs.Unavailablef("the guest of vm %s does not answer: %s", m.name(), r.Message)
 	}

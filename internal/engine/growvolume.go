@@ -27,6 +27,9 @@ func (m *machine) grown(ctx context.Context, v volume.Volume) string {
 	case r.State != vm.StateRunning || m.run.Load() == nil:
 		return fmt.Sprintf("it does not run (%s); its guest uses the new size when it starts", r.State)
 	}
+	if r.Paused != "" {
+		return "it is paused; its guest uses the new size when it is unpaused"
+	}
 	if err := m.tellGrown(ctx, r.Attached[i], v.Size); err != nil {
 		m.log.Warn("guest does not use the new size of a volume", "vm", m.id, "volume", v.Name, "err", err)
 		return err.Error()

@@ -117,6 +117,9 @@ func (n *node) agentOf(ctx context.Context, ref string) (call, error) {
 	if err != nil {
 		return call{}, err
 	}
+	if err := awake(m.record()); err != nil {
+		return call{}, fmt.Errorf("vm %s: %w", m.name(), err)
+	}
 	if !r.link.HasAgent() {
 		return call{}, errdefs.Unsupportedf("vm %s has no guest agent; use its console", m.name())
 	}

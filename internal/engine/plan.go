@@ -141,14 +141,14 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 	if !r.StartedAt.IsZero() {
 		r.Restarts++
 	}
-	r.State, r.Handle, r.PID, r.StartedAt = vm.StateRunning, handle, pid, at
+	r.State, r.Handle, r.PID, r.StartedAt, r.Paused = vm.StateRunning, handle, pid, at, ""
 	r.FirstBooted = true
 	r.AgentReady, r.ExitCode, r.Reason, r.Message = false, nil, "", ""
 }
 
 // stopped changes r to the record of a VM whose process has ended.
 func stopped(r *vm.Record, how ending, at time.Time) {
-	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt = vm.StateStopped, nil, 0, false, at
+	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused = vm.StateStopped, nil, 0, false, at, ""
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
 	r.Ephemeral, r.Disks = endedWith(r.Ephemeral, at), withoutPlugged(r.Disks)
 	if vm.Passing(r.Reason) {
@@ -181,6 +181,14 @@ func crash(x hypervisor.Exit) string {
 		return fmt.Sprintf("the hypervisor process ended with code %d", x.Code)
 	}
 	return "the hypervisor process died"
+}
+
+// awake refuses what needs the guest of r while it is paused.
+func awake(r vm.Record) error {
+	if r.State == vm.StateRunning && r.Paused != "" {
+		return errdefs.Preconditionf("it is paused; unpause it first")
+	}
+	return nil
 }
 
 // broken explains why r can only be removed.

@@ -29,6 +29,9 @@ func (m *machine) resizeContainers(ctx context.Context, want map[string]vm.Resou
 	case r.State != vm.StateRunning || m.run.Load() == nil:
 		return r, errdefs.Preconditionf("it does not run (%s), so its containers cannot be resized", r.State)
 	}
+	if err := awake(r); err != nil {
+		return r, err
+	}
 	return resizeOperation.run(ctx, m, &resize{machine: m, next: next.Containers}, nil)
 }
 

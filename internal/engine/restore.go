@@ -363,7 +363,7 @@ func (s *restore) recoverAnswer(ctx context.Context) (next string, err error) {
 		}
 		return "", nil
 	}
-	return stepAnswer, run.Unpause(ctx)
+	return stepAnswer, s.settlePause(ctx, run)
 }
 
 // recoverClean removes what is left of the earlier state.

@@ -38,6 +38,7 @@ func (m *machine) launchProcess(ctx context.Context, r vm.Record, f launchOption
 	if inst == nil {
 		plan := planOf(r, m.dirs.run(m.id))
 		plan.Incoming = f.incoming
+		plan.Paused = r.Spec.Paused && f.incoming == nil
 		if plan.Shares, err = m.sharesOf(r); err != nil {
 			return outcome{}, err
 		}
@@ -59,6 +60,9 @@ func (m *machine) launchProcess(ctx context.Context, r vm.Record, f launchOption
 		started(r, handle, pid, at)
 		if f.inst == nil && f.incoming == nil {
 			r.Containers = eachContainer(r.Containers, again)
+			if r.Spec.Paused {
+				r.Paused = vm.PausedAtStart
+			}
 		}
 		if f.change != nil {
 			f.change(r)
@@ -75,6 +79,7 @@ func (m *machine) boot(ctx context.Context, back *undo.Stack) (outcome, error) {
 // attend watches a running process from now on. Preconditions: the VM is held.
 func (m *machine) attend(inst hypervisor.Instance) {
 	p := process.New(m.id, inst, m.dirs.run(m.id))
+	p.Held.Store(m.record().Paused != "")
 	kind := m.record().ImageType
 	agent, dial := m.agents[kind], guest.Dial(nil)
 	if d, ok := hypervisor.As[hypervisor.GuestDialer](inst); ok {
@@ -196,8 +201,7 @@ func (m *machine) adopt(ctx context.Context) error {
 		return err
 	}
 	if run := m.run.Load(); run != nil {
-		// The engine pauses guests only for moments, and a crash can happen in one of them.
-		if err := run.Unpause(ctx); err != nil {
+		if err := m.settlePause(ctx, run); err != nil {
 			return err
 		}
 		if r.State == vm.StateRunning {

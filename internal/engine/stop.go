@@ -113,7 +113,13 @@ func (s *stop) recover(ctx context.Context) (next string, err error) {
 func (s *stop) halt(ctx context.Context, r *run) (ending, error) {
 	r.Asked.Store(true)
 	how := ending{asked: true}
+	if s.grace > 0 && s.record().Paused == vm.PausedAtStart {
+		s.grace = 0 // it has not run, so there is nothing that it could end in order
+	}
 	if s.grace > 0 {
+		if err := s.wakeUp(ctx, r); err != nil {
+			return how, err
+		}
 		limit := s.grace
 		if r.link.OurAgent() { // it uses the whole grace before it powers off
 			limit += s.cfg.StopMargin
@@ -133,6 +139,17 @@ func (s *stop) halt(ctx context.Context, r *run) (ending, error) {
 	}
 	how.exit = r.Exit()
 	return how, nil
+}
+
+// wakeUp lets a paused guest run, so that it can power off. If it cannot be resumed, it is killed in the end.
+func (s *stop) wakeUp(ctx context.Context, r *run) error {
+	if s.record().Paused == "" {
+		return nil
+	}
+	if _, err := s.unpause(ctx); err != nil && ctx.Err() == nil && !r.Over() {
+		s.log.Warn("paused guest not resumed to power off", "vm", s.id, "err", err)
+	}
+	return ctx.Err()
 }
 
 // ask tells the guest to power off and waits for it until ctx ends. The agent is asked as soon as it is connected.

@@ -37,8 +37,8 @@ func (n *node) operate(caller context.Context, op, ref string, act func(*machine
 // UpdateVolume replaces the content of a file volume, first durably on the host, then in the guest if it is
 // connected. A guest that is starting, stopped or lost meanwhile gets it at its next setup. A disk guest does not get
 // it.
-// Errors: NotFound (VM, volume), InvalidArgument (not a file volume, bad files), Unavailable and others when a
-// connected guest does not accept it: the caller should retry then.
+// Errors: NotFound (VM, volume), InvalidArgument (not a file volume, bad files), FailedPrecondition while the guest is paused,
+// Unavailable and others when a connected guest does not accept it: the caller should retry then.
 func (e *Engine) UpdateVolume(caller context.Context, ref, volume string, files []vm.VolumeFile) error {
 	ctx, leave, err := e.life.enter(caller)
 	if err != nil {
@@ -68,6 +68,9 @@ func (e *Engine) updateVolume(ctx context.Context, ref, volume string, files []v
 	// The guest gets it after the VM is released: a slow guest does not delay a stop.
 	release()
 	if err != nil {
+		return err
+	}
+	if err := awake(m.record()); err != nil { // it keeps its session, so it would not get the content by itself
 		return err
 	}
 	if r := m.run.Load(); r != nil {

@@ -24,7 +24,7 @@ type Driver interface {
 	// hypervisor is not installed.
 	Probe(ctx context.Context) (Info, error)
 
-	// Launch starts the VM of p. On return the guest's CPUs run. The process is detached: it outlives the caller. p.Dir must
+	// Launch starts the VM of p. On return the guest's CPUs run, unless p.Paused. The process is detached: it outlives the caller. p.Dir must
 	// exist and belong to this VM alone. It must be empty or hold what an earlier run of the same VM left there. On error
 	// nothing of this launch is left behind, even if ctx ends in the middle.
 	Launch(ctx context.Context, p Plan) (Instance, error)
@@ -118,6 +118,10 @@ type Plan struct {
 	Shares []Share
 
 	Incoming *Incoming // nil: the guest boots
+
+	// Paused says that the guest executes no instruction before Pauser.Resume. Not with Incoming. A driver without Pauser refuses the
+	// plan with Unsupported.
+	Paused bool
 }
 
 // Share is a folder of the node that the guest can mount by its tag. A VM with shares cannot be saved. A driver that cannot share
@@ -174,8 +178,9 @@ type GuestDialer interface {
 	DialGuest(ctx context.Context) (net.Conn, error)
 }
 
-// Pauser is the ability to stop and resume the guest's CPUs. Resume also ends the rest of a Save whose caller was killed.
-// Resuming a running guest is no error.
+// Pauser is the ability to stop and resume the guest's CPUs. The hypervisor keeps a paused guest over a restart of the daemon: State
+// of the adopted instance is Paused. A paused guest keeps a request to power off until it resumes. Resume also ends the rest of a
+// Save whose caller was killed. Pausing a paused guest is no error, and neither is resuming a running one.
 type Pauser interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error

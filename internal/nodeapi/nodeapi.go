@@ -56,6 +56,8 @@ type lifecycle interface {
 	Start(ctx context.Context, ref string) (vm.Record, error)
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
 	Restart(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
+	Pause(ctx context.Context, ref string) (vm.Record, error)
+	Unpause(ctx context.Context, ref string) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
 }
 

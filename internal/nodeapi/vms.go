@@ -45,6 +45,14 @@ func (v *vms) Restart(ctx context.Context, r *nodev1.RestartRequest) (*nodev1.Re
 	return answer(nodewire.EncodeRecord)(v.life.Restart(ctx, r.GetRef(), grace(r.GraceNs)))
 }
 
+func (v *vms) Pause(ctx context.Context, r *nodev1.PauseRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.life.Pause(ctx, r.GetRef()))
+}
+
+func (v *vms) Unpause(ctx context.Context, r *nodev1.UnpauseRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.life.Unpause(ctx, r.GetRef()))
+}
+
 func (v *vms) Remove(ctx context.Context, r *nodev1.RemoveRequest) (*nodev1.RemoveResponse, error) {
 	rec, err := v.records.Inspect(ctx, r.GetRef())
 	if err != nil {

@@ -39,6 +39,16 @@ func (c *Client) Stop(ctx context.Context, ref string, grace time.Duration) (vm.
 	return c.record(ctx, call{args: append(args, "--", ref)})
 }
 
+// Pause stops the CPUs of a running VM's guest until Unpause.
+func (c *Client) Pause(ctx context.Context, ref string) (vm.Record, error) {
+	return c.record(ctx, call{args: []string{"vm", "pause", "--output=json", "--", ref}})
+}
+
+// Unpause lets the guest of a paused VM continue.
+func (c *Client) Unpause(ctx context.Context, ref string) (vm.Record, error) {
+	return c.record(ctx, call{args: []string{"vm", "unpause", "--output=json", "--", ref}})
+}
+
 func graceFlags(grace time.Duration) []string {
 	switch {
 	case grace == 0:

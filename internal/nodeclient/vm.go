@@ -38,6 +38,16 @@ func (c *Client) Restart(ctx context.Context, ref string, grace time.Duration) (
 	return ask(ctx, c, c.vms.Restart, &nodev1.RestartRequest{Ref: ref, GraceNs: graceNS(grace)}, nodewire.DecodeRecord)
 }
 
+// Pause stops the CPUs of a running VM's guest until Unpause.
+func (c *Client) Pause(ctx context.Context, ref string) (vm.Record, error) {
+	return ask(ctx, c, c.vms.Pause, &nodev1.PauseRequest{Ref: ref}, nodewire.DecodeRecord)
+}
+
+// Unpause lets the guest of a paused VM continue.
+func (c *Client) Unpause(ctx context.Context, ref string) (vm.Record, error) {
+	return ask(ctx, c, c.vms.Unpause, &nodev1.UnpauseRequest{Ref: ref}, nodewire.DecodeRecord)
+}
+
 // Remove deletes a VM and everything it owned; a running one needs force.
 func (c *Client) Remove(ctx context.Context, ref string, force bool) error {
 	return do(ctx, c, c.vms.Remove, &nodev1.RemoveRequest{Ref: ref, Force: force})

@@ -19,6 +19,7 @@ type VM struct {
 	State          vm.State   `json:"state"`
 	Config         Config     `json:"config"`
 	PID            int        `json:"pid"`
+	Paused         vm.Paused  `json:"paused,omitempty"` // why the guest of a running VM does not run; absent: nobody has paused it
 	NetworkConfigs []NIC      `json:"network_configs"`
 	StorageConfigs []Storage  `json:"storage_configs"`
 	FirstBooted    bool       `json:"first_booted"`
@@ -64,6 +65,7 @@ type Config struct {
 	Accel       vm.Accel     `json:"accel,omitempty"`
 	Firmware    vm.Firmware  `json:"firmware,omitempty"`
 	SMBIOS      *vm.SMBIOS   `json:"smbios,omitempty"`
+	Paused      bool         `json:"paused,omitempty"` // each boot by Cocoon begins paused
 	StopGrace   float64      `json:"stop_grace_seconds"`
 }
 
@@ -113,9 +115,9 @@ func FromRecord(r vm.Record) VM {
 		Config: Config{
 			Name: r.Spec.Name, CPU: r.Spec.CPUs, Memory: r.Spec.Memory, Storage: r.Spec.Storage,
 			Image: r.Spec.Image, ImageDigest: r.ImageDigest, ImageType: r.ImageType,
-			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, SMBIOS: r.Spec.SMBIOS, StopGrace: r.Spec.StopGrace.Seconds(),
+			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, SMBIOS: r.Spec.SMBIOS, Paused: r.Spec.Paused, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
-		PID: r.PID, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: newIDs(r.SnapshotIDs),
+		PID: r.PID, Paused: r.Paused, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: newIDs(r.SnapshotIDs),
 		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Attached: r.Attached, Containers: containers(r.Containers), Ephemeral: ephemeral(r.Ephemeral),
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
 		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
@@ -161,9 +163,9 @@ func (v VM) Record() vm.Record {
 		Spec: vm.Spec{
 			Name: v.Config.Name, Labels: v.Labels, Offered: v.Offered, Image: v.Config.Image, CPUs: v.Config.CPU, Memory: v.Config.Memory, Storage: v.Config.Storage,
 			Hostname: v.Config.Hostname, Accel: v.Config.Accel, Firmware: v.Config.Firmware, SMBIOS: v.Config.SMBIOS,
-			StopGrace: time.Duration(v.Config.StopGrace * float64(time.Second)), Volumes: v.Volumes,
+			Paused: v.Config.Paused, StopGrace: time.Duration(v.Config.StopGrace * float64(time.Second)), Volumes: v.Volumes,
 		},
-		Attached: v.Attached, PID: v.PID, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs.list(), Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
+		Attached: v.Attached, PID: v.PID, Paused: v.Paused, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs.list(), Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
 		CreatedAt: v.CreatedAt, UpdatedAt: v.UpdatedAt, StartedAt: given(v.StartedAt), StoppedAt: given(v.StoppedAt),
 		Containers: containerRecords(v.Containers), Ephemeral: ephemeralRecords(v.Ephemeral),
 		AgentReady: v.AgentReady, ExitCode: v.ExitCode, Reason: v.Reason, Message: v.Message, Restarts: v.Restarts, Revision: v.Revision,

@@ -61,6 +61,7 @@ type Spec struct {
 	Hostname  string            `json:"hostname,omitempty"`
 	Process   Process           `json:"process"` // OCI guests only: overrides of the image's own configuration
 	NICs      []NICSpec         `json:"nics,omitempty"`
+	Paused    bool              `json:"paused,omitempty"`     // each boot by Cocoon begins paused, before the guest's first instruction
 	StopGrace time.Duration     `json:"stop_grace,omitempty"` // nanoseconds between asking the guest to stop and killing it
 	CloudInit *CloudInit        `json:"cloud_init,omitempty"` // disk guests only; nil: only the generated documents
 	Volumes   []Volume          `json:"volumes,omitempty"`    // a disk guest takes only files, written by its cloud-init
@@ -357,6 +358,7 @@ type Record struct {
 
 	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
 	PID    int    `json:"pid,omitempty"`
+	Paused Paused `json:"paused,omitempty"` // why the guest of a running VM does not run; "": nobody has paused it
 
 	Snapshot    string   `json:"snapshot,omitempty"`     // id of the snapshot it was cloned from or, while hibernated, of the one that holds it
 	SnapshotIDs []string `json:"snapshot_ids,omitempty"` // of the snapshots taken of it, the oldest first
@@ -411,6 +413,15 @@ func (r Record) Itself() bool {
 	}
 	return true
 }
+
+// Paused says who has paused the guest of a running VM. It stays paused until it is told to continue. The strings are public API.
+type Paused string
+
+// The values of Paused. A guest that waits for its disk, or that is being saved, is not paused in this sense.
+const (
+	PausedAtStart   Paused = "start"   // by Spec.Paused: it has not executed an instruction
+	PausedOnRequest Paused = "request" // while it ran
+)
 
 // Reasons of the last transition, for Record.Reason.
 const (

@@ -34,6 +34,8 @@ const (
 	VMs_Start_FullMethodName            = "/cocoon.node.v1.VMs/Start"
 	VMs_Stop_FullMethodName             = "/cocoon.node.v1.VMs/Stop"
 	VMs_Restart_FullMethodName          = "/cocoon.node.v1.VMs/Restart"
+	VMs_Pause_FullMethodName            = "/cocoon.node.v1.VMs/Pause"
+	VMs_Unpause_FullMethodName          = "/cocoon.node.v1.VMs/Unpause"
 	VMs_Remove_FullMethodName           = "/cocoon.node.v1.VMs/Remove"
 	VMs_Inspect_FullMethodName          = "/cocoon.node.v1.VMs/Inspect"
 	VMs_List_FullMethodName             = "/cocoon.node.v1.VMs/List"
@@ -71,6 +73,10 @@ type VMsClient interface {
 	// Stop asks the guest to stop, waits for the grace period, then kills it. It returns when the VM is stopped.
 	Stop(ctx context.Context, in *StopRequest, opts ...grpc.CallOption) (*Record, error)
 	Restart(ctx context.Context, in *RestartRequest, opts ...grpc.CallOption) (*Record, error)
+	// Pause stops the CPUs of a running VM's guest until Unpause, also over restarts of the daemon. Idempotent.
+	Pause(ctx context.Context, in *PauseRequest, opts ...grpc.CallOption) (*Record, error)
+	// Unpause lets the guest of a paused VM continue, or begin if the VM was started paused. Idempotent.
+	Unpause(ctx context.Context, in *UnpauseRequest, opts ...grpc.CallOption) (*Record, error)
 	// Remove forgets a VM and all it owned. A running one is refused unless force is set.
 	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*Record, error)
@@ -171,6 +177,26 @@ func (c *vMsClient) Restart(ctx context.Context, in *RestartRequest, opts ...grp
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
 	err := c.cc.Invoke(ctx, VMs_Restart_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) Pause(ctx context.Context, in *PauseRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_Pause_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) Unpause(ctx context.Context, in *UnpauseRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_Unpause_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -440,6 +466,10 @@ type VMsServer interface {
 	// Stop asks the guest to stop, waits for the grace period, then kills it. It returns when the VM is stopped.
 	Stop(context.Context, *StopRequest) (*Record, error)
 	Restart(context.Context, *RestartRequest) (*Record, error)
+	// Pause stops the CPUs of a running VM's guest until Unpause, also over restarts of the daemon. Idempotent.
+	Pause(context.Context, *PauseRequest) (*Record, error)
+	// Unpause lets the guest of a paused VM continue, or begin if the VM was started paused. Idempotent.
+	Unpause(context.Context, *UnpauseRequest) (*Record, error)
 	// Remove forgets a VM and all it owned. A running one is refused unless force is set.
 	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
 	Inspect(context.Context, *InspectRequest) (*Record, error)
@@ -510,6 +540,12 @@ func (UnimplementedVMsServer) Stop(context.Context, *StopRequest) (*Record, erro
 }
 func (UnimplementedVMsServer) Restart(context.Context, *RestartRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Restart not implemented")
+}
+func (UnimplementedVMsServer) Pause(context.Context, *PauseRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method Pause not implemented")
+}
+func (UnimplementedVMsServer) Unpause(context.Context, *UnpauseRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method Unpause not implemented")
 }
 func (UnimplementedVMsServer) Remove(context.Context, *RemoveRequest) (*RemoveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Remove not implemented")
@@ -681,6 +717,42 @@ func _VMs_Restart_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(VMsServer).Restart(ctx, req.(*RestartRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_Pause_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PauseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Pause(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Pause_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Pause(ctx, req.(*PauseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_Unpause_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnpauseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Unpause(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Unpause_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Unpause(ctx, req.(*UnpauseRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1024,6 +1096,14 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Restart",
 			Handler:    _VMs_Restart_Handler,
+		},
+		{
+			MethodName: "Pause",
+			Handler:    _VMs_Pause_Handler,
+		},
+		{
+			MethodName: "Unpause",
+			Handler:    _VMs_Unpause_Handler,
 		},
 		{
 			MethodName: "Remove",

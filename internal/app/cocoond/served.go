@@ -74,6 +74,18 @@ func (s *served) Restart(ctx context.Context, ref string, grace time.Duration) (
 	return s.Engine.Restart(ctx, ref, grace)
 }
 
+// Pause calls the engine.
+func (s *served) Pause(ctx context.Context, ref string) (r vm.Record, err error) {
+	defer s.metrics.operation("pause", time.Now(), &err)
+	return s.Engine.Pause(ctx, ref)
+}
+
+// Unpause calls the engine.
+func (s *served) Unpause(ctx context.Context, ref string) (r vm.Record, err error) {
+	defer s.metrics.operation("unpause", time.Now(), &err)
+	return s.Engine.Unpause(ctx, ref)
+}
+
 func (s *served) Remove(ctx context.Context, ref string, force bool) (err error) {
 	defer s.metrics.operation("remove", time.Now(), &err)
 	return s.Engine.Remove(ctx, ref, force)

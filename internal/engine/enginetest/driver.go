@@ -56,7 +56,7 @@ func (d Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Insta
 			return nil, err
 		}
 	}
-	pr := proc{ID: p.ID, PID: d.w.nextPID(p), Port: p.Agent}
+	pr := proc{ID: p.ID, PID: d.w.nextPID(p), Port: p.Agent, Paused: p.Paused}
 	for _, disk := range p.Disks {
 		pr.Serials = append(pr.Serials, disk.Serial)
 	}
@@ -191,7 +191,7 @@ func (g *Guest) Shutdown(context.Context) error {
 	if err := g.w.Fault("driver.Shutdown"); err != nil {
 		return err
 	}
-	if g.ACPI {
+	if p, _ := g.look(); g.ACPI && !p.Paused {
 		g.End(hypervisor.Exit{GuestShutdown: true})
 	}
 	return nil

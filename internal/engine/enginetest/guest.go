@@ -97,7 +97,7 @@ func (g *Guest) ClockSets() (n int) {
 func (s *session) speaks(ctx context.Context) error {
 	for {
 		s.g.mu.Lock()
-		quiet, changed := s.g.quiet, s.g.changed
+		quiet, changed := s.g.quiet || s.g.p.Paused, s.g.changed
 		s.g.mu.Unlock()
 		if !quiet {
 			return nil

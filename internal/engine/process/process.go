@@ -21,7 +21,7 @@ type Process struct {
 	Inst    hypervisor.Instance
 	Console string      // path of the log of the serial console
 	Asked   atomic.Bool // the engine wants the process to end
-	Held    atomic.Bool // its guest is paused because the engine saves it
+	Held    atomic.Bool // its guest is paused on purpose, for a save or until it is unpaused, so its silence means nothing
 
 	ended chan struct{}
 	exit  hypervisor.Exit // valid once ended is closed
@@ -109,6 +109,22 @@ func (p *Process) Unpause(ctx context.Context) error {
 			return errdefs.Unsupportedf("its guest is paused, but its driver cannot resume it")
 		}
 		err = pauser.Resume(ctx)
+	}
+	if errdefs.IsNotFound(err) || p.Over() {
+		return nil
+	}
+	return err
+}
+
+// Pause pauses the guest unless it is paused already. A process that has ended is no error.
+func (p *Process) Pause(ctx context.Context) error {
+	state, err := p.Inst.State(ctx)
+	if err == nil && state == hypervisor.Running {
+		pauser, ok := hypervisor.As[hypervisor.Pauser](p.Inst)
+		if !ok {
+			return errdefs.Unsupportedf("its guest runs, but its driver cannot pause it")
+		}
+		err = pauser.Pause(ctx)
 	}
 	if errdefs.IsNotFound(err) || p.Over() {
 		return nil

@@ -155,6 +155,23 @@ func (l *Link) setClock(ctx context.Context, agent guest.Agent, c *clock) {
 	}
 }
 
+// SetClock gives a guest that was paused the host's time, unless its agent does not answer or cannot do that.
+func (l *Link) SetClock(ctx context.Context) {
+	if !l.HasAgent() {
+		return
+	}
+	agent, err := l.Ready(ctx, clockSet)
+	setter, ok := agent.(guest.ClockSetter)
+	if err != nil || !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, clockSet)
+	defer cancel()
+	if err := setter.SetClock(ctx, time.Now()); err != nil {
+		l.cfg.Log.Debug("clock of guest not set", "vm", l.proc.ID, "err", err)
+	}
+}
+
 // noteClock changes the reason of the running VM from was.
 func (l *Link) noteClock(ctx context.Context, was, reason, message string) {
 	_, err := l.vm.Update(ctx, func(r *vm.Record) {

@@ -153,9 +153,14 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (_ hypervisor.In
 	if err := pause(ctx, b.Launch); err != nil {
 		return nil, err
 	}
-	log := fmt.Appendf(nil, "fake guest %s has booted\n", p.Name)
+	log := booted(p)
 	var memory string
-	if p.Incoming != nil {
+	switch {
+	case p.Incoming != nil && p.Paused:
+		return nil, errdefs.Invalidf("it resumes from saved state, so it cannot start paused")
+	case p.Paused:
+		log = nil // the guest has not executed an instruction
+	case p.Incoming != nil:
 		if memory, err = recall(ctx, p); err != nil {
 			return nil, err
 		}
@@ -174,6 +179,9 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (_ hypervisor.In
 	}
 	return newInstance(d, v), nil
 }
+
+// booted is what the guest of p prints to its console when it boots.
+func booted(p hypervisor.Plan) []byte { return fmt.Appendf(nil, "fake guest %s has booted\n", p.Name) }
 
 func pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {

@@ -108,7 +108,15 @@ func (h *Host) load(path string) error {
 }
 
 // schedule sets the timer for the next thing that the guest does on its own.
+//
+// A paused guest does nothing on its own.
 func (h *Host) schedule(v *machine) {
+	if v.timer != nil {
+		v.timer.Stop()
+	}
+	if v.Paused {
+		return
+	}
 	at, end := time.Time{}, End("")
 	if v.Behaviour.RunFor > 0 {
 		at, end = v.Started.Add(v.Behaviour.RunFor), v.Behaviour.End
@@ -122,9 +130,6 @@ func (h *Host) schedule(v *machine) {
 	if at.IsZero() {
 		return
 	}
-	if v.timer != nil {
-		v.timer.Stop()
-	}
 	v.timer = time.AfterFunc(time.Until(at), func() { h.end(v, end) })
 }
 
@@ -135,7 +140,7 @@ func (h *Host) start(p hypervisor.Plan, b Behaviour, memory string) (*machine, e
 		return nil, errdefs.Conflictf("VM %s runs already as fake process %d", p.ID, old.PID)
 	}
 	v := &machine{gone: make(chan struct{})}
-	v.record = record{Plan: p, Behaviour: b, Run: string(vm.NewID()), PID: h.nextPID, Started: time.Now(), Memory: memory}
+	v.record = record{Plan: p, Behaviour: b, Run: string(vm.NewID()), PID: h.nextPID, Started: time.Now(), Paused: p.Paused, Memory: memory}
 	if v.Down = make([]bool, len(p.NICs)); p.Incoming != nil && p.Incoming.LinksDown {
 		for i := range v.Down {
 			v.Down[i] = true
@@ -190,6 +195,11 @@ func (h *Host) forget(v *machine) error {
 func (h *Host) end(v *machine, how End) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.endLocked(v, how)
+}
+
+// endLocked is end. Preconditions: the caller holds the host's lock.
+func (h *Host) endLocked(v *machine, how End) {
 	if v.Ended != "" {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -96,13 +97,13 @@ func (i *Instance) Shutdown(ctx context.Context) error {
 	if i.v.Behaviour.IgnoreShutdown {
 		return nil
 	}
-	if i.v.Behaviour.Shutdown <= 0 {
-		i.d.host.end(i.v, PowerOff)
-		return nil
-	}
 	h := i.d.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if i.v.Behaviour.Shutdown <= 0 && !i.v.Paused {
+		h.endLocked(i.v, PowerOff)
+		return nil
+	}
 	if i.v.Asked.IsZero() && i.v.Ended == "" {
 		i.v.Asked = time.Now()
 		h.schedule(i.v)
@@ -156,10 +157,17 @@ func (i *Instance) setPaused(ctx context.Context, paused bool) error {
 	h := i.d.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if !paused && i.v.Plan.Paused { // it boots now
+		if err := os.WriteFile(i.ConsoleLog(), booted(i.v.Plan), 0o600); err != nil {
+			return errdefs.Unavailablef("boot fake VM %s: %w", i.v.Plan.ID, err)
+		}
+		i.v.Plan.Paused = false
+	}
 	i.v.Paused = paused
 	if !paused && i.v.Fault != nil && i.v.Fault.Stands {
 		i.v.setFault(nil)
 	}
+	h.schedule(i.v)
 	return h.save(i.v)
 }
 

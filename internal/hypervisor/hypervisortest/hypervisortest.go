@@ -67,6 +67,8 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"Console", testConsole},
 		{"Guest", testGuest},
 		{"Pause", testPause},
+		{"PausedAdopt", testPausedAdopt},
+		{"LaunchPaused", testLaunchPaused},
 		{"Save", testSave},
 		{"Hold", testHold},
 		{"SaveFails", testSaveFails},
@@ -396,23 +398,4 @@ func testGuest(t *testing.T, s *suite) {
 	if _, err := guest.DialGuest(s.ctx(t)); err == nil {
 		t.Error("an ended guest can be dialled")
 	}
-}
-
-func testPause(t *testing.T, s *suite) {
-	i := s.launch(t, s.plan(t))
-	pauser, ok := hypervisor.As[hypervisor.Pauser](i)
-	if !ok {
-		t.Skip("no Pauser")
-	}
-	for range 2 {
-		if err := pauser.Pause(s.ctx(t)); err != nil {
-			t.Fatal(err)
-		}
-		s.state(t, i, hypervisor.Paused)
-		if err := pauser.Resume(s.ctx(t)); err != nil {
-			t.Fatal(err)
-		}
-		s.state(t, i, hypervisor.Running)
-	}
-	s.kill(t, i)
 }

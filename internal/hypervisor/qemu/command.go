@@ -107,7 +107,10 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	c.plugged(len(p.NICs), plugged)
 	if p.Incoming != nil {
 		c.state = c.fd(file{kind: fileRead, path: p.Incoming.State})
-		c.add("-incoming", "defer", "-S")
+		c.add("-incoming", "defer")
+	}
+	if p.Incoming != nil || p.Paused {
+		c.add("-S") // the guest's CPUs do not run
 	}
 	return *c, nil
 }
@@ -123,6 +126,8 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s: %d bytes of memory are less than 1 MiB", p.Name, p.Memory)
 	case len(fixed)+len(p.Shares) > maxDisks:
 		return errdefs.Invalidf("VM %s has %d disks and %d shared folders; at most %d are possible", p.Name, len(fixed), len(p.Shares), maxDisks)
+	case p.Paused && p.Incoming != nil:
+		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
 	case len(p.Shares) > 0 && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has shared folders, so it cannot resume from saved state", p.Name)
 	case len(plugged) > 0 && len(p.NICs) >= maxPorts:

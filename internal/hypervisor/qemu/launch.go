@@ -271,7 +271,8 @@ func (l *launch) start(ctx context.Context) (err error) {
 	return nil
 }
 
-// greet waits until QEMU answers. If there is saved state it makes QEMU load it. On return the guest's CPUs run.
+// greet waits until QEMU answers. If there is saved state it makes QEMU load it. On return the guest's CPUs run, unless the plan
+// says that the guest starts paused.
 func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
