@@ -41,6 +41,7 @@ const (
 // Annotations that ask for a change in the life of a VM.
 const (
 	KeyHibernate            = PrefixVM + "hibernate"
+	KeyPaused               = PrefixVM + "paused"
 	KeyRestoreFromHibernate = PrefixVM + "restore-from-hibernate"
 	KeyKeepSnapshot         = PrefixVM + "keep-snapshot-on-delete"
 	KeyGeneration           = PrefixSet + "generation"
@@ -74,6 +75,9 @@ const (
 	LabelSnapshotCPUClass = PrefixNode + "snapshot-cpu-class"
 	LabelNodeRole         = "node-role.kubernetes.io/cocoon-vm"
 )
+
+// ConditionPaused is the condition of a pod that is True while its VM is paused. A pod whose VM was never paused lacks it.
+const ConditionPaused = PrefixVM + "Paused"
 
 // NodeAnnotations are the annotations that the node of a pod writes. A node must not change any other annotation of ours;
 // deploy/vk-cocoon/policy.yaml enforces this.

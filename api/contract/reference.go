@@ -30,6 +30,7 @@ func Reference() []Entry {
 		{KeySMBIOS, "JSON", "user", "serial number of the system, and manufacturer, version, serial, asset and sku of its chassis; the UUID is VirtletSystemUUID"},
 		{KeyNetworkData, "secret/NAME[/KEY], configmap/NAME[/KEY]", "user", "network configuration for cloud-init, instead of the generated one; a volume of the pod must name the object; default KEY: networkdata"},
 		{KeyHibernate, "true", "operator", "the VM hibernates; when the annotation is removed, it wakes"},
+		{KeyPaused, "true", "user", "the guest is paused; when the annotation is removed, it continues. A VM whose pod has it from the beginning does not execute an instruction before"},
 		{KeyRestoreFromHibernate, "true", "operator", "the VM must resume from its hibernated state and must not boot"},
 		{KeyKeepSnapshot, "true", "operator", "this deletion saves nothing and keeps the tags"},
 		{KeyGeneration, "number", "operator", "generation of the CocoonSet that the pod was written for"},

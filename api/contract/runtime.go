@@ -44,6 +44,9 @@ func SetHibernate(annotations map[string]string, v bool) {
 	put(annotations, KeyHibernate, flagText(v))
 }
 
+// Paused reports whether the annotations ask for a paused VM. Only the literal "true" asks for it.
+func Paused(annotations map[string]string) bool { return annotations[KeyPaused] == "true" }
+
 // ResolveConnType is how a person reaches the guest: the requested type, else VNC if its port is known, else the default of
 // the operating system.
 func ResolveConnType(s VMSpec, rt VMRuntime) ConnType {

@@ -31,6 +31,8 @@ func (idle) Start(context.Context, string) (vm.Record, error)   { return vm.Reco
 func (idle) Stop(context.Context, string, time.Duration) (vm.Record, error) {
 	return vm.Record{}, errNone
 }
+func (idle) Pause(context.Context, string) (vm.Record, error)   { return vm.Record{}, errNone }
+func (idle) Unpause(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
 func (idle) Remove(context.Context, string, bool) error         { return errNone }
 func (idle) Inspect(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
 

@@ -39,19 +39,25 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request, t target) error {
 		return conflict(t, "spec.running and spec.runStrategy are both set: %w", err)
 	case vmi != nil && !vmi.IsFinal() && vmi.Status.Phase != v1.Unknown && vmi.Status.Phase != v1.VmPhaseUnset:
 		return conflict(t, "VM is already running")
-	case o.Paused:
-		return conflict(t, "Cocoon does not offer to start VMs paused yet")
+	}
+	begin := v1.VirtualMachineStateChangeRequest{Action: v1.StartRequest}
+	if o.Paused {
+		begin.Data = map[string]string{v1.StartRequestDataPausedKey: v1.StartRequestDataPausedTrue}
 	}
 	switch strategy {
 	case v1.RunStrategyHalted:
+		if o.Paused { // the controller changes the strategy
+			err = s.request(r.Context(), t, vm, dry, begin)
+			break
+		}
 		err = s.patchSpec(r.Context(), t, vm, true, dry)
 	case v1.RunStrategyManual, v1.RunStrategyRerunOnFailure:
-		requests := []v1.VirtualMachineStateChangeRequest{{Action: v1.StartRequest}}
+		requests := []v1.VirtualMachineStateChangeRequest{begin}
 		switch {
 		case strategy == v1.RunStrategyRerunOnFailure && vmi != nil && vmi.Status.Phase == v1.Failed:
 			return conflict(t, "%v does not support starting VM from failed state", strategy)
 		case vmi != nil && vmi.IsFinal():
-			requests = []v1.VirtualMachineStateChangeRequest{{Action: v1.StopRequest, UID: &vmi.UID}, {Action: v1.StartRequest}}
+			requests = []v1.VirtualMachineStateChangeRequest{{Action: v1.StopRequest, UID: &vmi.UID}, begin}
 		}
 		err = s.request(r.Context(), t, vm, dry, requests...)
 	default:

@@ -65,6 +65,9 @@ func state(vm *v1.VirtualMachine) string {
 		if c.UID != nil {
 			out += ":" + string(*c.UID)
 		}
+		if c.Data["paused"] == "true" {
+			out += "(paused)"
+		}
 	}
 	return out
 }
@@ -86,7 +89,11 @@ func TestLifecycle(t *testing.T) {
 		{"false", none, "start", `{}`, "202", "true"},
 		{"Halted", none, "start", `{"dryRun":["All"]}`, "202", "Halted"},
 		{"Halted", none, "start", `{"dryRun":["Some"]}`, `400 dryRun "Some" must be All`, "Halted"},
-		{"Halted", none, "start", `{"paused":true}`, refused + "Cocoon does not offer to start VMs paused yet", "Halted"},
+		{"Halted", none, "start", `{"paused":true}`, "202", "Halted Start(paused)"},
+		{"Halted", v1.Succeeded, "start", `{"paused":true}`, "202", "Halted Start(paused)"},
+		{"Halted", none, "start", `{"paused":true,"dryRun":["All"]}`, "202", "Halted"},
+		{"Manual", none, "start", `{"paused":true}`, "202", "Manual Start(paused)"},
+		{"Always", none, "start", `{"paused":true}`, refused + "Always does not support manual start requests", "Always"},
 		{"Halted", v1.Running, "start", `{}`, refused + "VM is already running", "Halted"},
 		{"Always", v1.Running, "start", `{}`, refused + "VM is already running", "Always"},
 		{"Always", none, "start", `{}`, refused + "Always does not support manual start requests", "Always"},
@@ -266,7 +273,7 @@ func TestErrorsOfTheAPIServer(t *testing.T) {
 func TestUnoffered(t *testing.T) {
 	r := start(t, machine("Always"), instance("web", v1.Running))
 	for name, to := range served {
-		if to.stream || strings.HasSuffix(name, "start") || strings.HasSuffix(name, "/stop") || strings.HasPrefix(name, "expand-") || strings.HasSuffix(name, "/expand-spec") {
+		if to.stream || strings.HasSuffix(name, "start") || strings.HasSuffix(name, "/stop") || strings.HasSuffix(name, "pause") || strings.HasPrefix(name, "expand-") || strings.HasSuffix(name, "/expand-spec") {
 			continue
 		}
 		resource, sub, _ := strings.Cut(name, "/")

@@ -47,8 +47,9 @@ var served = map[string]route{
 	instances + "/portforward": {method: http.MethodGet, stream: true, serve: (*Server).portForward},
 	machines + "/portforward":  {method: http.MethodGet, stream: true, serve: (*Server).portForward},
 
-	instances + "/pause":           {method: http.MethodPut, serve: unoffered("pause")},
-	instances + "/unpause":         {method: http.MethodPut, serve: unoffered("unpause")},
+	instances + "/pause":   {method: http.MethodPut, serve: (*Server).pause},
+	instances + "/unpause": {method: http.MethodPut, serve: (*Server).unpause},
+
 	instances + "/freeze":          {method: http.MethodPut, serve: unoffered("freeze")},
 	instances + "/unfreeze":        {method: http.MethodPut, serve: unoffered("unfreeze")},
 	instances + "/reset":           {method: http.MethodPut, serve: unoffered("reset")},

@@ -101,6 +101,12 @@ func (c *check) flag(at *field.Path, value *bool, refused bool, why string) {
 func (c *check) machine() {
 	s, domain := c.spec, c.at.Child("domain")
 	only(c, c.at.Child("architecture"), s.Architecture, "", architecture)
+	if s.StartStrategy != nil {
+		only(c, c.at.Child("startStrategy"), *s.StartStrategy, v1.StartStrategyPaused)
+		if p := s.LivenessProbe; p != nil && p.GuestAgentPing == nil {
+			c.invalid(c.at.Child("startStrategy"), *s.StartStrategy, "a VM with a livenessProbe cannot start paused; leave one of them out")
+		}
+	}
 	if s.Hostname != "" {
 		for _, why := range validation.IsDNS1123Label(s.Hostname) {
 			c.invalid(c.at.Child("hostname"), s.Hostname, why)

@@ -41,7 +41,7 @@ var rules = rulebook{
 	"hostname":                      {Outcome: Honoured},
 	"subdomain":                     {Outcome: Honoured},
 	"evictionStrategy":              {Warned, "nodes do not migrate VMs; a drain shuts the VM down"},
-	"startStrategy":                 {Refused, "a VM cannot be created paused"},
+	"startStrategy":                 {Outcome: Honoured},
 	"architecture":                  {Honoured, "amd64 only"},
 	"dnsPolicy":                     {Warned, "a guest that boots itself has the name servers of its network"},
 	"dnsConfig":                     {Warned, "a guest that boots itself has the name servers of its network"},

@@ -81,6 +81,9 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	if id := systemUUID(vmi); id != "" {
 		annotations[contract.KeyVirtletSystemUUID] = id
 	}
+	if s.StartStrategy != nil && *s.StartStrategy == v1.StartStrategyPaused {
+		annotations[contract.KeyPaused] = "true"
+	}
 	annotations[contract.KeyVirtletVCPUs] = strconv.FormatInt(cpus(s), 10)
 	container := corev1.Container{
 		Name:           Container,

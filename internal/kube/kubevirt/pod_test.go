@@ -53,6 +53,32 @@ func TestPod(t *testing.T) {
 	}
 }
 
+// An instance that starts paused has a pod that its node starts paused. It has no liveness probe.
+func TestStartPaused(t *testing.T) {
+	i := vmi(t, "web")
+	for strategy, want := range map[v1.StartStrategy]bool{"": false, v1.StartStrategyPaused: true} {
+		if i.Spec.StartStrategy = nil; strategy != "" {
+			i.Spec.StartStrategy = &strategy
+		}
+		if errs, warnings := CheckInstance(i); len(errs) > 0 || len(warnings) > 0 {
+			t.Errorf("%q: %v %v", strategy, errs, warnings)
+		}
+		if got := convert.Spec(Pod(i), convert.Node{}, nil).Paused; got != want {
+			t.Errorf("%q: the VM starts paused: %v", strategy, got)
+		}
+	}
+	paused := v1.StartStrategyPaused
+	i.Spec.StartStrategy, i.Spec.LivenessProbe = &paused, &v1.Probe{Handler: v1.Handler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(22)}}}
+	if errs, _ := CheckInstance(i); len(errs) != 1 || errs[0].Field != "spec.startStrategy" {
+		t.Errorf("with a liveness probe: %v", errs)
+	}
+	other := v1.StartStrategy("Later")
+	i.Spec.StartStrategy, i.Spec.LivenessProbe = &other, nil
+	if errs, _ := CheckInstance(i); len(errs) != 1 || errs[0].Field != "spec.startStrategy" {
+		t.Errorf("another strategy: %v", errs)
+	}
+}
+
 // Whatever an instance is called, its pod, VM, labels and host name have valid names, and those of two instances differ.
 func TestNames(t *testing.T) {
 	long := strings.Repeat("a", 252)
@@ -270,6 +296,22 @@ func TestObserve(t *testing.T) {
 	})
 	if s.Phase != v1.Running || len(s.Interfaces) != 1 || s.Interfaces[0].IP != "10.1.2.3" || len(s.Interfaces[0].IPs) != 2 || status(v1.VirtualMachineInstanceReady) != "True " ||
 		status(v1.VirtualMachineInstanceSynchronized) != "" || !Ran(i) || len(s.PhaseTransitionTimestamps) != 4 {
+		t.Errorf("%+v", s)
+	}
+	running := pod.Status.DeepCopy()
+	s = look(func() {
+		pod.Status.Conditions = []corev1.PodCondition{
+			{Type: corev1.PodReady, Status: corev1.ConditionFalse, Reason: "Paused"}, {Type: contract.ConditionPaused, Status: corev1.ConditionTrue, Reason: "Paused"},
+		}
+	})
+	if s.Phase != v1.Running || status(v1.VirtualMachineInstancePaused) != "True PausedByUser" || status(v1.VirtualMachineInstanceReady) != "False Paused" {
+		t.Errorf("%+v", s)
+	}
+	s = look(func() {
+		pod.Status = *running
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: contract.ConditionPaused, Status: corev1.ConditionFalse})
+	})
+	if s.Phase != v1.Running || status(v1.VirtualMachineInstancePaused) != "" || status(v1.VirtualMachineInstanceReady) != "True " {
 		t.Errorf("%+v", s)
 	}
 	s = look(func() { pod.Status.Phase, pod.Status.Conditions = corev1.PodSucceeded, nil })

@@ -9,12 +9,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	v1 "kubevirt.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
 )
 
 // Reasons of conditions of a VirtualMachineInstance.
 const (
 	ReasonNotSupported = "NotSupported" // Synchronized: the instance asks for what Cocoon refuses
 	ReasonPodGone      = "PodDeleted"
+	ReasonPausedByUser = "PausedByUser" // Paused
 )
 
 // Phase returns the phase of an instance whose pod is pod.
@@ -50,6 +53,11 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 		set(&s, v1.VirtualMachineInstanceConditionType(corev1.PodScheduled), false, placed.Reason, placed.Message, now)
 	} else {
 		drop(&s, v1.VirtualMachineInstanceConditionType(corev1.PodScheduled))
+	}
+	if paused := condition(pod, contract.ConditionPaused); paused.Status == corev1.ConditionTrue {
+		set(&s, v1.VirtualMachineInstancePaused, true, ReasonPausedByUser, "VMI was paused by user", now)
+	} else {
+		drop(&s, v1.VirtualMachineInstancePaused)
 	}
 	if why := waiting(pod); why != nil {
 		set(&s, v1.VirtualMachineInstanceSynchronized, false, why.Reason, why.Message, now)
@@ -122,7 +130,10 @@ func Condition(vmi *v1.VirtualMachineInstance, kind v1.VirtualMachineInstanceCon
 func set(s *v1.VirtualMachineInstanceStatus, kind v1.VirtualMachineInstanceConditionType, yes bool, reason, message string, now time.Time) {
 	c := v1.VirtualMachineInstanceCondition{Type: kind, Status: corev1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now)}
 	if yes {
-		c.Status, c.Reason, c.Message = corev1.ConditionTrue, "", ""
+		c.Status = corev1.ConditionTrue
+		if kind != v1.VirtualMachineInstancePaused { // nothing is wrong
+			c.Reason, c.Message = "", ""
+		}
 	}
 	for i, old := range s.Conditions {
 		if old.Type == kind {

@@ -29,6 +29,8 @@ const (
 	actKeep                         // monitors a running VM and keeps its volumes up to date
 	actAddContainers                // adds ephemeral containers to a running VM
 	actResize                       // gives the containers of a running VM the resources of the pod
+	actPause                        // pauses the guest of a running VM
+	actUnpause                      // lets the paused guest continue
 	actStopForKill                  // stops the VM because a probe or hook requires that
 	actHibernate                    // hibernates the VM
 	actStore                        // stores the state of the hibernated VM in the registry, if the node has one
@@ -70,6 +72,7 @@ type abilities struct {
 type waits struct {
 	hibernate, wake time.Duration
 	add, resize     time.Duration
+	pause           time.Duration // also for unpausing
 	start           time.Duration
 	scheduled       bool // start is set for the last end of the VM
 }
@@ -115,6 +118,13 @@ func (s observation) running() (action, turn) {
 	switch {
 	case s.kill:
 		return actStopForKill, whenWoken
+	case s.unsettledPause() && s.waits.pause <= 0:
+		if contract.Paused(s.pod.Annotations) {
+			return actPause, whenWoken
+		}
+		return actUnpause, whenWoken
+	case s.unsettledPause():
+		return actKeep, after(s.waits.pause)
 	case !contract.Hibernate(s.pod.Annotations) || !s.node.snapshots:
 		return s.keeps()
 	case !podstatus.Up(s.rec) || !hasIdentity(s.rec, s.answers): // a VM can be saved only when its guest has its own identity
@@ -125,11 +135,17 @@ func (s observation) running() (action, turn) {
 	return actHibernate, whenWoken
 }
 
-// keeps returns the action for a running VM that continues to run. A guest that is not set up gets no container and no resources.
+// unsettledPause reports whether the guest is paused and must not be, or the other way around. Precondition: the VM runs.
+func (s observation) unsettledPause() bool {
+	return contract.Paused(s.pod.Annotations) != podstatus.Paused(s.rec)
+}
+
+// keeps returns the action for a running VM that continues to run. A guest that is not set up gets no container and no resources, and
+// neither does one that is paused.
 func (s observation) keeps() (action, turn) {
 	next := whenWoken
 	switch {
-	case !podstatus.Up(s.rec) || s.rec.Resume != nil:
+	case !podstatus.Up(s.rec) || s.rec.Resume != nil || podstatus.Paused(s.rec):
 		return actKeep, whenWoken
 	case s.resize && s.waits.resize <= 0:
 		return actResize, whenWoken

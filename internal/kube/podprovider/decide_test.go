@@ -66,6 +66,12 @@ func TestDecide(t *testing.T) {
 		"containers to add, to hibernate":          {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.adds = true }), actHibernate, whenWoken},
 		"containers to add, stopped":               {with(seen(vm.StateStopped), func(s *observation) { s.adds = true }), actSchedule, whenWoken},
 		"kill requested":                           {with(seen(vm.StateRunning), func(s *observation) { s.kill = true }), actStopForKill, whenWoken},
+		"to pause":                                 {seen(vm.StateRunning, contract.KeyPaused, "true"), actPause, whenWoken},
+		"to pause, retry is not due":               {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.waits.pause = soon }), actKeep, after(soon)},
+		"to pause, kill requested":                 {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.kill = true }), actStopForKill, whenWoken},
+		"to pause, stopped":                        {seen(vm.StateStopped, contract.KeyPaused, "true"), actSchedule, whenWoken},
+		"paused":                                   {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.rec.Paused, s.adds, s.resize = vm.PausedOnRequest, true, true }), actKeep, whenWoken},
+		"to unpause":                               {with(seen(vm.StateRunning), func(s *observation) { s.rec.Paused = vm.PausedAtStart }), actUnpause, whenWoken},
 		"to hibernate":                             {seen(vm.StateRunning, hibernated...), actHibernate, whenWoken},
 		"to hibernate, retry is not due":           {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.waits.hibernate = soon }), actKeep, after(soon)},
 		"to hibernate, without agent":              {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.rec.AgentReady = false }), actKeep, whenWoken},
@@ -128,7 +134,10 @@ type model struct {
 // event lets a random event happen to the pod, the VM or the node.
 func (w *model) event() string {
 	running := w.rec != nil && w.rec.State == vm.StateRunning
-	switch n := w.r.IntN(13); {
+	switch n := w.r.IntN(14); {
+	case n == 12:
+		w.pod.Annotations[contract.KeyPaused] = fmt.Sprint(w.r.IntN(2) == 0)
+		return "paused=" + w.pod.Annotations[contract.KeyPaused]
 	case n == 0:
 		w.pod.Annotations[contract.KeyHibernate] = fmt.Sprint(w.r.IntN(2) == 0)
 		return "hibernate=" + w.pod.Annotations[contract.KeyHibernate]
@@ -153,7 +162,7 @@ func (w *model) event() string {
 		w.leaving = true
 		return "the pod is deleted"
 	case n == 7:
-		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, resize: time.Second, scheduled: w.waits.scheduled}
+		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, resize: time.Second, pause: time.Second, scheduled: w.waits.scheduled}
 		return "something failed"
 	case n == 9:
 		w.adds = true
@@ -198,6 +207,10 @@ func (w *model) do(what action) bool {
 		w.adds = false
 	case actResize:
 		w.resize = false
+	case actPause:
+		w.rec.Paused = vm.PausedOnRequest
+	case actUnpause:
+		w.rec.Paused = ""
 	case actHibernate:
 		w.rec.State, w.rec.Snapshot, w.stored = vm.StateHibernated, "snap", false
 	case actStore:
@@ -230,7 +243,10 @@ func (w *model) reached() bool {
 	case contract.Hibernate(w.pod.Annotations):
 		return w.rec.State == vm.StateHibernated && w.stored
 	}
-	return w.rec.State == vm.StateRunning && w.rec.AgentReady && !w.kill && !w.adds && !w.resize
+	if contract.Paused(w.pod.Annotations) { // it gets nothing before it is unpaused
+		return w.rec.State == vm.StateRunning && w.rec.Paused != "" && !w.kill
+	}
+	return w.rec.State == vm.StateRunning && w.rec.Paused == "" && w.rec.AgentReady && !w.kill && !w.adds && !w.resize
 }
 
 // TestDecideReachesWantedState lets random events happen, with actions that succeed or fail. After the last event, a few

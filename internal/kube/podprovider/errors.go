@@ -55,6 +55,10 @@ const (
 	eventStandIn = "BackendStandIn"
 
 	eventHibernated          = "Hibernated"
+	eventPaused              = "Paused"
+	eventPauseFailed         = "PauseFailed"
+	eventUnpaused            = "Unpaused"
+	eventUnpauseFailed       = "UnpauseFailed"
 	eventHibernateFailed     = "HibernateFailed"
 	eventHibernatePushFailed = "HibernatePushFailed"
 	eventStateDropped        = "HibernateStateDropped"

@@ -27,6 +27,7 @@ type engine struct {
 	execAs    func(ctx context.Context, command string) (int, error) // nil: the command writes hi and exits with 7
 	consoleAs func() io.ReadWriteCloser                              // nil: somebody else uses the console
 	startAs   func() error                                           // nil: always succeeds
+	pauseAs   error                                                  // of Pause and Unpause
 	down      error                                                  // every call fails with it
 	removed   func(vm.Record)                                        // called with mu held; nil: nothing
 
@@ -132,7 +133,7 @@ func (e *engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	e.nextIP++
 	r := &vm.Record{
 		ID: vm.NewID(), Owner: owner, Spec: spec, State: vm.StateRunning, Driver: "fake", ImageType: vm.ImageOCI, ImageDigest: "sha256:abc",
-		StartedAt: time.Now(), CreatedAt: time.Now(),
+		StartedAt: time.Now(), CreatedAt: time.Now(), Paused: startsPaused(spec),
 		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", e.nextIP), IP: fmt.Sprintf("10.0.0.%d", e.nextIP), IPv6: fmt.Sprintf("fd00::%x", e.nextIP)}},
 	}
 	for _, c := range spec.Containers {
@@ -142,6 +143,13 @@ func (e *engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 	e.note(vm.EventAdded, r)
 	e.bootSoon(r)
 	return *r, nil
+}
+
+func startsPaused(spec vm.Spec) vm.Paused {
+	if spec.Paused {
+		return vm.PausedAtStart
+	}
+	return ""
 }
 
 // bootSoon makes the agent answer after the boot time. Precondition: mu is held.
@@ -272,6 +280,32 @@ func (e *engine) Stop(ctx context.Context, ref string, grace time.Duration) (vm.
 		r.State, r.AgentReady, r.ExitCode, r.Reason, r.StoppedAt = vm.StateStopped, false, &code, reason, time.Now()
 	})
 	return e.Inspect(ctx, ref)
+}
+
+func (e *engine) Pause(ctx context.Context, ref string) (vm.Record, error) {
+	return e.setPaused(ctx, "pause", ref, vm.PausedOnRequest)
+}
+
+func (e *engine) Unpause(ctx context.Context, ref string) (vm.Record, error) {
+	return e.setPaused(ctx, "unpause", ref, "")
+}
+
+func (e *engine) setPaused(ctx context.Context, call, ref string, paused vm.Paused) (vm.Record, error) {
+	leave, err := e.enter(call)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	r := e.findFor(ctx, ref)
+	if r == nil {
+		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	}
+	if e.pauseAs != nil {
+		return vm.Record{}, e.pauseAs
+	}
+	r.Paused = paused
+	e.note(vm.EventModified, r)
+	return *r, nil
 }
 
 func (e *engine) Remove(ctx context.Context, ref string, _ bool) error {

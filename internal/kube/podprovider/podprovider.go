@@ -61,6 +61,9 @@ type machines interface {
 	// Stop asks the guest to shut down and kills it after the grace period. A negative grace means that of the spec. 0
 	// kills the guest immediately.
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
+	// Pause stops the CPUs of the running guest until Unpause. Both are idempotent.
+	Pause(ctx context.Context, ref string) (vm.Record, error)
+	Unpause(ctx context.Context, ref string) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
 }

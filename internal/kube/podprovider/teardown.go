@@ -75,6 +75,9 @@ func (t *teardown) removeVM(ctx context.Context, r removal) (turn, bool) {
 	if rec == nil {
 		return whenWoken, true
 	}
+	if rec = t.unpause(ctx, rec); ctx.Err() != nil {
+		return atOnce, false
+	}
 	if wait, ok := t.retention.first(ctx, rec); !ok {
 		return wait, false
 	}
@@ -120,6 +123,21 @@ func (t *teardown) removeVM(ctx context.Context, r removal) (turn, bool) {
 	t.Metrics.done("delete", nil)
 	t.log.Info("vm removed", "vm", rec.ID)
 	return whenWoken, true
+}
+
+// unpause lets a paused guest run, so that it can be saved, run its hooks and power off. One that has not run yet is only removed.
+func (t *teardown) unpause(ctx context.Context, rec *vm.Record) *vm.Record {
+	if rec.State != vm.StateRunning || rec.Paused != vm.PausedOnRequest {
+		return rec
+	}
+	got, err := t.vms.Unpause(ctx, string(rec.ID))
+	if err != nil {
+		if ctx.Err() == nil {
+			t.log.Warn("paused vm not unpaused before its removal", "vm", rec.ID, "err", err)
+		}
+		return rec
+	}
+	return t.take(got)
 }
 
 // askServer asks the API server whether the pod is gone or is being deleted. A cache may be stale, so it is never a reason to

@@ -99,6 +99,14 @@ func (v ownMachines) Stop(ctx context.Context, ref string, grace time.Duration) 
 	return v.r.Stop(vm.OnBehalf(ctx, v.o), ref, grace)
 }
 
+func (v ownMachines) Pause(ctx context.Context, ref string) (vm.Record, error) {
+	return v.r.Pause(vm.OnBehalf(ctx, v.o), ref)
+}
+
+func (v ownMachines) Unpause(ctx context.Context, ref string) (vm.Record, error) {
+	return v.r.Unpause(vm.OnBehalf(ctx, v.o), ref)
+}
+
 func (v ownMachines) Remove(ctx context.Context, ref string, force bool) error {
 	return v.r.Remove(vm.OnBehalf(ctx, v.o), ref, force)
 }

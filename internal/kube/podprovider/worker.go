@@ -23,6 +23,7 @@ type worker struct {
 	runs     *runs
 	adds     *additions
 	resizes  *resizes
+	pauses   *pauser
 	end      *teardown
 	trusted  bool // the guest was ready at the last check of an earlier process
 }
@@ -34,7 +35,7 @@ func newWorker(c *common, s, prior *podState) *worker {
 	return &worker{
 		base: b, asleep: asleep,
 		creation: &creation{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
-		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b), resizes: &resizes{base: b},
+		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b), resizes: &resizes{base: b}, pauses: &pauser{base: b},
 		trusted: slices.ContainsFunc(s.look().status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready }),
 	}
 }
@@ -73,7 +74,7 @@ func (w *worker) observe(cancel context.CancelFunc) (observation, *removal) {
 		ended: f.status.Phase == corev1.PodSucceeded || f.status.Phase == corev1.PodFailed,
 		node:  abilities{snapshots: w.states != nil, remote: w.remote()},
 		left:  w.late(f), answers: w.health.Reach().Ready, killed: w.killed,
-		waits: waits{hibernate: w.asleep.hibernating.left(), wake: w.asleep.waking.left(), start: time.Until(w.runs.due)},
+		waits: waits{hibernate: w.asleep.hibernating.left(), wake: w.asleep.waking.left(), start: time.Until(w.runs.due), pause: w.pauses.attempt.left()},
 	}
 	if f.rec == nil {
 		s.clash = w.index.clash(w.podState)
@@ -132,6 +133,9 @@ func (w *worker) act(ctx context.Context, what action, s observation, next turn)
 	case actResize:
 		w.running(ctx, pod, rec)
 		next = w.resizes.act(ctx, pod, rec)
+	case actPause, actUnpause:
+		w.pauses.act(ctx, rec, what == actPause)
+		next = atOnce
 	case actStopForKill:
 		next = w.runs.stopForKill(ctx, pod, rec, w.health.StopRequested(rec))
 	case actHibernate:
@@ -187,7 +191,12 @@ func (w *worker) keepRunning(ctx context.Context, s observation) turn {
 // running makes sure that a running VM is monitored, and publishes its status.
 func (w *worker) running(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	w.again, w.runs.due, w.pause = false, time.Time{}, podstatus.Pause{}
-	if !podstatus.Up(rec) {
+	switch {
+	case podstatus.Paused(rec): // it answers nothing, and is not killed for that
+		w.health.Stop()
+		w.publish(0)
+		return
+	case !podstatus.Up(rec):
 		w.health.Stop()
 		w.publish(w.cfg.Settle)
 		return

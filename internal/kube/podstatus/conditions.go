@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -74,8 +75,12 @@ func (v View) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 		if v.Asleep {
 			why += ": the VM is hibernated"
 		}
-		set(corev1.ContainersReady, false, reasonNotReady, why)
-		set(corev1.PodReady, false, reasonNotReady, why)
+		reason := reasonNotReady
+		if Paused(v.Record) {
+			reason = ReasonPaused
+		}
+		set(corev1.ContainersReady, false, reason, why)
+		set(corev1.PodReady, false, reason, why)
 	default:
 		set(corev1.ContainersReady, true, "", "")
 		closed := v.closedGates()
@@ -90,6 +95,11 @@ func (v View) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 		set(ConditionDiskFault, true, fault, v.Record.Message)
 	} else if slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == ConditionDiskFault }) {
 		set(ConditionDiskFault, false, "", "")
+	}
+	if Paused(v.Record) {
+		set(contract.ConditionPaused, true, ReasonPaused, pausedText(v.Record))
+	} else if slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionPaused }) {
+		set(contract.ConditionPaused, false, "", "")
 	}
 	return out
 }

@@ -20,6 +20,7 @@ import (
 const (
 	ReasonCreating   = "ContainerCreating"
 	ReasonHibernated = "Hibernated"
+	ReasonPaused     = "Paused"
 	ReasonUnserved   = "NotServed"
 )
 
@@ -103,6 +104,11 @@ func Up(rec *vm.Record) bool {
 	return rec != nil && rec.State == vm.StateRunning && (rec.AgentReady || rec.ImageType == vm.ImageDisk)
 }
 
+// Paused reports whether the guest of rec is paused on request.
+func Paused(rec *vm.Record) bool {
+	return rec != nil && rec.State == vm.StateRunning && rec.Paused != ""
+}
+
 // Over reports whether the last run of rec has ended.
 func Over(rec *vm.Record) bool {
 	return rec != nil && (rec.State == vm.StateStopped || rec.State == vm.StateError)
@@ -127,6 +133,9 @@ func Machine(pod *corev1.Pod) *vm.Record {
 func (v View) Status(prev corev1.PodStatus, now time.Time) corev1.PodStatus {
 	if DiskFault(v.Record) == vm.ReasonDiskFull { // the guest is paused
 		v.Reach = Reach{Why: v.Record.Message}
+	}
+	if Paused(v.Record) {
+		v.Reach = Reach{Why: pausedText(v.Record)}
 	}
 	s := *prev.DeepCopy()
 	s.ObservedGeneration = v.Pod.Generation
@@ -197,6 +206,14 @@ func hibernatedState() *corev1.ContainerStateWaiting {
 	return &corev1.ContainerStateWaiting{Reason: ReasonHibernated, Message: "the VM is hibernated; it wakes when the annotation " + contract.KeyHibernate + " is removed"}
 }
 
+// pausedText says why a paused guest does not run. Precondition: Paused.
+func pausedText(rec *vm.Record) string {
+	if rec.Paused == vm.PausedAtStart {
+		return "the VM was started paused"
+	}
+	return "the VM is paused"
+}
+
 func (v View) container() corev1.ContainerStatus {
 	h := v.healthOf(v.name())
 	c := corev1.ContainerStatus{Started: new(Up(v.Record) && h.Started && !h.Starting)}
@@ -237,6 +254,9 @@ func (v View) container() corev1.ContainerStatus {
 }
 
 func (v View) waiting() *corev1.ContainerStateWaiting {
+	if v.Pause.Reason == "" && Paused(v.Record) {
+		return &corev1.ContainerStateWaiting{Reason: ReasonPaused, Message: pausedText(v.Record)}
+	}
 	if v.Pause.Reason == "" {
 		w := &corev1.ContainerStateWaiting{Reason: ReasonCreating}
 		if Fault(v.Record) == vm.ReasonFailedMount {

@@ -168,11 +168,12 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 		}
 	}
 	s.set(v1.VirtualMachineReady, ready, why, text, now)
+	s.paused(vmi, now)
 	switch {
 	case vmi == nil || vmi.DeletionTimestamp != nil:
 		s.drop(v1.VirtualMachineRestartRequired)
 	case x.template == nil:
-	case !apiequality.Semantic.DeepEqual(vmi.Spec, x.template.Spec):
+	case changed(vmi, x.template):
 		s.set(v1.VirtualMachineRestartRequired, true, "RestartRequired", "the template has changed; the change is effective after a restart", now)
 	default:
 		s.drop(v1.VirtualMachineRestartRequired)
@@ -183,6 +184,48 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 		s.drop(v1.VirtualMachineFailure)
 	}
 	s.status.PrintableStatus = s.printable(vm, vmi)
+}
+
+// changed reports whether the instance is not what the template says now. A request may have started it paused.
+func changed(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstanceTemplateSpec) bool {
+	is := vmi.Spec
+	is.StartStrategy = template.Spec.StartStrategy
+	return !apiequality.Semantic.DeepEqual(is, template.Spec)
+}
+
+// paused tells that the guest is paused, with the words of its instance.
+func (s *step) paused(vmi *v1.VirtualMachineInstance, now time.Time) {
+	if vmi != nil {
+		if c := kubevirt.Condition(vmi, v1.VirtualMachineInstancePaused); isTrue(c) {
+			s.set(v1.VirtualMachinePaused, true, c.Reason, c.Message, now)
+			return
+		}
+	}
+	s.drop(v1.VirtualMachinePaused)
+}
+
+// startsPaused reports whether somebody asked to start the machine paused.
+func startsPaused(vm *v1.VirtualMachine) bool {
+	return slices.ContainsFunc(vm.Status.StateChangeRequests, func(r v1.VirtualMachineStateChangeRequest) bool {
+		return r.Action == v1.StartRequest && r.Data[v1.StartRequestDataPausedKey] == v1.StartRequestDataPausedTrue
+	})
+}
+
+// switchesOn reports whether a machine that is off has to become one that always runs, because a request starts it paused. Such a
+// request cannot change the run strategy itself: the strategy and the requests are written separately.
+func switchesOn(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance) bool {
+	strategy, err := vm.RunStrategy()
+	return err == nil && strategy == v1.RunStrategyHalted && vmi == nil && vm.DeletionTimestamp == nil && startsPaused(vm)
+}
+
+// switchOn makes vm one that always runs.
+func switchOn(vm *v1.VirtualMachine) {
+	always, on := v1.RunStrategyAlways, true
+	if vm.Spec.Running != nil {
+		vm.Spec.Running = &on
+	} else {
+		vm.Spec.RunStrategy = &always
+	}
 }
 
 // printable returns the column Status: the first in KubeVirt's order that is true.
@@ -260,6 +303,10 @@ func instance(vm *v1.VirtualMachine, template *v1.VirtualMachineInstanceTemplate
 		Spec: *template.Spec.DeepCopy(),
 	}
 	base.Annotate(&vmi.ObjectMeta)
+	if startsPaused(vm) {
+		paused := v1.StartStrategyPaused
+		vmi.Spec.StartStrategy = &paused
+	}
 	kubevirt.SetPhase(&vmi.Status, v1.Pending, now)
 	return vmi
 }

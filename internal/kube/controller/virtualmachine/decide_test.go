@@ -223,3 +223,51 @@ func TestRefusedKeepsItsRequests(t *testing.T) {
 		}
 	}
 }
+
+// A machine that is off and is asked to start paused becomes one that always runs, and its next instance starts paused. The instance
+// differs from the template in that only, which asks for no restart.
+func TestStartPaused(t *testing.T) {
+	paused := func(vm *v1.VirtualMachine) {
+		vm.Status.StateChangeRequests = []v1.VirtualMachineStateChangeRequest{{Action: v1.StartRequest, Data: map[string]string{"paused": "true"}}}
+	}
+	off, no := machine(v1.RunStrategyHalted, paused), false
+	old := machine("", paused, func(vm *v1.VirtualMachine) { vm.Spec.RunStrategy, vm.Spec.Running = nil, &no })
+	for name, vm := range map[string]*v1.VirtualMachine{"runStrategy": off, "running": old} {
+		if !switchesOn(vm, nil) || switchesOn(vm, in(v1.Succeeded)) {
+			t.Errorf("%s: it is switched on while there is an instance, or is not", name)
+		}
+		switchOn(vm)
+		if is, err := vm.RunStrategy(); err != nil || is != v1.RunStrategyAlways || switchesOn(vm, nil) {
+			t.Errorf("%s: it is %s, %v", name, is, err)
+		}
+		s := decide(seen{vm: vm, now: now})
+		made := instance(vm, vm.Spec.Template, kubevirt.Base{}, now)
+		if !s.start || made.Spec.StartStrategy == nil || *made.Spec.StartStrategy != v1.StartStrategyPaused {
+			t.Errorf("%s: it starts: %v, %+v", name, s.start, made.Spec.StartStrategy)
+		}
+		vm.Status = s.status
+		kubevirt.SetPhase(&made.Status, v1.Running, now)
+		with(made, v1.VirtualMachineInstancePaused, "True", "PausedByUser")
+		s = decide(seen{vm: vm, template: vm.Spec.Template, vmi: made, now: now})
+		var kinds []string
+		for _, c := range s.status.Conditions {
+			kinds = append(kinds, string(c.Type)+" "+c.Reason)
+		}
+		if !strings.Contains(strings.Join(kinds, ","), "Paused PausedByUser") || strings.Contains(strings.Join(kinds, ","), "RestartRequired") || s.status.PrintableStatus != v1.VirtualMachineStatusPaused {
+			t.Errorf("%s: conditions %q, %s", name, kinds, s.status.PrintableStatus)
+		}
+		vm.Status = s.status
+		made.Status.Conditions = nil
+		if s = decide(seen{vm: vm, template: vm.Spec.Template, vmi: made, now: now}); s.status.PrintableStatus != v1.VirtualMachineStatusRunning || instance(vm, vm.Spec.Template, kubevirt.Base{}, now).Spec.StartStrategy != nil {
+			t.Errorf("%s: unpaused it is %s", name, s.status.PrintableStatus)
+		}
+		for _, c := range s.status.Conditions {
+			if c.Type == v1.VirtualMachinePaused {
+				t.Errorf("%s: unpaused it has %+v", name, c)
+			}
+		}
+	}
+	if switchesOn(machine(v1.RunStrategyHalted, asks("Start")), nil) || switchesOn(machine(v1.RunStrategyHalted, paused, deleted), nil) || switchesOn(machine(v1.RunStrategyManual, paused), nil) {
+		t.Error("a machine is switched on that nobody asked to start paused, or that is deleted, or that is not off")
+	}
+}

@@ -85,6 +85,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, err // the change of the status brings the machine back
 	}
 	x.template, x.refusal, x.reason = plan.template, plan.refusal, plan.reason
+	if x.refusal == "" && switchesOn(vm, vmi) {
+		on := vm.DeepCopy()
+		switchOn(on)
+		return reconcile.Result{}, controller.IgnoreStale(r.Client.Patch(ctx, on, client.MergeFromWithOptions(vm, client.MergeFromWithOptimisticLock{})))
+	}
 	s := decide(x)
 	if s.start {
 		if err := r.start(ctx, vm, plan); err != nil {

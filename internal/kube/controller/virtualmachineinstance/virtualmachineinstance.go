@@ -32,6 +32,8 @@ const (
 	ReasonRefused  = "FailedCreate"
 	ReasonOccupied = "NameTaken" // a pod of somebody else has the name
 	ReasonIgnored  = "FieldsIgnored"
+	ReasonPaused   = "Paused"
+	ReasonUnpaused = "Unpaused"
 )
 
 // Reconciler reconciles VirtualMachineInstances. All fields are required.
@@ -68,12 +70,30 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	if pod != nil {
-		return reconcile.Result{}, r.write(ctx, vmi, kubevirt.Observe(vmi, pod, r.Now()))
+		return reconcile.Result{}, r.observe(ctx, vmi, pod)
 	}
 	if vmi.Status.Phase != v1.VmPhaseUnset && vmi.Status.Phase != v1.Pending {
 		return reconcile.Result{}, r.write(ctx, vmi, kubevirt.Fail(vmi, kubevirt.ReasonPodGone, "the pod of the VM was deleted", r.Now()))
 	}
 	return reconcile.Result{}, r.create(ctx, vmi)
+}
+
+// observe writes what has become of the pod.
+func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) error {
+	s := kubevirt.Observe(vmi, pod, r.Now())
+	if err := r.write(ctx, vmi, s); err != nil {
+		return err
+	}
+	next := *vmi
+	next.Status = s
+	was, is := kubevirt.Condition(vmi, v1.VirtualMachineInstancePaused), kubevirt.Condition(&next, v1.VirtualMachineInstancePaused)
+	switch {
+	case was == nil && is != nil:
+		r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonPaused, "Pause", "the guest is paused")
+	case was != nil && is == nil && s.Phase == v1.Running:
+		r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonUnpaused, "Unpause", "the guest runs")
+	}
+	return nil
 }
 
 // pod returns the pod of vmi, nil if it does not exist. The cache may not have heard of a pod that was just created, so what is not in
