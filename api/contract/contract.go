@@ -42,6 +42,7 @@ const (
 const (
 	KeyHibernate            = PrefixVM + "hibernate"
 	KeyPaused               = PrefixVM + "paused"
+	KeyReboot               = PrefixVM + "reboot"
 	KeyRestoreFromHibernate = PrefixVM + "restore-from-hibernate"
 	KeyKeepSnapshot         = PrefixVM + "keep-snapshot-on-delete"
 	KeyGeneration           = PrefixSet + "generation"
@@ -63,6 +64,7 @@ const (
 	KeyLifecycleState     = PrefixVM + "lifecycle-state"
 	KeyLifecycleObserved  = PrefixVM + "lifecycle-observed-generation"
 	KeyLifecycleMessage   = PrefixVM + "lifecycle-state-message"
+	KeyRebooted           = PrefixVM + "rebooted"
 	KeyHibernatedOnNode   = PrefixSet + "hibernated-on-node"
 	KeyDeleteVMNames      = PrefixSet + "delete-vm-names"
 	KeyRebuildHistory     = PrefixSet + "rebuild-history"
@@ -82,7 +84,7 @@ const ConditionPaused = PrefixVM + "Paused"
 // NodeAnnotations are the annotations that the node of a pod writes. A node must not change any other annotation of ours;
 // deploy/vk-cocoon/policy.yaml enforces this.
 func NodeAnnotations() []string {
-	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage}
+	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage, KeyRebooted}
 }
 
 // The taint of a virtual node. A pod uses the same key in its toleration.

@@ -24,7 +24,7 @@ func (a *app) vmCommand() *cobra.Command {
   cocoon vm logs -f web
   cocoon vm hibernate web && cocoon vm wake web
   cocoon vm stop web && cocoon vm rm web`,
-		a.vmRunCommand(), a.vmCreateCommand(), a.vmCloneCommand(), a.vmHibernateCommand(), a.vmWakeCommand(), a.vmRestoreCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmPauseCommand(), a.vmUnpauseCommand(), a.vmRmCommand(),
+		a.vmRunCommand(), a.vmCreateCommand(), a.vmCloneCommand(), a.vmHibernateCommand(), a.vmWakeCommand(), a.vmRestoreCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmRebootCommand(), a.vmPauseCommand(), a.vmUnpauseCommand(), a.vmRmCommand(),
 		a.vmInspectCommand(), a.vmListCommand(), a.vmStatusCommand(), a.vmExecCommand(), a.vmAttachCommand(), a.vmForwardCommand(), a.vmLogsCommand(), a.vmConsoleCommand(),
 		a.vmStatsCommand(), a.vmDebugCommand(), a.vmVolumeCommand(), a.vmReleaseCommand(), a.vmAddContainerCommand(), a.vmResizeContainersCommand(),
 		a.vmAttachVolumeCommand(), a.vmDetachVolumeCommand())
@@ -68,6 +68,23 @@ func (a *app) vmRestartCommand() *cobra.Command {
 	cmd.Flags().StringVarP(&container, "container", "c", "", "restart this one of several containers alone, as the VM's restart policy and the back-off say")
 	cmd.Flags().IntVar(&run, "run", 0, "only when the container is in this run, counted from 1")
 	cmd.Flags().Lookup("run").Hidden = true
+	return cmd
+}
+
+func (a *app) vmRebootCommand() *cobra.Command {
+	var out format
+	var hard bool
+	cmd := &cobra.Command{
+		Use: "reboot REF...", Short: "Have guests that boot themselves start again",
+		Long: `Have guests that boot themselves start again, in the same process and with the same disks. A guest shuts down in order first. With --hard
+it is reset at once and loses what it has not written. The command ends when that has begun. The guest of a container image is for "cocoon vm restart".` + refHelp,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
+	}
+	cmd.Flags().BoolVar(&hard, "hard", false, "do not ask, reset")
+	outputFlag(cmd, &out)
+	cmd.RunE = a.eachVM(&out, func(c *nodeclient.Client, ctx context.Context, ref string) (vm.Record, error) {
+		return c.Reboot(ctx, ref, hard)
+	})
 	return cmd
 }
 

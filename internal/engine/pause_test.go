@@ -69,6 +69,23 @@ func pauseScripts() map[string]script {
 			},
 			after: []vm.State{"", vm.StateRunning},
 		},
+		"reboot": {
+			before: func(ctx context.Context, r *rig) error {
+				if _, err := r.Launch(ctx, cloud()); err != nil {
+					return err
+				}
+				return until(ctx, r, ready)
+			},
+			act: func(ctx context.Context, r *rig) error {
+				for i := range abreast { // each has few points
+					if _, err := r.Reboot(ctx, "web", i%2 == 0); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
+			after: []vm.State{vm.StateRunning, vm.StateStopped}, disk: []string{""}, // one that shuts down is not started again by another cocoond
+		},
 		"stop paused": {
 			before: func(ctx context.Context, r *rig) error { return errors.Join(launched(ctx, r), paused(ctx, r)) },
 			act:    func(ctx context.Context, r *rig) error { _, err := r.Stop(ctx, "web", -1); return err },

@@ -116,6 +116,7 @@ func (s *stop) halt(ctx context.Context, r *run) (ending, error) {
 	if s.grace > 0 && s.record().Paused == vm.PausedAtStart {
 		s.grace = 0 // it has not run, so there is nothing that it could end in order
 	}
+	s.noReboot(ctx, r)
 	if s.grace > 0 {
 		if err := s.wakeUp(ctx, r); err != nil {
 			return how, err

@@ -186,6 +186,18 @@ type Pauser interface {
 	Resume(ctx context.Context) error
 }
 
+// Resetter is the ability of an Instance to start its guest again in the same process. It exists for guests that boot by firmware:
+// one that boots a kernel of ours (Plan.Boot.Kernel) ends when it resets.
+type Resetter interface {
+	// Reset resets the guest, as a reset button does: what it has not written to its disks is lost.
+	// Errors: Unsupported for a guest that ends when it resets.
+	Reset(ctx context.Context) error
+	// ResetOnPoweroff makes the guest start again when it powers itself off before the given time, whoever asked it to. With the zero
+	// time it ends then, as usual. The daemon's end forgets it.
+	// Errors: as for Reset.
+	ResetOnPoweroff(ctx context.Context, until time.Time) error
+}
+
 // DiskWatcher is the ability of an Instance to report that a disk of its guest could not be read or written.
 type DiskWatcher interface {
 	// DiskFault returns the last fault that still holds, or nil, and a channel that is closed when that may have changed. It

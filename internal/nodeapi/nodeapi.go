@@ -41,6 +41,7 @@ const (
 // Engine is the VM engine of this machine. Only Deps has all of it; each service takes the parts that it uses.
 type Engine interface {
 	lifecycle
+	rebooter
 	reader
 	guests
 	guest.Containers
@@ -59,6 +60,10 @@ type lifecycle interface {
 	Pause(ctx context.Context, ref string) (vm.Record, error)
 	Unpause(ctx context.Context, ref string) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
+}
+
+type rebooter interface {
+	Reboot(ctx context.Context, ref string, hard bool) (vm.Record, error)
 }
 
 type reader interface {

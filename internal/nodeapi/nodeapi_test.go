@@ -144,6 +144,7 @@ var _ interface {
 	Start(ctx context.Context, ref string) (vm.Record, error)
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
 	Restart(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
+	Reboot(ctx context.Context, ref string, hard bool) (vm.Record, error)
 	Pause(ctx context.Context, ref string) (vm.Record, error)
 	Unpause(ctx context.Context, ref string) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error

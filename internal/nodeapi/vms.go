@@ -16,6 +16,7 @@ import (
 type vms struct {
 	nodev1.UnimplementedVMsServer
 	life       lifecycle
+	reboots    rebooter
 	records    reader
 	guests     guests
 	containers guest.Containers
@@ -43,6 +44,10 @@ func (v *vms) Stop(ctx context.Context, r *nodev1.StopRequest) (*nodev1.Record, 
 
 func (v *vms) Restart(ctx context.Context, r *nodev1.RestartRequest) (*nodev1.Record, error) {
 	return answer(nodewire.EncodeRecord)(v.life.Restart(ctx, r.GetRef(), grace(r.GraceNs)))
+}
+
+func (v *vms) Reboot(ctx context.Context, r *nodev1.RebootRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.reboots.Reboot(ctx, r.GetRef(), r.GetHard()))
 }
 
 func (v *vms) Pause(ctx context.Context, r *nodev1.PauseRequest) (*nodev1.Record, error) {

@@ -39,6 +39,15 @@ func (c *Client) Stop(ctx context.Context, ref string, grace time.Duration) (vm.
 	return c.record(ctx, call{args: append(args, "--", ref)})
 }
 
+// Reboot starts the guest of a running VM again, with hard at once.
+func (c *Client) Reboot(ctx context.Context, ref string, hard bool) (vm.Record, error) {
+	args := []string{"vm", "reboot", "--output=json"}
+	if hard {
+		args = append(args, "--hard")
+	}
+	return c.record(ctx, call{args: append(args, "--", ref)})
+}
+
 // Pause stops the CPUs of a running VM's guest until Unpause.
 func (c *Client) Pause(ctx context.Context, ref string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "pause", "--output=json", "--", ref}})

@@ -38,6 +38,11 @@ func (c *Client) Restart(ctx context.Context, ref string, grace time.Duration) (
 	return ask(ctx, c, c.vms.Restart, &nodev1.RestartRequest{Ref: ref, GraceNs: graceNS(grace)}, nodewire.DecodeRecord)
 }
 
+// Reboot starts the guest of a running VM again, with hard at once.
+func (c *Client) Reboot(ctx context.Context, ref string, hard bool) (vm.Record, error) {
+	return ask(ctx, c, c.vms.Reboot, &nodev1.RebootRequest{Ref: ref, Hard: hard}, nodewire.DecodeRecord)
+}
+
 // Pause stops the CPUs of a running VM's guest until Unpause.
 func (c *Client) Pause(ctx context.Context, ref string) (vm.Record, error) {
 	return ask(ctx, c, c.vms.Pause, &nodev1.PauseRequest{Ref: ref}, nodewire.DecodeRecord)

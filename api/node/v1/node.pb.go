@@ -267,6 +267,58 @@ func (x *RestartRequest) GetGraceNs() int64 {
 	return 0
 }
 
+type RebootRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Hard          bool                   `protobuf:"varint,2,opt,name=hard,proto3" json:"hard,omitempty"` // reset it at once, instead of letting it shut down in order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootRequest) Reset() {
+	*x = RebootRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootRequest) ProtoMessage() {}
+
+func (x *RebootRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
+func (*RebootRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RebootRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *RebootRequest) GetHard() bool {
+	if x != nil {
+		return x.Hard
+	}
+	return false
+}
+
 type PauseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
@@ -276,7 +328,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[5]
+	mi := &file_node_v1_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -288,7 +340,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[5]
+	mi := &file_node_v1_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -301,7 +353,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PauseRequest) GetRef() string {
@@ -320,7 +372,7 @@ type UnpauseRequest struct {
 
 func (x *UnpauseRequest) Reset() {
 	*x = UnpauseRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[6]
+	mi := &file_node_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -332,7 +384,7 @@ func (x *UnpauseRequest) String() string {
 func (*UnpauseRequest) ProtoMessage() {}
 
 func (x *UnpauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[6]
+	mi := &file_node_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -345,7 +397,7 @@ func (x *UnpauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpauseRequest.ProtoReflect.Descriptor instead.
 func (*UnpauseRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UnpauseRequest) GetRef() string {
@@ -365,7 +417,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[7]
+	mi := &file_node_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -377,7 +429,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[7]
+	mi := &file_node_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -390,7 +442,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RemoveRequest) GetRef() string {
@@ -415,7 +467,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[8]
+	mi := &file_node_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +479,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[8]
+	mi := &file_node_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +492,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 type InspectRequest struct {
@@ -452,7 +504,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[9]
+	mi := &file_node_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -464,7 +516,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[9]
+	mi := &file_node_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -477,7 +529,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *InspectRequest) GetRef() string {
@@ -495,7 +547,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[10]
+	mi := &file_node_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -507,7 +559,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[10]
+	mi := &file_node_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -520,7 +572,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 type WatchRequest struct {
@@ -534,7 +586,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[11]
+	mi := &file_node_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +598,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[11]
+	mi := &file_node_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +611,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchRequest) GetAfter() int64 {
@@ -578,7 +630,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[12]
+	mi := &file_node_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +642,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[12]
+	mi := &file_node_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +655,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StatsRequest) GetRef() string {
@@ -647,7 +699,7 @@ type Spec struct {
 
 func (x *Spec) Reset() {
 	*x = Spec{}
-	mi := &file_node_v1_node_proto_msgTypes[13]
+	mi := &file_node_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -659,7 +711,7 @@ func (x *Spec) String() string {
 func (*Spec) ProtoMessage() {}
 
 func (x *Spec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[13]
+	mi := &file_node_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -672,7 +724,7 @@ func (x *Spec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spec.ProtoReflect.Descriptor instead.
 func (*Spec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Spec) GetName() string {
@@ -866,7 +918,7 @@ type SMBIOS struct {
 
 func (x *SMBIOS) Reset() {
 	*x = SMBIOS{}
-	mi := &file_node_v1_node_proto_msgTypes[14]
+	mi := &file_node_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +930,7 @@ func (x *SMBIOS) String() string {
 func (*SMBIOS) ProtoMessage() {}
 
 func (x *SMBIOS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[14]
+	mi := &file_node_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +943,7 @@ func (x *SMBIOS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SMBIOS.ProtoReflect.Descriptor instead.
 func (*SMBIOS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SMBIOS) GetUuid() string {
@@ -953,7 +1005,7 @@ type HostEntry struct {
 
 func (x *HostEntry) Reset() {
 	*x = HostEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[15]
+	mi := &file_node_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -965,7 +1017,7 @@ func (x *HostEntry) String() string {
 func (*HostEntry) ProtoMessage() {}
 
 func (x *HostEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[15]
+	mi := &file_node_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -978,7 +1030,7 @@ func (x *HostEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostEntry.ProtoReflect.Descriptor instead.
 func (*HostEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HostEntry) GetIp() string {
@@ -1008,7 +1060,7 @@ type DNS struct {
 
 func (x *DNS) Reset() {
 	*x = DNS{}
-	mi := &file_node_v1_node_proto_msgTypes[16]
+	mi := &file_node_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1072,7 @@ func (x *DNS) String() string {
 func (*DNS) ProtoMessage() {}
 
 func (x *DNS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[16]
+	mi := &file_node_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1085,7 @@ func (x *DNS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DNS.ProtoReflect.Descriptor instead.
 func (*DNS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DNS) GetServers() []string {
@@ -1091,7 +1143,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_node_v1_node_proto_msgTypes[17]
+	mi := &file_node_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1155,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[17]
+	mi := &file_node_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1168,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Container) GetName() string {
@@ -1207,7 +1259,7 @@ type Restart struct {
 
 func (x *Restart) Reset() {
 	*x = Restart{}
-	mi := &file_node_v1_node_proto_msgTypes[18]
+	mi := &file_node_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1219,7 +1271,7 @@ func (x *Restart) String() string {
 func (*Restart) ProtoMessage() {}
 
 func (x *Restart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[18]
+	mi := &file_node_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1232,7 +1284,7 @@ func (x *Restart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Restart.ProtoReflect.Descriptor instead.
 func (*Restart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Restart) GetPolicy() string {
@@ -1260,7 +1312,7 @@ type RestartRule struct {
 
 func (x *RestartRule) Reset() {
 	*x = RestartRule{}
-	mi := &file_node_v1_node_proto_msgTypes[19]
+	mi := &file_node_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1324,7 @@ func (x *RestartRule) String() string {
 func (*RestartRule) ProtoMessage() {}
 
 func (x *RestartRule) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[19]
+	mi := &file_node_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +1337,7 @@ func (x *RestartRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartRule.ProtoReflect.Descriptor instead.
 func (*RestartRule) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RestartRule) GetNot() bool {
@@ -1315,7 +1367,7 @@ type Resources struct {
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_node_v1_node_proto_msgTypes[20]
+	mi := &file_node_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1327,7 +1379,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[20]
+	mi := &file_node_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1340,7 +1392,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Resources) GetCpuLimit() int64 {
@@ -1386,7 +1438,7 @@ type ContainerRecord struct {
 
 func (x *ContainerRecord) Reset() {
 	*x = ContainerRecord{}
-	mi := &file_node_v1_node_proto_msgTypes[21]
+	mi := &file_node_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1398,7 +1450,7 @@ func (x *ContainerRecord) String() string {
 func (*ContainerRecord) ProtoMessage() {}
 
 func (x *ContainerRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[21]
+	mi := &file_node_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1411,7 +1463,7 @@ func (x *ContainerRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerRecord.ProtoReflect.Descriptor instead.
 func (*ContainerRecord) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ContainerRecord) GetName() string {
@@ -1478,7 +1530,7 @@ type ContainerStatus struct {
 
 func (x *ContainerStatus) Reset() {
 	*x = ContainerStatus{}
-	mi := &file_node_v1_node_proto_msgTypes[22]
+	mi := &file_node_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1542,7 @@ func (x *ContainerStatus) String() string {
 func (*ContainerStatus) ProtoMessage() {}
 
 func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[22]
+	mi := &file_node_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1555,7 @@ func (x *ContainerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStatus.ProtoReflect.Descriptor instead.
 func (*ContainerStatus) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ContainerStatus) GetState() string {
@@ -1568,7 +1620,7 @@ type ContainerExit struct {
 
 func (x *ContainerExit) Reset() {
 	*x = ContainerExit{}
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1632,7 @@ func (x *ContainerExit) String() string {
 func (*ContainerExit) ProtoMessage() {}
 
 func (x *ContainerExit) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[23]
+	mi := &file_node_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1645,7 @@ func (x *ContainerExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerExit.ProtoReflect.Descriptor instead.
 func (*ContainerExit) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ContainerExit) GetCode() int64 {
@@ -1648,7 +1700,7 @@ type CloudInit struct {
 
 func (x *CloudInit) Reset() {
 	*x = CloudInit{}
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +1712,7 @@ func (x *CloudInit) String() string {
 func (*CloudInit) ProtoMessage() {}
 
 func (x *CloudInit) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[24]
+	mi := &file_node_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1673,7 +1725,7 @@ func (x *CloudInit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInit.ProtoReflect.Descriptor instead.
 func (*CloudInit) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CloudInit) GetDatasource() string {
@@ -1751,7 +1803,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +1815,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[25]
+	mi := &file_node_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +1828,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Volume) GetName() string {
@@ -1862,7 +1914,7 @@ type NFS struct {
 
 func (x *NFS) Reset() {
 	*x = NFS{}
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +1926,7 @@ func (x *NFS) String() string {
 func (*NFS) ProtoMessage() {}
 
 func (x *NFS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[26]
+	mi := &file_node_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +1939,7 @@ func (x *NFS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NFS.ProtoReflect.Descriptor instead.
 func (*NFS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NFS) GetServer() string {
@@ -1932,7 +1984,7 @@ type HostDir struct {
 
 func (x *HostDir) Reset() {
 	*x = HostDir{}
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +1996,7 @@ func (x *HostDir) String() string {
 func (*HostDir) ProtoMessage() {}
 
 func (x *HostDir) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[27]
+	mi := &file_node_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2009,7 @@ func (x *HostDir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostDir.ProtoReflect.Descriptor instead.
 func (*HostDir) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HostDir) GetPath() string {
@@ -2008,7 +2060,7 @@ type VolumeUse struct {
 
 func (x *VolumeUse) Reset() {
 	*x = VolumeUse{}
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2020,7 +2072,7 @@ func (x *VolumeUse) String() string {
 func (*VolumeUse) ProtoMessage() {}
 
 func (x *VolumeUse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2033,7 +2085,7 @@ func (x *VolumeUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeUse.ProtoReflect.Descriptor instead.
 func (*VolumeUse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *VolumeUse) GetRef() string {
@@ -2077,7 +2129,7 @@ type AttachedVolume struct {
 
 func (x *AttachedVolume) Reset() {
 	*x = AttachedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2141,7 @@ func (x *AttachedVolume) String() string {
 func (*AttachedVolume) ProtoMessage() {}
 
 func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2154,7 @@ func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachedVolume.ProtoReflect.Descriptor instead.
 func (*AttachedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AttachedVolume) GetVolume() string {
@@ -2146,7 +2198,7 @@ type ImageVolume struct {
 
 func (x *ImageVolume) Reset() {
 	*x = ImageVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2210,7 @@ func (x *ImageVolume) String() string {
 func (*ImageVolume) ProtoMessage() {}
 
 func (x *ImageVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2223,7 @@ func (x *ImageVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageVolume.ProtoReflect.Descriptor instead.
 func (*ImageVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ImageVolume) GetVolume() string {
@@ -2214,7 +2266,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2278,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2291,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -2283,7 +2335,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2347,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2360,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Mount) GetVolume() string {
@@ -2357,7 +2409,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2421,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2434,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UpdateVolumeRequest) GetRef() string {
@@ -2414,7 +2466,7 @@ type UpdateVolumeResponse struct {
 
 func (x *UpdateVolumeResponse) Reset() {
 	*x = UpdateVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2478,7 @@ func (x *UpdateVolumeResponse) String() string {
 func (*UpdateVolumeResponse) ProtoMessage() {}
 
 func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2491,7 @@ func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 type KillContainerRequest struct {
@@ -2454,7 +2506,7 @@ type KillContainerRequest struct {
 
 func (x *KillContainerRequest) Reset() {
 	*x = KillContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2518,7 @@ func (x *KillContainerRequest) String() string {
 func (*KillContainerRequest) ProtoMessage() {}
 
 func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2531,7 @@ func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerRequest.ProtoReflect.Descriptor instead.
 func (*KillContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *KillContainerRequest) GetRef() string {
@@ -2518,7 +2570,7 @@ type KillContainerResponse struct {
 
 func (x *KillContainerResponse) Reset() {
 	*x = KillContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2582,7 @@ func (x *KillContainerResponse) String() string {
 func (*KillContainerResponse) ProtoMessage() {}
 
 func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2595,7 @@ func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerResponse.ProtoReflect.Descriptor instead.
 func (*KillContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 type ReleaseContainerRequest struct {
@@ -2556,7 +2608,7 @@ type ReleaseContainerRequest struct {
 
 func (x *ReleaseContainerRequest) Reset() {
 	*x = ReleaseContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2620,7 @@ func (x *ReleaseContainerRequest) String() string {
 func (*ReleaseContainerRequest) ProtoMessage() {}
 
 func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2633,7 @@ func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReleaseContainerRequest) GetRef() string {
@@ -2606,7 +2658,7 @@ type ReleaseContainerResponse struct {
 
 func (x *ReleaseContainerResponse) Reset() {
 	*x = ReleaseContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +2670,7 @@ func (x *ReleaseContainerResponse) String() string {
 func (*ReleaseContainerResponse) ProtoMessage() {}
 
 func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +2683,7 @@ func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 type AddContainerRequest struct {
@@ -2644,7 +2696,7 @@ type AddContainerRequest struct {
 
 func (x *AddContainerRequest) Reset() {
 	*x = AddContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2656,7 +2708,7 @@ func (x *AddContainerRequest) String() string {
 func (*AddContainerRequest) ProtoMessage() {}
 
 func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2669,7 +2721,7 @@ func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
 func (*AddContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AddContainerRequest) GetRef() string {
@@ -2696,7 +2748,7 @@ type ResizeContainersRequest struct {
 
 func (x *ResizeContainersRequest) Reset() {
 	*x = ResizeContainersRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2708,7 +2760,7 @@ func (x *ResizeContainersRequest) String() string {
 func (*ResizeContainersRequest) ProtoMessage() {}
 
 func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2721,7 +2773,7 @@ func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersRequest.ProtoReflect.Descriptor instead.
 func (*ResizeContainersRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResizeContainersRequest) GetRef() string {
@@ -2749,7 +2801,7 @@ type AttachVolumeRequest struct {
 
 func (x *AttachVolumeRequest) Reset() {
 	*x = AttachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2761,7 +2813,7 @@ func (x *AttachVolumeRequest) String() string {
 func (*AttachVolumeRequest) ProtoMessage() {}
 
 func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2774,7 +2826,7 @@ func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AttachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AttachVolumeRequest) GetRef() string {
@@ -2808,7 +2860,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +2872,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +2885,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DetachVolumeRequest) GetRef() string {
@@ -2871,7 +2923,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +2935,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +2948,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Process) GetEntrypoint() []string {
@@ -2998,7 +3050,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3010,7 +3062,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3023,7 +3075,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FileKey) GetName() string {
@@ -3083,7 +3135,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3147,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3160,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -3163,7 +3215,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3175,7 +3227,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3188,7 +3240,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Sysctl) GetName() string {
@@ -3215,7 +3267,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3227,7 +3279,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3240,7 +3292,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *EnvVar) GetName() string {
@@ -3269,7 +3321,7 @@ type NICSpec struct {
 
 func (x *NICSpec) Reset() {
 	*x = NICSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +3333,7 @@ func (x *NICSpec) String() string {
 func (*NICSpec) ProtoMessage() {}
 
 func (x *NICSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3294,7 +3346,7 @@ func (x *NICSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICSpec.ProtoReflect.Descriptor instead.
 func (*NICSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *NICSpec) GetNetwork() string {
@@ -3338,7 +3390,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3402,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3415,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PortMapping) GetProtocol() string {
@@ -3436,7 +3488,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3500,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3513,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Record) GetId() string {
@@ -3706,7 +3758,7 @@ type Ephemeral struct {
 
 func (x *Ephemeral) Reset() {
 	*x = Ephemeral{}
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +3770,7 @@ func (x *Ephemeral) String() string {
 func (*Ephemeral) ProtoMessage() {}
 
 func (x *Ephemeral) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +3783,7 @@ func (x *Ephemeral) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ephemeral.ProtoReflect.Descriptor instead.
 func (*Ephemeral) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Ephemeral) GetSpec() *Container {
@@ -3761,7 +3813,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +3825,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +3838,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Owner) GetNamespace() string {
@@ -3826,7 +3878,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3838,7 +3890,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3851,7 +3903,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Resume) GetClone() bool {
@@ -3915,7 +3967,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3927,7 +3979,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3940,7 +3992,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Boot) GetKernel() string {
@@ -3987,7 +4039,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3999,7 +4051,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4012,7 +4064,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Disk) GetPath() string {
@@ -4092,7 +4144,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4104,7 +4156,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4117,7 +4169,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -4221,7 +4273,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4233,7 +4285,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4246,7 +4298,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Route) GetTo() string {
@@ -4274,7 +4326,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4286,7 +4338,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4299,7 +4351,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Event) GetType() string {
@@ -4339,7 +4391,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4351,7 +4403,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4364,7 +4416,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -4471,7 +4523,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4483,7 +4535,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4496,7 +4548,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -4579,7 +4631,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4591,7 +4643,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4604,7 +4656,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -4639,7 +4691,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4651,7 +4703,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4664,7 +4716,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -4762,7 +4814,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4774,7 +4826,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4787,7 +4839,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -4812,7 +4864,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4824,7 +4876,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4837,7 +4889,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -4902,7 +4954,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4914,7 +4966,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4927,7 +4979,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -4978,7 +5030,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4990,7 +5042,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5003,7 +5055,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -5060,7 +5112,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5072,7 +5124,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5085,7 +5137,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -5148,7 +5200,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5160,7 +5212,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5173,7 +5225,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -5268,7 +5320,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5280,7 +5332,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5293,7 +5345,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -5350,7 +5402,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5362,7 +5414,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5375,7 +5427,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -5412,7 +5464,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5424,7 +5476,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5437,7 +5489,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -5490,7 +5542,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5502,7 +5554,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5515,7 +5567,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ImportStart) GetName() string {
@@ -5538,7 +5590,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5550,7 +5602,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5563,7 +5615,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -5615,7 +5667,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5627,7 +5679,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5640,7 +5692,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 type GetImageRequest struct {
@@ -5652,7 +5704,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5664,7 +5716,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5677,7 +5729,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -5696,7 +5748,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5708,7 +5760,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5721,7 +5773,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -5739,7 +5791,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5751,7 +5803,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5764,7 +5816,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 type Image struct {
@@ -5785,7 +5837,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5797,7 +5849,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5810,7 +5862,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Image) GetId() string {
@@ -5895,7 +5947,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5907,7 +5959,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5920,7 +5972,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PullRequest) GetName() string {
@@ -5964,7 +6016,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5976,7 +6028,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5989,7 +6041,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -6033,7 +6085,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6045,7 +6097,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6058,7 +6110,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -6113,7 +6165,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6125,7 +6177,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6138,7 +6190,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Progress) GetPhase() string {
@@ -6171,7 +6223,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6183,7 +6235,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6196,7 +6248,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -6223,7 +6275,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6235,7 +6287,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6248,7 +6300,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -6329,7 +6381,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6341,7 +6393,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6354,7 +6406,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -6409,7 +6461,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6421,7 +6473,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6434,7 +6486,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -6460,7 +6512,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6472,7 +6524,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6485,7 +6537,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -6504,7 +6556,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6516,7 +6568,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6529,7 +6581,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -6549,7 +6601,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6561,7 +6613,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6574,7 +6626,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -6601,7 +6653,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6613,7 +6665,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6626,7 +6678,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Mapping) GetName() string {
@@ -6651,7 +6703,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6663,7 +6715,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6676,7 +6728,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 type MappingProblems struct {
@@ -6688,7 +6740,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6700,7 +6752,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6713,7 +6765,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -6735,7 +6787,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6747,7 +6799,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6760,7 +6812,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -6799,7 +6851,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6811,7 +6863,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6824,7 +6876,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 type NodeInfo struct {
@@ -6849,7 +6901,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6861,7 +6913,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6874,7 +6926,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -6992,7 +7044,7 @@ type VolumePool struct {
 
 func (x *VolumePool) Reset() {
 	*x = VolumePool{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7004,7 +7056,7 @@ func (x *VolumePool) String() string {
 func (*VolumePool) ProtoMessage() {}
 
 func (x *VolumePool) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7017,7 +7069,7 @@ func (x *VolumePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumePool.ProtoReflect.Descriptor instead.
 func (*VolumePool) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *VolumePool) GetKind() string {
@@ -7097,7 +7149,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7109,7 +7161,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7122,7 +7174,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Network) GetName() string {
@@ -7233,7 +7285,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7245,7 +7297,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7258,7 +7310,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *Driver) GetName() string {
@@ -7332,7 +7384,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7344,7 +7396,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7357,7 +7409,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 type DoctorResponse struct {
@@ -7369,7 +7421,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7381,7 +7433,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7394,7 +7446,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -7419,7 +7471,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7431,7 +7483,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7444,7 +7496,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *Check) GetName() string {
@@ -7504,7 +7556,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7516,7 +7568,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7529,7 +7581,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 type ResetResponse struct {
@@ -7540,7 +7592,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7552,7 +7604,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7565,7 +7617,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 type TeardownNetworksRequest struct {
@@ -7576,7 +7628,7 @@ type TeardownNetworksRequest struct {
 
 func (x *TeardownNetworksRequest) Reset() {
 	*x = TeardownNetworksRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7588,7 +7640,7 @@ func (x *TeardownNetworksRequest) String() string {
 func (*TeardownNetworksRequest) ProtoMessage() {}
 
 func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7601,7 +7653,7 @@ func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 type TeardownNetworksResponse struct {
@@ -7612,7 +7664,7 @@ type TeardownNetworksResponse struct {
 
 func (x *TeardownNetworksResponse) Reset() {
 	*x = TeardownNetworksResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7624,7 +7676,7 @@ func (x *TeardownNetworksResponse) String() string {
 func (*TeardownNetworksResponse) ProtoMessage() {}
 
 func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7637,7 +7689,7 @@ func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 type PoliceRequest struct {
@@ -7652,7 +7704,7 @@ type PoliceRequest struct {
 
 func (x *PoliceRequest) Reset() {
 	*x = PoliceRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7664,7 +7716,7 @@ func (x *PoliceRequest) String() string {
 func (*PoliceRequest) ProtoMessage() {}
 
 func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7677,7 +7729,7 @@ func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceRequest.ProtoReflect.Descriptor instead.
 func (*PoliceRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *PoliceRequest) GetNode() string {
@@ -7716,7 +7768,7 @@ type PoliceResponse struct {
 
 func (x *PoliceResponse) Reset() {
 	*x = PoliceResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7728,7 +7780,7 @@ func (x *PoliceResponse) String() string {
 func (*PoliceResponse) ProtoMessage() {}
 
 func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7741,7 +7793,7 @@ func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceResponse.ProtoReflect.Descriptor instead.
 func (*PoliceResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 // PolicedGuest is a VM and the policies that select it. Without any in one direction, everything is allowed there.
@@ -7756,7 +7808,7 @@ type PolicedGuest struct {
 
 func (x *PolicedGuest) Reset() {
 	*x = PolicedGuest{}
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7768,7 +7820,7 @@ func (x *PolicedGuest) String() string {
 func (*PolicedGuest) ProtoMessage() {}
 
 func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7781,7 +7833,7 @@ func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicedGuest.ProtoReflect.Descriptor instead.
 func (*PolicedGuest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *PolicedGuest) GetId() string {
@@ -7816,7 +7868,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7828,7 +7880,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7841,7 +7893,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *Policy) GetName() string {
@@ -7872,7 +7924,7 @@ type PolicyRule struct {
 
 func (x *PolicyRule) Reset() {
 	*x = PolicyRule{}
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7884,7 +7936,7 @@ func (x *PolicyRule) String() string {
 func (*PolicyRule) ProtoMessage() {}
 
 func (x *PolicyRule) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7897,7 +7949,7 @@ func (x *PolicyRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
 func (*PolicyRule) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *PolicyRule) GetAnyone() bool {
@@ -7946,7 +7998,7 @@ type AddressRange struct {
 
 func (x *AddressRange) Reset() {
 	*x = AddressRange{}
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7958,7 +8010,7 @@ func (x *AddressRange) String() string {
 func (*AddressRange) ProtoMessage() {}
 
 func (x *AddressRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7971,7 +8023,7 @@ func (x *AddressRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRange.ProtoReflect.Descriptor instead.
 func (*AddressRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *AddressRange) GetFirst() []byte {
@@ -7999,7 +8051,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8011,7 +8063,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8024,7 +8076,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *PortRange) GetProtocol() uint32 {
@@ -8059,7 +8111,7 @@ type NamedPort struct {
 
 func (x *NamedPort) Reset() {
 	*x = NamedPort{}
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8071,7 +8123,7 @@ func (x *NamedPort) String() string {
 func (*NamedPort) ProtoMessage() {}
 
 func (x *NamedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8084,7 +8136,7 @@ func (x *NamedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedPort.ProtoReflect.Descriptor instead.
 func (*NamedPort) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *NamedPort) GetAddr() []byte {
@@ -8116,7 +8168,7 @@ type StraysRequest struct {
 
 func (x *StraysRequest) Reset() {
 	*x = StraysRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8128,7 +8180,7 @@ func (x *StraysRequest) String() string {
 func (*StraysRequest) ProtoMessage() {}
 
 func (x *StraysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8141,7 +8193,7 @@ func (x *StraysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
 func (*StraysRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
 }
 
 type StraysResponse struct {
@@ -8153,7 +8205,7 @@ type StraysResponse struct {
 
 func (x *StraysResponse) Reset() {
 	*x = StraysResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8165,7 +8217,7 @@ func (x *StraysResponse) String() string {
 func (*StraysResponse) ProtoMessage() {}
 
 func (x *StraysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8178,7 +8230,7 @@ func (x *StraysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
 func (*StraysResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *StraysResponse) GetStrays() []*Stray {
@@ -8204,7 +8256,7 @@ type Stray struct {
 
 func (x *Stray) Reset() {
 	*x = Stray{}
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8216,7 +8268,7 @@ func (x *Stray) String() string {
 func (*Stray) ProtoMessage() {}
 
 func (x *Stray) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8229,7 +8281,7 @@ func (x *Stray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stray.ProtoReflect.Descriptor instead.
 func (*Stray) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *Stray) GetId() string {
@@ -8291,7 +8343,7 @@ type AdoptStrayRequest struct {
 
 func (x *AdoptStrayRequest) Reset() {
 	*x = AdoptStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8303,7 +8355,7 @@ func (x *AdoptStrayRequest) String() string {
 func (*AdoptStrayRequest) ProtoMessage() {}
 
 func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8316,7 +8368,7 @@ func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
 func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *AdoptStrayRequest) GetId() string {
@@ -8342,7 +8394,7 @@ type RemoveStrayRequest struct {
 
 func (x *RemoveStrayRequest) Reset() {
 	*x = RemoveStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8354,7 +8406,7 @@ func (x *RemoveStrayRequest) String() string {
 func (*RemoveStrayRequest) ProtoMessage() {}
 
 func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8367,7 +8419,7 @@ func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RemoveStrayRequest) GetId() string {
@@ -8385,7 +8437,7 @@ type RemoveStrayResponse struct {
 
 func (x *RemoveStrayResponse) Reset() {
 	*x = RemoveStrayResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8397,7 +8449,7 @@ func (x *RemoveStrayResponse) String() string {
 func (*RemoveStrayResponse) ProtoMessage() {}
 
 func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8410,7 +8462,7 @@ func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
 }
 
 type CloneRequest struct {
@@ -8439,7 +8491,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8451,7 +8503,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8464,7 +8516,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -8603,7 +8655,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8615,7 +8667,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8628,7 +8680,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -8655,7 +8707,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8667,7 +8719,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8680,7 +8732,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -8706,7 +8758,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8718,7 +8770,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8731,7 +8783,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -8754,7 +8806,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8766,7 +8818,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8779,7 +8831,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -8856,7 +8908,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8868,7 +8920,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8881,7 +8933,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *Snapshot) GetId() string {
@@ -9112,7 +9164,7 @@ type SnapshotVolume struct {
 
 func (x *SnapshotVolume) Reset() {
 	*x = SnapshotVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9124,7 +9176,7 @@ func (x *SnapshotVolume) String() string {
 func (*SnapshotVolume) ProtoMessage() {}
 
 func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9137,7 +9189,7 @@ func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotVolume.ProtoReflect.Descriptor instead.
 func (*SnapshotVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *SnapshotVolume) GetVolume() string {
@@ -9169,7 +9221,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9181,7 +9233,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9194,7 +9246,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *Machine) GetDriver() string {
@@ -9254,7 +9306,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9266,7 +9318,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9279,7 +9331,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
 }
 
 type InspectSnapshotRequest struct {
@@ -9291,7 +9343,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9303,7 +9355,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9316,7 +9368,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -9335,7 +9387,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9347,7 +9399,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9360,7 +9412,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -9378,7 +9430,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9390,7 +9442,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9403,7 +9455,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
 }
 
 type PublishSnapshotRequest struct {
@@ -9416,7 +9468,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9428,7 +9480,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9441,7 +9493,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -9468,7 +9520,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9480,7 +9532,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9493,7 +9545,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -9523,7 +9575,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9535,7 +9587,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9548,7 +9600,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -9603,7 +9655,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9615,7 +9667,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9628,7 +9680,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -9666,7 +9718,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9678,7 +9730,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9691,7 +9743,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -9747,7 +9799,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9759,7 +9811,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9772,7 +9824,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -9816,7 +9868,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9828,7 +9880,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9841,7 +9893,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -9883,7 +9935,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9895,7 +9947,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9908,7 +9960,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -9943,7 +9995,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9955,7 +10007,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9968,7 +10020,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -10004,7 +10056,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10016,7 +10068,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10029,7 +10081,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -10069,7 +10121,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10081,7 +10133,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10094,7 +10146,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -10115,7 +10167,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10127,7 +10179,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10140,7 +10192,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -10184,7 +10236,7 @@ type StoredVolume struct {
 
 func (x *StoredVolume) Reset() {
 	*x = StoredVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10196,7 +10248,7 @@ func (x *StoredVolume) String() string {
 func (*StoredVolume) ProtoMessage() {}
 
 func (x *StoredVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10209,7 +10261,7 @@ func (x *StoredVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredVolume.ProtoReflect.Descriptor instead.
 func (*StoredVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *StoredVolume) GetId() string {
@@ -10301,7 +10353,7 @@ type VolumeAttachment struct {
 
 func (x *VolumeAttachment) Reset() {
 	*x = VolumeAttachment{}
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10313,7 +10365,7 @@ func (x *VolumeAttachment) String() string {
 func (*VolumeAttachment) ProtoMessage() {}
 
 func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10326,7 +10378,7 @@ func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeAttachment.ProtoReflect.Descriptor instead.
 func (*VolumeAttachment) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *VolumeAttachment) GetVm() string {
@@ -10369,7 +10421,7 @@ type VolumeSnapshot struct {
 
 func (x *VolumeSnapshot) Reset() {
 	*x = VolumeSnapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10381,7 +10433,7 @@ func (x *VolumeSnapshot) String() string {
 func (*VolumeSnapshot) ProtoMessage() {}
 
 func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10394,7 +10446,7 @@ func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
 func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *VolumeSnapshot) GetId() string {
@@ -10480,7 +10532,7 @@ type VolumeSpec struct {
 
 func (x *VolumeSpec) Reset() {
 	*x = VolumeSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10492,7 +10544,7 @@ func (x *VolumeSpec) String() string {
 func (*VolumeSpec) ProtoMessage() {}
 
 func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10505,7 +10557,7 @@ func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSpec.ProtoReflect.Descriptor instead.
 func (*VolumeSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *VolumeSpec) GetName() string {
@@ -10545,7 +10597,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10557,7 +10609,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10570,7 +10622,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
@@ -10588,7 +10640,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10600,7 +10652,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10613,7 +10665,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
 }
 
 type InspectVolumeRequest struct {
@@ -10625,7 +10677,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10637,7 +10689,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10650,7 +10702,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *InspectVolumeRequest) GetRef() string {
@@ -10670,7 +10722,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10682,7 +10734,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10695,7 +10747,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ResizeVolumeRequest) GetRef() string {
@@ -10722,7 +10774,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10734,7 +10786,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10747,7 +10799,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ResizeVolumeResponse) GetVolume() *StoredVolume {
@@ -10775,7 +10827,7 @@ type VolumeWaiting struct {
 
 func (x *VolumeWaiting) Reset() {
 	*x = VolumeWaiting{}
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10787,7 +10839,7 @@ func (x *VolumeWaiting) String() string {
 func (*VolumeWaiting) ProtoMessage() {}
 
 func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10800,7 +10852,7 @@ func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeWaiting.ProtoReflect.Descriptor instead.
 func (*VolumeWaiting) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *VolumeWaiting) GetVm() string {
@@ -10826,7 +10878,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10838,7 +10890,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10851,7 +10903,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *RemoveVolumeRequest) GetRef() string {
@@ -10869,7 +10921,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10881,7 +10933,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10894,7 +10946,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
 }
 
 type CloneVolumeRequest struct {
@@ -10908,7 +10960,7 @@ type CloneVolumeRequest struct {
 
 func (x *CloneVolumeRequest) Reset() {
 	*x = CloneVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10920,7 +10972,7 @@ func (x *CloneVolumeRequest) String() string {
 func (*CloneVolumeRequest) ProtoMessage() {}
 
 func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10933,7 +10985,7 @@ func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CloneVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *CloneVolumeRequest) GetRef() string {
@@ -10967,7 +11019,7 @@ type RestoreVolumeRequest struct {
 
 func (x *RestoreVolumeRequest) Reset() {
 	*x = RestoreVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10979,7 +11031,7 @@ func (x *RestoreVolumeRequest) String() string {
 func (*RestoreVolumeRequest) ProtoMessage() {}
 
 func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10992,7 +11044,7 @@ func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *RestoreVolumeRequest) GetRef() string {
@@ -11019,7 +11071,7 @@ type SaveVolumeRequest struct {
 
 func (x *SaveVolumeRequest) Reset() {
 	*x = SaveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11031,7 +11083,7 @@ func (x *SaveVolumeRequest) String() string {
 func (*SaveVolumeRequest) ProtoMessage() {}
 
 func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11044,7 +11096,7 @@ func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*SaveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *SaveVolumeRequest) GetRef() string {
@@ -11069,7 +11121,7 @@ type ListVolumeSnapshotsRequest struct {
 
 func (x *ListVolumeSnapshotsRequest) Reset() {
 	*x = ListVolumeSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11081,7 +11133,7 @@ func (x *ListVolumeSnapshotsRequest) String() string {
 func (*ListVolumeSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11094,7 +11146,7 @@ func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumeSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
 }
 
 type InspectVolumeSnapshotRequest struct {
@@ -11106,7 +11158,7 @@ type InspectVolumeSnapshotRequest struct {
 
 func (x *InspectVolumeSnapshotRequest) Reset() {
 	*x = InspectVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11118,7 +11170,7 @@ func (x *InspectVolumeSnapshotRequest) String() string {
 func (*InspectVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11131,7 +11183,7 @@ func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *InspectVolumeSnapshotRequest) GetRef() string {
@@ -11150,7 +11202,7 @@ type RemoveVolumeSnapshotRequest struct {
 
 func (x *RemoveVolumeSnapshotRequest) Reset() {
 	*x = RemoveVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11162,7 +11214,7 @@ func (x *RemoveVolumeSnapshotRequest) String() string {
 func (*RemoveVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11175,7 +11227,7 @@ func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *RemoveVolumeSnapshotRequest) GetRef() string {
@@ -11193,7 +11245,7 @@ type RemoveVolumeSnapshotResponse struct {
 
 func (x *RemoveVolumeSnapshotResponse) Reset() {
 	*x = RemoveVolumeSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11205,7 +11257,7 @@ func (x *RemoveVolumeSnapshotResponse) String() string {
 func (*RemoveVolumeSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11218,7 +11270,7 @@ func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
 }
 
 type ExportVolumeRequest struct {
@@ -11230,7 +11282,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11242,7 +11294,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11255,7 +11307,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *ExportVolumeRequest) GetRef() string {
@@ -11278,7 +11330,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11290,7 +11342,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11303,7 +11355,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *ImportVolumeRequest) GetOf() isImportVolumeRequest_Of {
@@ -11355,7 +11407,7 @@ type WatchDriversRequest struct {
 
 func (x *WatchDriversRequest) Reset() {
 	*x = WatchDriversRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11367,7 +11419,7 @@ func (x *WatchDriversRequest) String() string {
 func (*WatchDriversRequest) ProtoMessage() {}
 
 func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11380,7 +11432,7 @@ func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
 func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
 }
 
 // Drivers are the CSI drivers of the node, sorted by name.
@@ -11393,7 +11445,7 @@ type Drivers struct {
 
 func (x *Drivers) Reset() {
 	*x = Drivers{}
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11405,7 +11457,7 @@ func (x *Drivers) String() string {
 func (*Drivers) ProtoMessage() {}
 
 func (x *Drivers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11418,7 +11470,7 @@ func (x *Drivers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
 func (*Drivers) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *Drivers) GetDrivers() []*PluginDriver {
@@ -11441,7 +11493,7 @@ type PluginDriver struct {
 
 func (x *PluginDriver) Reset() {
 	*x = PluginDriver{}
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11453,7 +11505,7 @@ func (x *PluginDriver) String() string {
 func (*PluginDriver) ProtoMessage() {}
 
 func (x *PluginDriver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11466,7 +11518,7 @@ func (x *PluginDriver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
 func (*PluginDriver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *PluginDriver) GetName() string {
@@ -11508,7 +11560,7 @@ type VolumeKey struct {
 
 func (x *VolumeKey) Reset() {
 	*x = VolumeKey{}
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11520,7 +11572,7 @@ func (x *VolumeKey) String() string {
 func (*VolumeKey) ProtoMessage() {}
 
 func (x *VolumeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11533,7 +11585,7 @@ func (x *VolumeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
 func (*VolumeKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *VolumeKey) GetHolder() string {
@@ -11574,7 +11626,7 @@ type PublishVolumeRequest struct {
 
 func (x *PublishVolumeRequest) Reset() {
 	*x = PublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11586,7 +11638,7 @@ func (x *PublishVolumeRequest) String() string {
 func (*PublishVolumeRequest) ProtoMessage() {}
 
 func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11599,7 +11651,7 @@ func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *PublishVolumeRequest) GetKey() *VolumeKey {
@@ -11733,7 +11785,7 @@ type PublishedVolume struct {
 
 func (x *PublishedVolume) Reset() {
 	*x = PublishedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11745,7 +11797,7 @@ func (x *PublishedVolume) String() string {
 func (*PublishedVolume) ProtoMessage() {}
 
 func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11758,7 +11810,7 @@ func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
 func (*PublishedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *PublishedVolume) GetKey() *VolumeKey {
@@ -11840,7 +11892,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11852,7 +11904,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11865,7 +11917,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
@@ -11883,7 +11935,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11895,7 +11947,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11908,7 +11960,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
 }
 
 type ListPublishedRequest struct {
@@ -11919,7 +11971,7 @@ type ListPublishedRequest struct {
 
 func (x *ListPublishedRequest) Reset() {
 	*x = ListPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11931,7 +11983,7 @@ func (x *ListPublishedRequest) String() string {
 func (*ListPublishedRequest) ProtoMessage() {}
 
 func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11944,7 +11996,7 @@ func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
 func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
 }
 
 type PublishedUsageRequest struct {
@@ -11956,7 +12008,7 @@ type PublishedUsageRequest struct {
 
 func (x *PublishedUsageRequest) Reset() {
 	*x = PublishedUsageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11968,7 +12020,7 @@ func (x *PublishedUsageRequest) String() string {
 func (*PublishedUsageRequest) ProtoMessage() {}
 
 func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11981,7 +12033,7 @@ func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
 func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *PublishedUsageRequest) GetKey() *VolumeKey {
@@ -12003,7 +12055,7 @@ type PublishedUsage struct {
 
 func (x *PublishedUsage) Reset() {
 	*x = PublishedUsage{}
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12015,7 +12067,7 @@ func (x *PublishedUsage) String() string {
 func (*PublishedUsage) ProtoMessage() {}
 
 func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12028,7 +12080,7 @@ func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
 func (*PublishedUsage) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *PublishedUsage) GetBytes() *Amount {
@@ -12064,7 +12116,7 @@ type Amount struct {
 
 func (x *Amount) Reset() {
 	*x = Amount{}
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12076,7 +12128,7 @@ func (x *Amount) String() string {
 func (*Amount) ProtoMessage() {}
 
 func (x *Amount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12089,7 +12141,7 @@ func (x *Amount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Amount.ProtoReflect.Descriptor instead.
 func (*Amount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *Amount) GetTotal() int64 {
@@ -12123,7 +12175,7 @@ type GrowPublishedRequest struct {
 
 func (x *GrowPublishedRequest) Reset() {
 	*x = GrowPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12135,7 +12187,7 @@ func (x *GrowPublishedRequest) String() string {
 func (*GrowPublishedRequest) ProtoMessage() {}
 
 func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12148,7 +12200,7 @@ func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
 func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *GrowPublishedRequest) GetKey() *VolumeKey {
@@ -12174,7 +12226,7 @@ type GrowPublishedResponse struct {
 
 func (x *GrowPublishedResponse) Reset() {
 	*x = GrowPublishedResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12186,7 +12238,7 @@ func (x *GrowPublishedResponse) String() string {
 func (*GrowPublishedResponse) ProtoMessage() {}
 
 func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12199,7 +12251,7 @@ func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
 func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *GrowPublishedResponse) GetSize() int64 {
@@ -12227,7 +12279,10 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x0eRestartRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1e\n" +
 	"\bgrace_ns\x18\x02 \x01(\x03H\x00R\agraceNs\x88\x01\x01B\v\n" +
-	"\t_grace_ns\" \n" +
+	"\t_grace_ns\"5\n" +
+	"\rRebootRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x12\n" +
+	"\x04hard\x18\x02 \x01(\bR\x04hard\" \n" +
 	"\fPauseRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\"\"\n" +
 	"\x0eUnpauseRequest\x12\x10\n" +
@@ -13189,7 +13244,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\"+\n" +
 	"\x15GrowPublishedResponse\x12\x12\n" +
-	"\x04size\x18\x01 \x01(\x03R\x04size2\xe6\x0f\n" +
+	"\x04size\x18\x01 \x01(\x03R\x04size2\xa7\x10\n" +
 	"\x03VMs\x12?\n" +
 	"\x06Create\x12\x1d.cocoon.node.v1.CreateRequest\x1a\x16.cocoon.node.v1.Record\x12?\n" +
 	"\x06Launch\x12\x1d.cocoon.node.v1.LaunchRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
@@ -13197,7 +13252,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04Stop\x12\x1b.cocoon.node.v1.StopRequest\x1a\x16.cocoon.node.v1.Record\x12A\n" +
 	"\aRestart\x12\x1e.cocoon.node.v1.RestartRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
 	"\x05Pause\x12\x1c.cocoon.node.v1.PauseRequest\x1a\x16.cocoon.node.v1.Record\x12A\n" +
-	"\aUnpause\x12\x1e.cocoon.node.v1.UnpauseRequest\x1a\x16.cocoon.node.v1.Record\x12G\n" +
+	"\aUnpause\x12\x1e.cocoon.node.v1.UnpauseRequest\x1a\x16.cocoon.node.v1.Record\x12?\n" +
+	"\x06Reboot\x12\x1d.cocoon.node.v1.RebootRequest\x1a\x16.cocoon.node.v1.Record\x12G\n" +
 	"\x06Remove\x12\x1d.cocoon.node.v1.RemoveRequest\x1a\x1e.cocoon.node.v1.RemoveResponse\x12A\n" +
 	"\aInspect\x12\x1e.cocoon.node.v1.InspectRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
 	"\x04List\x12\x1b.cocoon.node.v1.ListRequest\x1a\x16.cocoon.node.v1.Record0\x01\x12>\n" +
@@ -13286,481 +13342,484 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 194)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 195)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
 	(*StartRequest)(nil),                 // 2: cocoon.node.v1.StartRequest
 	(*StopRequest)(nil),                  // 3: cocoon.node.v1.StopRequest
 	(*RestartRequest)(nil),               // 4: cocoon.node.v1.RestartRequest
-	(*PauseRequest)(nil),                 // 5: cocoon.node.v1.PauseRequest
-	(*UnpauseRequest)(nil),               // 6: cocoon.node.v1.UnpauseRequest
-	(*RemoveRequest)(nil),                // 7: cocoon.node.v1.RemoveRequest
-	(*RemoveResponse)(nil),               // 8: cocoon.node.v1.RemoveResponse
-	(*InspectRequest)(nil),               // 9: cocoon.node.v1.InspectRequest
-	(*ListRequest)(nil),                  // 10: cocoon.node.v1.ListRequest
-	(*WatchRequest)(nil),                 // 11: cocoon.node.v1.WatchRequest
-	(*StatsRequest)(nil),                 // 12: cocoon.node.v1.StatsRequest
-	(*Spec)(nil),                         // 13: cocoon.node.v1.Spec
-	(*SMBIOS)(nil),                       // 14: cocoon.node.v1.SMBIOS
-	(*HostEntry)(nil),                    // 15: cocoon.node.v1.HostEntry
-	(*DNS)(nil),                          // 16: cocoon.node.v1.DNS
-	(*Container)(nil),                    // 17: cocoon.node.v1.Container
-	(*Restart)(nil),                      // 18: cocoon.node.v1.Restart
-	(*RestartRule)(nil),                  // 19: cocoon.node.v1.RestartRule
-	(*Resources)(nil),                    // 20: cocoon.node.v1.Resources
-	(*ContainerRecord)(nil),              // 21: cocoon.node.v1.ContainerRecord
-	(*ContainerStatus)(nil),              // 22: cocoon.node.v1.ContainerStatus
-	(*ContainerExit)(nil),                // 23: cocoon.node.v1.ContainerExit
-	(*CloudInit)(nil),                    // 24: cocoon.node.v1.CloudInit
-	(*Volume)(nil),                       // 25: cocoon.node.v1.Volume
-	(*NFS)(nil),                          // 26: cocoon.node.v1.NFS
-	(*HostDir)(nil),                      // 27: cocoon.node.v1.HostDir
-	(*VolumeUse)(nil),                    // 28: cocoon.node.v1.VolumeUse
-	(*AttachedVolume)(nil),               // 29: cocoon.node.v1.AttachedVolume
-	(*ImageVolume)(nil),                  // 30: cocoon.node.v1.ImageVolume
-	(*VolumeFile)(nil),                   // 31: cocoon.node.v1.VolumeFile
-	(*Mount)(nil),                        // 32: cocoon.node.v1.Mount
-	(*UpdateVolumeRequest)(nil),          // 33: cocoon.node.v1.UpdateVolumeRequest
-	(*UpdateVolumeResponse)(nil),         // 34: cocoon.node.v1.UpdateVolumeResponse
-	(*KillContainerRequest)(nil),         // 35: cocoon.node.v1.KillContainerRequest
-	(*KillContainerResponse)(nil),        // 36: cocoon.node.v1.KillContainerResponse
-	(*ReleaseContainerRequest)(nil),      // 37: cocoon.node.v1.ReleaseContainerRequest
-	(*ReleaseContainerResponse)(nil),     // 38: cocoon.node.v1.ReleaseContainerResponse
-	(*AddContainerRequest)(nil),          // 39: cocoon.node.v1.AddContainerRequest
-	(*ResizeContainersRequest)(nil),      // 40: cocoon.node.v1.ResizeContainersRequest
-	(*AttachVolumeRequest)(nil),          // 41: cocoon.node.v1.AttachVolumeRequest
-	(*DetachVolumeRequest)(nil),          // 42: cocoon.node.v1.DetachVolumeRequest
-	(*Process)(nil),                      // 43: cocoon.node.v1.Process
-	(*FileKey)(nil),                      // 44: cocoon.node.v1.FileKey
-	(*Security)(nil),                     // 45: cocoon.node.v1.Security
-	(*Sysctl)(nil),                       // 46: cocoon.node.v1.Sysctl
-	(*EnvVar)(nil),                       // 47: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),                      // 48: cocoon.node.v1.NICSpec
-	(*PortMapping)(nil),                  // 49: cocoon.node.v1.PortMapping
-	(*Record)(nil),                       // 50: cocoon.node.v1.Record
-	(*Ephemeral)(nil),                    // 51: cocoon.node.v1.Ephemeral
-	(*Owner)(nil),                        // 52: cocoon.node.v1.Owner
-	(*Resume)(nil),                       // 53: cocoon.node.v1.Resume
-	(*Boot)(nil),                         // 54: cocoon.node.v1.Boot
-	(*Disk)(nil),                         // 55: cocoon.node.v1.Disk
-	(*NIC)(nil),                          // 56: cocoon.node.v1.NIC
-	(*Route)(nil),                        // 57: cocoon.node.v1.Route
-	(*Event)(nil),                        // 58: cocoon.node.v1.Event
-	(*ExecRequest)(nil),                  // 59: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),                    // 60: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                      // 61: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),                 // 62: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),                  // 63: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),                  // 64: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),                     // 65: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),               // 66: cocoon.node.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),              // 67: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),                // 68: cocoon.node.v1.StatsResponse
-	(*VolumeStats)(nil),                  // 69: cocoon.node.v1.VolumeStats
-	(*ContainerStats)(nil),               // 70: cocoon.node.v1.ContainerStats
-	(*ImportRequest)(nil),                // 71: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),                  // 72: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),               // 73: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),            // 74: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),              // 75: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),           // 76: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),          // 77: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                        // 78: cocoon.node.v1.Image
-	(*PullRequest)(nil),                  // 79: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),                 // 80: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),                 // 81: cocoon.node.v1.PullResponse
-	(*Progress)(nil),                     // 82: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),               // 83: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),              // 84: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),               // 85: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),              // 86: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),                // 87: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),               // 88: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),          // 89: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                      // 90: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),              // 91: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),              // 92: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),               // 93: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),                  // 94: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),                     // 95: cocoon.node.v1.NodeInfo
-	(*VolumePool)(nil),                   // 96: cocoon.node.v1.VolumePool
-	(*Network)(nil),                      // 97: cocoon.node.v1.Network
-	(*Driver)(nil),                       // 98: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),                // 99: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),               // 100: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                        // 101: cocoon.node.v1.Check
-	(*ResetRequest)(nil),                 // 102: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),                // 103: cocoon.node.v1.ResetResponse
-	(*TeardownNetworksRequest)(nil),      // 104: cocoon.node.v1.TeardownNetworksRequest
-	(*TeardownNetworksResponse)(nil),     // 105: cocoon.node.v1.TeardownNetworksResponse
-	(*PoliceRequest)(nil),                // 106: cocoon.node.v1.PoliceRequest
-	(*PoliceResponse)(nil),               // 107: cocoon.node.v1.PoliceResponse
-	(*PolicedGuest)(nil),                 // 108: cocoon.node.v1.PolicedGuest
-	(*Policy)(nil),                       // 109: cocoon.node.v1.Policy
-	(*PolicyRule)(nil),                   // 110: cocoon.node.v1.PolicyRule
-	(*AddressRange)(nil),                 // 111: cocoon.node.v1.AddressRange
-	(*PortRange)(nil),                    // 112: cocoon.node.v1.PortRange
-	(*NamedPort)(nil),                    // 113: cocoon.node.v1.NamedPort
-	(*StraysRequest)(nil),                // 114: cocoon.node.v1.StraysRequest
-	(*StraysResponse)(nil),               // 115: cocoon.node.v1.StraysResponse
-	(*Stray)(nil),                        // 116: cocoon.node.v1.Stray
-	(*AdoptStrayRequest)(nil),            // 117: cocoon.node.v1.AdoptStrayRequest
-	(*RemoveStrayRequest)(nil),           // 118: cocoon.node.v1.RemoveStrayRequest
-	(*RemoveStrayResponse)(nil),          // 119: cocoon.node.v1.RemoveStrayResponse
-	(*CloneRequest)(nil),                 // 120: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),               // 121: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),             // 122: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),                  // 123: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),                  // 124: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                     // 125: cocoon.node.v1.Snapshot
-	(*SnapshotVolume)(nil),               // 126: cocoon.node.v1.SnapshotVolume
-	(*Machine)(nil),                      // 127: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),         // 128: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),       // 129: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),        // 130: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),       // 131: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),       // 132: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),        // 133: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),        // 134: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),          // 135: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),             // 136: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),             // 137: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),                   // 138: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),          // 139: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),          // 140: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),                   // 141: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),                  // 142: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),             // 143: cocoon.node.v1.PushImageRequest
-	(*StoredVolume)(nil),                 // 144: cocoon.node.v1.StoredVolume
-	(*VolumeAttachment)(nil),             // 145: cocoon.node.v1.VolumeAttachment
-	(*VolumeSnapshot)(nil),               // 146: cocoon.node.v1.VolumeSnapshot
-	(*VolumeSpec)(nil),                   // 147: cocoon.node.v1.VolumeSpec
-	(*CreateVolumeRequest)(nil),          // 148: cocoon.node.v1.CreateVolumeRequest
-	(*ListVolumesRequest)(nil),           // 149: cocoon.node.v1.ListVolumesRequest
-	(*InspectVolumeRequest)(nil),         // 150: cocoon.node.v1.InspectVolumeRequest
-	(*ResizeVolumeRequest)(nil),          // 151: cocoon.node.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),         // 152: cocoon.node.v1.ResizeVolumeResponse
-	(*VolumeWaiting)(nil),                // 153: cocoon.node.v1.VolumeWaiting
-	(*RemoveVolumeRequest)(nil),          // 154: cocoon.node.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),         // 155: cocoon.node.v1.RemoveVolumeResponse
-	(*CloneVolumeRequest)(nil),           // 156: cocoon.node.v1.CloneVolumeRequest
-	(*RestoreVolumeRequest)(nil),         // 157: cocoon.node.v1.RestoreVolumeRequest
-	(*SaveVolumeRequest)(nil),            // 158: cocoon.node.v1.SaveVolumeRequest
-	(*ListVolumeSnapshotsRequest)(nil),   // 159: cocoon.node.v1.ListVolumeSnapshotsRequest
-	(*InspectVolumeSnapshotRequest)(nil), // 160: cocoon.node.v1.InspectVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotRequest)(nil),  // 161: cocoon.node.v1.RemoveVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotResponse)(nil), // 162: cocoon.node.v1.RemoveVolumeSnapshotResponse
-	(*ExportVolumeRequest)(nil),          // 163: cocoon.node.v1.ExportVolumeRequest
-	(*ImportVolumeRequest)(nil),          // 164: cocoon.node.v1.ImportVolumeRequest
-	(*WatchDriversRequest)(nil),          // 165: cocoon.node.v1.WatchDriversRequest
-	(*Drivers)(nil),                      // 166: cocoon.node.v1.Drivers
-	(*PluginDriver)(nil),                 // 167: cocoon.node.v1.PluginDriver
-	(*VolumeKey)(nil),                    // 168: cocoon.node.v1.VolumeKey
-	(*PublishVolumeRequest)(nil),         // 169: cocoon.node.v1.PublishVolumeRequest
-	(*PublishedVolume)(nil),              // 170: cocoon.node.v1.PublishedVolume
-	(*UnpublishVolumeRequest)(nil),       // 171: cocoon.node.v1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),      // 172: cocoon.node.v1.UnpublishVolumeResponse
-	(*ListPublishedRequest)(nil),         // 173: cocoon.node.v1.ListPublishedRequest
-	(*PublishedUsageRequest)(nil),        // 174: cocoon.node.v1.PublishedUsageRequest
-	(*PublishedUsage)(nil),               // 175: cocoon.node.v1.PublishedUsage
-	(*Amount)(nil),                       // 176: cocoon.node.v1.Amount
-	(*GrowPublishedRequest)(nil),         // 177: cocoon.node.v1.GrowPublishedRequest
-	(*GrowPublishedResponse)(nil),        // 178: cocoon.node.v1.GrowPublishedResponse
-	nil,                                  // 179: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 180: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 181: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 182: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 183: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 184: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 185: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 186: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 187: cocoon.node.v1.VolumeSpec.LabelsEntry
-	nil,                                  // 188: cocoon.node.v1.PluginDriver.TopologyEntry
-	nil,                                  // 189: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	nil,                                  // 190: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	nil,                                  // 191: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	nil,                                  // 192: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	nil,                                  // 193: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	(*RebootRequest)(nil),                // 5: cocoon.node.v1.RebootRequest
+	(*PauseRequest)(nil),                 // 6: cocoon.node.v1.PauseRequest
+	(*UnpauseRequest)(nil),               // 7: cocoon.node.v1.UnpauseRequest
+	(*RemoveRequest)(nil),                // 8: cocoon.node.v1.RemoveRequest
+	(*RemoveResponse)(nil),               // 9: cocoon.node.v1.RemoveResponse
+	(*InspectRequest)(nil),               // 10: cocoon.node.v1.InspectRequest
+	(*ListRequest)(nil),                  // 11: cocoon.node.v1.ListRequest
+	(*WatchRequest)(nil),                 // 12: cocoon.node.v1.WatchRequest
+	(*StatsRequest)(nil),                 // 13: cocoon.node.v1.StatsRequest
+	(*Spec)(nil),                         // 14: cocoon.node.v1.Spec
+	(*SMBIOS)(nil),                       // 15: cocoon.node.v1.SMBIOS
+	(*HostEntry)(nil),                    // 16: cocoon.node.v1.HostEntry
+	(*DNS)(nil),                          // 17: cocoon.node.v1.DNS
+	(*Container)(nil),                    // 18: cocoon.node.v1.Container
+	(*Restart)(nil),                      // 19: cocoon.node.v1.Restart
+	(*RestartRule)(nil),                  // 20: cocoon.node.v1.RestartRule
+	(*Resources)(nil),                    // 21: cocoon.node.v1.Resources
+	(*ContainerRecord)(nil),              // 22: cocoon.node.v1.ContainerRecord
+	(*ContainerStatus)(nil),              // 23: cocoon.node.v1.ContainerStatus
+	(*ContainerExit)(nil),                // 24: cocoon.node.v1.ContainerExit
+	(*CloudInit)(nil),                    // 25: cocoon.node.v1.CloudInit
+	(*Volume)(nil),                       // 26: cocoon.node.v1.Volume
+	(*NFS)(nil),                          // 27: cocoon.node.v1.NFS
+	(*HostDir)(nil),                      // 28: cocoon.node.v1.HostDir
+	(*VolumeUse)(nil),                    // 29: cocoon.node.v1.VolumeUse
+	(*AttachedVolume)(nil),               // 30: cocoon.node.v1.AttachedVolume
+	(*ImageVolume)(nil),                  // 31: cocoon.node.v1.ImageVolume
+	(*VolumeFile)(nil),                   // 32: cocoon.node.v1.VolumeFile
+	(*Mount)(nil),                        // 33: cocoon.node.v1.Mount
+	(*UpdateVolumeRequest)(nil),          // 34: cocoon.node.v1.UpdateVolumeRequest
+	(*UpdateVolumeResponse)(nil),         // 35: cocoon.node.v1.UpdateVolumeResponse
+	(*KillContainerRequest)(nil),         // 36: cocoon.node.v1.KillContainerRequest
+	(*KillContainerResponse)(nil),        // 37: cocoon.node.v1.KillContainerResponse
+	(*ReleaseContainerRequest)(nil),      // 38: cocoon.node.v1.ReleaseContainerRequest
+	(*ReleaseContainerResponse)(nil),     // 39: cocoon.node.v1.ReleaseContainerResponse
+	(*AddContainerRequest)(nil),          // 40: cocoon.node.v1.AddContainerRequest
+	(*ResizeContainersRequest)(nil),      // 41: cocoon.node.v1.ResizeContainersRequest
+	(*AttachVolumeRequest)(nil),          // 42: cocoon.node.v1.AttachVolumeRequest
+	(*DetachVolumeRequest)(nil),          // 43: cocoon.node.v1.DetachVolumeRequest
+	(*Process)(nil),                      // 44: cocoon.node.v1.Process
+	(*FileKey)(nil),                      // 45: cocoon.node.v1.FileKey
+	(*Security)(nil),                     // 46: cocoon.node.v1.Security
+	(*Sysctl)(nil),                       // 47: cocoon.node.v1.Sysctl
+	(*EnvVar)(nil),                       // 48: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                      // 49: cocoon.node.v1.NICSpec
+	(*PortMapping)(nil),                  // 50: cocoon.node.v1.PortMapping
+	(*Record)(nil),                       // 51: cocoon.node.v1.Record
+	(*Ephemeral)(nil),                    // 52: cocoon.node.v1.Ephemeral
+	(*Owner)(nil),                        // 53: cocoon.node.v1.Owner
+	(*Resume)(nil),                       // 54: cocoon.node.v1.Resume
+	(*Boot)(nil),                         // 55: cocoon.node.v1.Boot
+	(*Disk)(nil),                         // 56: cocoon.node.v1.Disk
+	(*NIC)(nil),                          // 57: cocoon.node.v1.NIC
+	(*Route)(nil),                        // 58: cocoon.node.v1.Route
+	(*Event)(nil),                        // 59: cocoon.node.v1.Event
+	(*ExecRequest)(nil),                  // 60: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                    // 61: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                      // 62: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),                 // 63: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),                  // 64: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),                  // 65: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                     // 66: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),               // 67: cocoon.node.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),              // 68: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),                // 69: cocoon.node.v1.StatsResponse
+	(*VolumeStats)(nil),                  // 70: cocoon.node.v1.VolumeStats
+	(*ContainerStats)(nil),               // 71: cocoon.node.v1.ContainerStats
+	(*ImportRequest)(nil),                // 72: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),                  // 73: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),               // 74: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),            // 75: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),              // 76: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),           // 77: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),          // 78: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                        // 79: cocoon.node.v1.Image
+	(*PullRequest)(nil),                  // 80: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),                 // 81: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),                 // 82: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                     // 83: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),               // 84: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),              // 85: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),               // 86: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),              // 87: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),                // 88: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),               // 89: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),          // 90: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                      // 91: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),              // 92: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),              // 93: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),               // 94: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),                  // 95: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                     // 96: cocoon.node.v1.NodeInfo
+	(*VolumePool)(nil),                   // 97: cocoon.node.v1.VolumePool
+	(*Network)(nil),                      // 98: cocoon.node.v1.Network
+	(*Driver)(nil),                       // 99: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),                // 100: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),               // 101: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                        // 102: cocoon.node.v1.Check
+	(*ResetRequest)(nil),                 // 103: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),                // 104: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),      // 105: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil),     // 106: cocoon.node.v1.TeardownNetworksResponse
+	(*PoliceRequest)(nil),                // 107: cocoon.node.v1.PoliceRequest
+	(*PoliceResponse)(nil),               // 108: cocoon.node.v1.PoliceResponse
+	(*PolicedGuest)(nil),                 // 109: cocoon.node.v1.PolicedGuest
+	(*Policy)(nil),                       // 110: cocoon.node.v1.Policy
+	(*PolicyRule)(nil),                   // 111: cocoon.node.v1.PolicyRule
+	(*AddressRange)(nil),                 // 112: cocoon.node.v1.AddressRange
+	(*PortRange)(nil),                    // 113: cocoon.node.v1.PortRange
+	(*NamedPort)(nil),                    // 114: cocoon.node.v1.NamedPort
+	(*StraysRequest)(nil),                // 115: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),               // 116: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                        // 117: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),            // 118: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),           // 119: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),          // 120: cocoon.node.v1.RemoveStrayResponse
+	(*CloneRequest)(nil),                 // 121: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),               // 122: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),             // 123: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),                  // 124: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),                  // 125: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                     // 126: cocoon.node.v1.Snapshot
+	(*SnapshotVolume)(nil),               // 127: cocoon.node.v1.SnapshotVolume
+	(*Machine)(nil),                      // 128: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),         // 129: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),       // 130: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),        // 131: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),       // 132: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),       // 133: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),        // 134: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),        // 135: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),          // 136: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),             // 137: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),             // 138: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),                   // 139: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),          // 140: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),          // 141: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),                   // 142: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),                  // 143: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),             // 144: cocoon.node.v1.PushImageRequest
+	(*StoredVolume)(nil),                 // 145: cocoon.node.v1.StoredVolume
+	(*VolumeAttachment)(nil),             // 146: cocoon.node.v1.VolumeAttachment
+	(*VolumeSnapshot)(nil),               // 147: cocoon.node.v1.VolumeSnapshot
+	(*VolumeSpec)(nil),                   // 148: cocoon.node.v1.VolumeSpec
+	(*CreateVolumeRequest)(nil),          // 149: cocoon.node.v1.CreateVolumeRequest
+	(*ListVolumesRequest)(nil),           // 150: cocoon.node.v1.ListVolumesRequest
+	(*InspectVolumeRequest)(nil),         // 151: cocoon.node.v1.InspectVolumeRequest
+	(*ResizeVolumeRequest)(nil),          // 152: cocoon.node.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),         // 153: cocoon.node.v1.ResizeVolumeResponse
+	(*VolumeWaiting)(nil),                // 154: cocoon.node.v1.VolumeWaiting
+	(*RemoveVolumeRequest)(nil),          // 155: cocoon.node.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),         // 156: cocoon.node.v1.RemoveVolumeResponse
+	(*CloneVolumeRequest)(nil),           // 157: cocoon.node.v1.CloneVolumeRequest
+	(*RestoreVolumeRequest)(nil),         // 158: cocoon.node.v1.RestoreVolumeRequest
+	(*SaveVolumeRequest)(nil),            // 159: cocoon.node.v1.SaveVolumeRequest
+	(*ListVolumeSnapshotsRequest)(nil),   // 160: cocoon.node.v1.ListVolumeSnapshotsRequest
+	(*InspectVolumeSnapshotRequest)(nil), // 161: cocoon.node.v1.InspectVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotRequest)(nil),  // 162: cocoon.node.v1.RemoveVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotResponse)(nil), // 163: cocoon.node.v1.RemoveVolumeSnapshotResponse
+	(*ExportVolumeRequest)(nil),          // 164: cocoon.node.v1.ExportVolumeRequest
+	(*ImportVolumeRequest)(nil),          // 165: cocoon.node.v1.ImportVolumeRequest
+	(*WatchDriversRequest)(nil),          // 166: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 167: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 168: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 169: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 170: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 171: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 172: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 173: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 174: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 175: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 176: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 177: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 178: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 179: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 180: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 181: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 182: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 183: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 184: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 185: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 186: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 187: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 188: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 189: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 190: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 191: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 192: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 193: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 194: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
-	13,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
-	13,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	179, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
-	43,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
-	48,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
-	24,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
-	25,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
-	32,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
-	17,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
-	46,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
-	15,  // 10: cocoon.node.v1.Spec.hosts:type_name -> cocoon.node.v1.HostEntry
-	16,  // 11: cocoon.node.v1.Spec.dns:type_name -> cocoon.node.v1.DNS
-	14,  // 12: cocoon.node.v1.Spec.smbios:type_name -> cocoon.node.v1.SMBIOS
-	43,  // 13: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
-	32,  // 14: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
-	20,  // 15: cocoon.node.v1.Container.resources:type_name -> cocoon.node.v1.Resources
-	18,  // 16: cocoon.node.v1.Container.restart:type_name -> cocoon.node.v1.Restart
-	19,  // 17: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
-	43,  // 18: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
-	22,  // 19: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
-	23,  // 20: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
-	23,  // 21: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
-	31,  // 22: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
-	28,  // 23: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
-	27,  // 24: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
-	26,  // 25: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
-	31,  // 26: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
-	17,  // 27: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	180, // 28: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	28,  // 29: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
-	47,  // 30: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
-	45,  // 31: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
-	44,  // 32: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
-	49,  // 33: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
-	13,  // 34: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	54,  // 35: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
-	43,  // 36: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	55,  // 37: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	56,  // 38: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	53,  // 39: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
-	21,  // 40: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
-	52,  // 41: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
-	51,  // 42: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
-	30,  // 43: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
-	29,  // 44: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
-	17,  // 45: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
-	21,  // 46: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
-	55,  // 47: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	57,  // 48: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
-	50,  // 49: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	60,  // 50: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	61,  // 51: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	47,  // 52: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	61,  // 53: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	63,  // 54: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	70,  // 55: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
-	69,  // 56: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
-	72,  // 57: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	78,  // 58: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	43,  // 59: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	80,  // 60: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	82,  // 61: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	78,  // 62: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	78,  // 63: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	90,  // 64: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	93,  // 65: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	98,  // 66: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	181, // 67: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	97,  // 68: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
-	96,  // 69: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
-	101, // 70: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	108, // 71: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
-	109, // 72: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
-	109, // 73: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
-	110, // 74: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
-	111, // 75: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
-	112, // 76: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
-	113, // 77: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
-	116, // 78: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	182, // 79: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	48,  // 80: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	80,  // 81: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	16,  // 82: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	183, // 83: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	127, // 84: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	184, // 85: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	52,  // 86: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	126, // 87: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
-	135, // 88: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	137, // 89: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	125, // 90: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	138, // 91: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	138, // 92: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	138, // 93: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	138, // 94: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	52,  // 95: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
-	145, // 96: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	185, // 97: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
-	52,  // 98: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	186, // 99: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	187, // 100: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
-	147, // 101: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	144, // 102: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	153, // 103: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
-	147, // 104: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	147, // 105: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	147, // 106: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	167, // 107: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
-	188, // 108: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
-	168, // 109: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	189, // 110: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	190, // 111: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	191, // 112: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	192, // 113: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	193, // 114: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
-	168, // 115: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	52,  // 116: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	168, // 117: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	168, // 118: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	176, // 119: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	176, // 120: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	168, // 121: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	20,  // 122: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	14,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
+	14,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
+	180, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	44,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
+	49,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
+	25,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
+	26,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
+	33,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
+	18,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
+	47,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
+	16,  // 10: cocoon.node.v1.Spec.hosts:type_name -> cocoon.node.v1.HostEntry
+	17,  // 11: cocoon.node.v1.Spec.dns:type_name -> cocoon.node.v1.DNS
+	15,  // 12: cocoon.node.v1.Spec.smbios:type_name -> cocoon.node.v1.SMBIOS
+	44,  // 13: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
+	33,  // 14: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
+	21,  // 15: cocoon.node.v1.Container.resources:type_name -> cocoon.node.v1.Resources
+	19,  // 16: cocoon.node.v1.Container.restart:type_name -> cocoon.node.v1.Restart
+	20,  // 17: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
+	44,  // 18: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
+	23,  // 19: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
+	24,  // 20: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
+	24,  // 21: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
+	32,  // 22: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
+	29,  // 23: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
+	28,  // 24: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
+	27,  // 25: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
+	32,  // 26: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
+	18,  // 27: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
+	181, // 28: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	29,  // 29: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
+	48,  // 30: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
+	46,  // 31: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
+	45,  // 32: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
+	50,  // 33: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
+	14,  // 34: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
+	55,  // 35: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	44,  // 36: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
+	56,  // 37: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	57,  // 38: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	54,  // 39: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	22,  // 40: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
+	53,  // 41: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
+	52,  // 42: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
+	31,  // 43: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
+	30,  // 44: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
+	18,  // 45: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
+	22,  // 46: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
+	56,  // 47: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	58,  // 48: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
+	51,  // 49: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	61,  // 50: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	62,  // 51: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	48,  // 52: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	62,  // 53: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	64,  // 54: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	71,  // 55: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
+	70,  // 56: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
+	73,  // 57: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	79,  // 58: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	44,  // 59: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	81,  // 60: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	83,  // 61: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	79,  // 62: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	79,  // 63: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	91,  // 64: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	94,  // 65: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	99,  // 66: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	182, // 67: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	98,  // 68: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	97,  // 69: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
+	102, // 70: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	109, // 71: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
+	110, // 72: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
+	110, // 73: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
+	111, // 74: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
+	112, // 75: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
+	113, // 76: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
+	114, // 77: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
+	117, // 78: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	183, // 79: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	49,  // 80: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	81,  // 81: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	17,  // 82: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
+	184, // 83: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	128, // 84: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	185, // 85: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	53,  // 86: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	127, // 87: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
+	136, // 88: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	138, // 89: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	126, // 90: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	139, // 91: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	139, // 92: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	139, // 93: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	139, // 94: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	53,  // 95: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
+	146, // 96: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
+	186, // 97: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	53,  // 98: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
+	187, // 99: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	188, // 100: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	148, // 101: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	145, // 102: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	154, // 103: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
+	148, // 104: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	148, // 105: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	148, // 106: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
+	168, // 107: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	189, // 108: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	169, // 109: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	190, // 110: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	191, // 111: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	192, // 112: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	193, // 113: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	194, // 114: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	169, // 115: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	53,  // 116: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	169, // 117: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	169, // 118: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	177, // 119: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	177, // 120: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	169, // 121: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	21,  // 122: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
 	0,   // 123: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
 	1,   // 124: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
 	2,   // 125: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
 	3,   // 126: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
 	4,   // 127: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	5,   // 128: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
-	6,   // 129: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
-	7,   // 130: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	9,   // 131: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	10,  // 132: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	11,  // 133: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	59,  // 134: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	59,  // 135: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	59,  // 136: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	64,  // 137: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	66,  // 138: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	12,  // 139: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	33,  // 140: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	35,  // 141: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	37,  // 142: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	39,  // 143: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	40,  // 144: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	41,  // 145: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	42,  // 146: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	120, // 147: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	121, // 148: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	122, // 149: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	123, // 150: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	124, // 151: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	128, // 152: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	129, // 153: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	130, // 154: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	132, // 155: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	133, // 156: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	134, // 157: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	139, // 158: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	140, // 159: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	141, // 160: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	148, // 161: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	149, // 162: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	150, // 163: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	151, // 164: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	154, // 165: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	156, // 166: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	157, // 167: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	158, // 168: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	159, // 169: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	160, // 170: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	161, // 171: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	163, // 172: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	164, // 173: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	165, // 174: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	169, // 175: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	171, // 176: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	173, // 177: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	174, // 178: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	177, // 179: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	143, // 180: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	71,  // 181: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	74,  // 182: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	75,  // 183: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	76,  // 184: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	79,  // 185: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	83,  // 186: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	85,  // 187: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	87,  // 188: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	89,  // 189: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	91,  // 190: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	94,  // 191: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	99,  // 192: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	102, // 193: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	104, // 194: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	114, // 195: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	117, // 196: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	118, // 197: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	106, // 198: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	50,  // 199: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	50,  // 200: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	50,  // 201: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	50,  // 202: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	50,  // 203: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	50,  // 204: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
-	50,  // 205: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
-	8,   // 206: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	50,  // 207: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	50,  // 208: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	58,  // 209: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	62,  // 210: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	62,  // 211: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	62,  // 212: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	65,  // 213: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	67,  // 214: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	68,  // 215: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	34,  // 216: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	36,  // 217: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	38,  // 218: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	50,  // 219: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	50,  // 220: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	50,  // 221: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	50,  // 222: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	50,  // 223: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	50,  // 224: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	50,  // 225: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	50,  // 226: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	125, // 227: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	125, // 228: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	125, // 229: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	131, // 230: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	125, // 231: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	88,  // 232: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	136, // 233: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	136, // 234: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	136, // 235: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	142, // 236: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	144, // 237: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	144, // 238: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	144, // 239: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	152, // 240: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	155, // 241: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	144, // 242: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	144, // 243: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	146, // 244: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	146, // 245: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	146, // 246: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	162, // 247: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	88,  // 248: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	144, // 249: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	166, // 250: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	170, // 251: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	172, // 252: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	170, // 253: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	175, // 254: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	178, // 255: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	81,  // 256: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	73,  // 257: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	78,  // 258: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	78,  // 259: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	77,  // 260: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	81,  // 261: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	84,  // 262: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	86,  // 263: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	88,  // 264: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	92,  // 265: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	92,  // 266: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	95,  // 267: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	100, // 268: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	103, // 269: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	105, // 270: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	115, // 271: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	50,  // 272: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	119, // 273: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	107, // 274: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	199, // [199:275] is the sub-list for method output_type
-	123, // [123:199] is the sub-list for method input_type
+	6,   // 128: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
+	7,   // 129: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
+	5,   // 130: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
+	8,   // 131: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	10,  // 132: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	11,  // 133: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	12,  // 134: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	60,  // 135: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	60,  // 136: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	60,  // 137: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	65,  // 138: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	67,  // 139: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	13,  // 140: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	34,  // 141: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	36,  // 142: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	38,  // 143: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	40,  // 144: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	41,  // 145: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	42,  // 146: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	43,  // 147: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	121, // 148: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	122, // 149: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	123, // 150: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	124, // 151: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	125, // 152: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	129, // 153: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	130, // 154: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	131, // 155: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	133, // 156: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	134, // 157: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	135, // 158: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	140, // 159: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	141, // 160: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	142, // 161: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	149, // 162: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	150, // 163: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	151, // 164: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	152, // 165: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	155, // 166: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	157, // 167: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	158, // 168: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	159, // 169: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	160, // 170: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	161, // 171: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	162, // 172: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	164, // 173: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	165, // 174: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	166, // 175: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	170, // 176: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	172, // 177: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	174, // 178: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	175, // 179: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	178, // 180: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	144, // 181: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	72,  // 182: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	75,  // 183: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	76,  // 184: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	77,  // 185: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	80,  // 186: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	84,  // 187: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	86,  // 188: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	88,  // 189: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	90,  // 190: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	92,  // 191: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	95,  // 192: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	100, // 193: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	103, // 194: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	105, // 195: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	115, // 196: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	118, // 197: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	119, // 198: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	107, // 199: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	51,  // 200: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	51,  // 201: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	51,  // 202: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	51,  // 203: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	51,  // 204: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	51,  // 205: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
+	51,  // 206: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
+	51,  // 207: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
+	9,   // 208: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	51,  // 209: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	51,  // 210: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	59,  // 211: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	63,  // 212: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	63,  // 213: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	63,  // 214: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	66,  // 215: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	68,  // 216: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	69,  // 217: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	35,  // 218: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	37,  // 219: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	39,  // 220: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	51,  // 221: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	51,  // 222: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	51,  // 223: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	51,  // 224: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	51,  // 225: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	51,  // 226: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	51,  // 227: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	51,  // 228: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	126, // 229: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	126, // 230: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	126, // 231: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	132, // 232: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	126, // 233: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	89,  // 234: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	137, // 235: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	137, // 236: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	137, // 237: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	143, // 238: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	145, // 239: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	145, // 240: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	145, // 241: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	153, // 242: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	156, // 243: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	145, // 244: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	145, // 245: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	147, // 246: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	147, // 247: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	147, // 248: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	163, // 249: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	89,  // 250: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	145, // 251: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	167, // 252: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	171, // 253: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	173, // 254: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	171, // 255: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	176, // 256: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	179, // 257: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	82,  // 258: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	74,  // 259: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	79,  // 260: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	79,  // 261: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	78,  // 262: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	82,  // 263: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	85,  // 264: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	87,  // 265: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	89,  // 266: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	93,  // 267: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	93,  // 268: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	96,  // 269: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	101, // 270: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	104, // 271: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	106, // 272: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	116, // 273: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	51,  // 274: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	120, // 275: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	108, // 276: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	200, // [200:277] is the sub-list for method output_type
+	123, // [123:200] is the sub-list for method input_type
 	123, // [123:123] is the sub-list for extension type_name
 	123, // [123:123] is the sub-list for extension extendee
 	0,   // [0:123] is the sub-list for field type_name
@@ -13773,53 +13832,53 @@ func file_node_v1_node_proto_init() {
 	}
 	file_node_v1_node_proto_msgTypes[3].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[4].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[25].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[31].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[35].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[50].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[59].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[26].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[32].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[36].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[51].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[60].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[62].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[63].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[66].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[67].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[67].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[68].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[71].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[72].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[73].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[74].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[81].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[82].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[134].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[135].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[136].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[137].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[164].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[165].OneofWrappers = []any{
 		(*ImportVolumeRequest_Start)(nil),
 		(*ImportVolumeRequest_Chunk)(nil),
 	}
@@ -13829,7 +13888,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   194,
+			NumMessages:   195,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

@@ -36,6 +36,7 @@ const (
 	VMs_Restart_FullMethodName          = "/cocoon.node.v1.VMs/Restart"
 	VMs_Pause_FullMethodName            = "/cocoon.node.v1.VMs/Pause"
 	VMs_Unpause_FullMethodName          = "/cocoon.node.v1.VMs/Unpause"
+	VMs_Reboot_FullMethodName           = "/cocoon.node.v1.VMs/Reboot"
 	VMs_Remove_FullMethodName           = "/cocoon.node.v1.VMs/Remove"
 	VMs_Inspect_FullMethodName          = "/cocoon.node.v1.VMs/Inspect"
 	VMs_List_FullMethodName             = "/cocoon.node.v1.VMs/List"
@@ -77,6 +78,8 @@ type VMsClient interface {
 	Pause(ctx context.Context, in *PauseRequest, opts ...grpc.CallOption) (*Record, error)
 	// Unpause lets the guest of a paused VM continue, or begin if the VM was started paused. Idempotent.
 	Unpause(ctx context.Context, in *UnpauseRequest, opts ...grpc.CallOption) (*Record, error)
+	// Reboot starts the guest of a running VM again, in the same process. It returns when that has begun.
+	Reboot(ctx context.Context, in *RebootRequest, opts ...grpc.CallOption) (*Record, error)
 	// Remove forgets a VM and all it owned. A running one is refused unless force is set.
 	Remove(ctx context.Context, in *RemoveRequest, opts ...grpc.CallOption) (*RemoveResponse, error)
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*Record, error)
@@ -197,6 +200,16 @@ func (c *vMsClient) Unpause(ctx context.Context, in *UnpauseRequest, opts ...grp
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
 	err := c.cc.Invoke(ctx, VMs_Unpause_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) Reboot(ctx context.Context, in *RebootRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_Reboot_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -470,6 +483,8 @@ type VMsServer interface {
 	Pause(context.Context, *PauseRequest) (*Record, error)
 	// Unpause lets the guest of a paused VM continue, or begin if the VM was started paused. Idempotent.
 	Unpause(context.Context, *UnpauseRequest) (*Record, error)
+	// Reboot starts the guest of a running VM again, in the same process. It returns when that has begun.
+	Reboot(context.Context, *RebootRequest) (*Record, error)
 	// Remove forgets a VM and all it owned. A running one is refused unless force is set.
 	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
 	Inspect(context.Context, *InspectRequest) (*Record, error)
@@ -546,6 +561,9 @@ func (UnimplementedVMsServer) Pause(context.Context, *PauseRequest) (*Record, er
 }
 func (UnimplementedVMsServer) Unpause(context.Context, *UnpauseRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Unpause not implemented")
+}
+func (UnimplementedVMsServer) Reboot(context.Context, *RebootRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reboot not implemented")
 }
 func (UnimplementedVMsServer) Remove(context.Context, *RemoveRequest) (*RemoveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Remove not implemented")
@@ -753,6 +771,24 @@ func _VMs_Unpause_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(VMsServer).Unpause(ctx, req.(*UnpauseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_Reboot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RebootRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Reboot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Reboot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Reboot(ctx, req.(*RebootRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1104,6 +1140,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Unpause",
 			Handler:    _VMs_Unpause_Handler,
+		},
+		{
+			MethodName: "Reboot",
+			Handler:    _VMs_Reboot_Handler,
 		},
 		{
 			MethodName: "Remove",

@@ -74,6 +74,12 @@ func (s *served) Restart(ctx context.Context, ref string, grace time.Duration) (
 	return s.Engine.Restart(ctx, ref, grace)
 }
 
+// Reboot calls the engine.
+func (s *served) Reboot(ctx context.Context, ref string, hard bool) (r vm.Record, err error) {
+	defer s.metrics.operation("reboot", time.Now(), &err)
+	return s.Engine.Reboot(ctx, ref, hard)
+}
+
 // Pause calls the engine.
 func (s *served) Pause(ctx context.Context, ref string) (r vm.Record, err error) {
 	defer s.metrics.operation("pause", time.Now(), &err)

@@ -33,6 +33,9 @@ func (idle) Stop(context.Context, string, time.Duration) (vm.Record, error) {
 }
 func (idle) Pause(context.Context, string) (vm.Record, error)   { return vm.Record{}, errNone }
 func (idle) Unpause(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
+func (idle) Reboot(context.Context, string, bool) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
 func (idle) Remove(context.Context, string, bool) error         { return errNone }
 func (idle) Inspect(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
 

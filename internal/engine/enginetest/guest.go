@@ -31,6 +31,8 @@ type Guest struct {
 	quiet   bool          // see Quiet
 	busy    bool          // see Busy
 	clock   runs          // see Clock
+	again   bool          // starts again when it powers off
+	resets  int           // see Resets
 	changed chan struct{} // closed at any change
 	drop    chan struct{} // closed to lose the sessions
 }
@@ -39,7 +41,7 @@ func newGuest(w *World, p proc) *Guest {
 	return &Guest{w: w, p: p, ACPI: true, ended: make(chan struct{}), changed: make(chan struct{}), drop: make(chan struct{})}
 }
 
-// End ends the process.
+// End ends the process, unless the guest powers itself off to start again.
 func (g *Guest) End(x hypervisor.Exit) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -47,6 +49,10 @@ func (g *Guest) End(x hypervisor.Exit) {
 	case <-g.ended:
 		return
 	default:
+	}
+	if x.GuestShutdown && g.again {
+		g.restart()
+		return
 	}
 	_ = remove(g.w.path("procs", string(g.p.ID)))
 	g.exit = x

@@ -44,6 +44,7 @@ const (
 	OpPlug     Op = "plug"
 	OpUnplug   Op = "unplug"
 	OpGrow     Op = "grow"
+	OpReset    Op = "reset"
 )
 
 // Behaviour is how one VM behaves.

@@ -62,7 +62,12 @@ func fixture(t *testing.T, dir string) hypervisortest.Fixture {
 			}
 			return New(Config{Guest: echo, Behave: func(hypervisor.Plan) Behaviour { return Behaviour{Launch: 5 * time.Millisecond} }}, hosts[len(hosts)-1])
 		},
-		Plan: func(t *testing.T) hypervisor.Plan { return plan(t) },
+		Plan: func(t *testing.T) hypervisor.Plan {
+			p := plan(t)
+			p.Boot.Kernel = "/kernel"
+			return p
+		},
+		Firmware: func(t *testing.T) hypervisor.Plan { return plan(t) },
 		Broken: func(t *testing.T) hypervisor.Plan {
 			p := plan(t)
 			p.Dir += "/missing"

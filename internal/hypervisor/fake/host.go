@@ -40,6 +40,8 @@ type machine struct {
 	conns map[net.Conn]struct{}
 	busy  bool // the console is open
 
+	again time.Time // until then, a guest that powers itself off starts again
+
 	faulted chan struct{} // closed and replaced when Fault changes; nil: no caller waits
 }
 
@@ -55,6 +57,8 @@ type record struct {
 	Ended     End             `json:"ended,omitempty"`
 	Memory    string          `json:"memory,omitempty"` // text that the guest remembers
 	Down      []bool          `json:"down,omitempty"`   // by NIC: true if it has no carrier
+
+	Resets int `json:"resets,omitempty"` // how often the guest was reset
 
 	Grown map[string]int64 `json:"grown,omitempty"` // sizes in bytes that the guest was told while it runs, by serial
 
@@ -201,6 +205,10 @@ func (h *Host) end(v *machine, how End) {
 // endLocked is end. Preconditions: the caller holds the host's lock.
 func (h *Host) endLocked(v *machine, how End) {
 	if v.Ended != "" {
+		return
+	}
+	if how == PowerOff && time.Now().Before(v.again) {
+		h.reset(v)
 		return
 	}
 	v.Ended = how

@@ -38,6 +38,9 @@ type Fixture struct {
 	Plugged func(t *testing.T, i hypervisor.Instance, serials ...string)
 	// Sized waits until the guest sees that the disk with that serial has size bytes. nil: the guest cannot tell.
 	Sized func(t *testing.T, i hypervisor.Instance, serial string, size int64)
+	// Firmware returns a plan as Plan does, of a guest that boots by firmware, so that a reset starts it again. nil: no such guest is
+	// at hand.
+	Firmware func(t *testing.T) hypervisor.Plan
 	// Limit bounds each single wait. Zero means one minute.
 	Limit time.Duration
 }
@@ -69,6 +72,8 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"Pause", testPause},
 		{"PausedAdopt", testPausedAdopt},
 		{"LaunchPaused", testLaunchPaused},
+		{"Reset", testReset},
+		{"ResetRefused", testResetRefused},
 		{"Save", testSave},
 		{"Hold", testHold},
 		{"SaveFails", testSaveFails},

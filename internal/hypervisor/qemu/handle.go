@@ -25,6 +25,7 @@ type handle struct {
 	UUID    string `json:"uuid"`  // among the arguments of the process
 	Dir     string `json:"dir"`
 	UID     uint32 `json:"uid"`
+	Resets  bool   `json:"resets,omitempty"` // a reset starts the guest again
 
 	Shares []shareHandle `json:"shares,omitempty"`
 }

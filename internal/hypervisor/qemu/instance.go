@@ -42,6 +42,7 @@ type instance struct {
 	client  *qmp.Client   // nil while not connected
 	changed chan struct{} // closed and replaced when client changes
 	reason  string        // why the guest ended, "" if it has not
+	again   time.Time     // until then, a guest that powers itself off starts again
 	exit    hypervisor.Exit
 	cleanup error // error of removing the resources
 	console bool  // the console is open
@@ -409,6 +410,9 @@ func (i *instance) attend(ctx context.Context, c *qmp.Client) {
 	for {
 		select {
 		case reason := <-i.shutdown:
+			if reason == reasonShutdown && i.startAgain(ctx, c) {
+				continue
+			}
 			i.lay(ctx, c, reason)
 		case cause := <-i.lost:
 			i.abandon(ctx, cause)

@@ -132,3 +132,67 @@ func TestPauseEnds(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// Each request has an ID of its own, and the answer of the node is that of the request.
+func TestReboot(t *testing.T) {
+	const refused = `409 Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io "web": `
+	vmi := instance("web", v1.Running)
+	pod := podOf(vmi)
+	r := start(t, vmi, pod)
+	asked := make(chan contract.Reboot)
+	why := ""
+	go func() { // the node
+		ctx, last := t.Context(), ""
+		for ctx.Err() == nil {
+			var p corev1.Pod
+			if r.client.Get(ctx, client.ObjectKeyFromObject(pod), &p) == nil {
+				if ask, err := contract.ParseReboot(p.Annotations); err == nil && ask.ID != last {
+					last = ask.ID
+					asked <- ask
+					p.Annotations[contract.KeyRebooted] = contract.Rebooted{ID: ask.ID, Why: why}.String()
+					_ = r.client.Update(ctx, &p)
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	}()
+	seen := map[string]bool{}
+	for _, c := range []struct {
+		verb, why, answer string
+		hard              bool
+	}{
+		{"reset", "", "202", true},
+		{"softreboot", "", "202", false},
+		{"reset", "the guest ends when it resets", refused + "the guest ends when it resets", true},
+	} {
+		why = c.why
+		answer := make(chan string)
+		go func() { answer <- r.put("virtualmachineinstances/web/"+c.verb, "") }()
+		ask := <-asked
+		if got := <-answer; got != c.answer || ask.Hard != c.hard || seen[ask.ID] {
+			t.Errorf("%s: %s, asked %+v", c.verb, got, ask)
+		}
+		seen[ask.ID] = true
+	}
+	for name, c := range map[string]struct {
+		change func(*v1.VirtualMachineInstance)
+		answer string
+	}{
+		"paused": {func(i *v1.VirtualMachineInstance) {
+			i.Status.Conditions = []v1.VirtualMachineInstanceCondition{{Type: v1.VirtualMachineInstancePaused, Status: corev1.ConditionTrue}}
+		}, "VMI is paused"},
+		"not running": {func(i *v1.VirtualMachineInstance) { i.Status.Phase = v1.Scheduled }, "VMI is not running"},
+	} {
+		i := instance("web", v1.Running)
+		c.change(i)
+		r := start(t, i, podOf(i))
+		for _, verb := range []string{"reset", "softreboot"} {
+			if got := r.put("virtualmachineinstances/web/"+verb, ""); got != refused+c.answer {
+				t.Errorf("%s, %s: %s", name, verb, got)
+			}
+		}
+	}
+}

@@ -50,10 +50,11 @@ var served = map[string]route{
 	instances + "/pause":   {method: http.MethodPut, serve: (*Server).pause},
 	instances + "/unpause": {method: http.MethodPut, serve: (*Server).unpause},
 
+	instances + "/reset":      {method: http.MethodPut, serve: reboot(true)},
+	instances + "/softreboot": {method: http.MethodPut, serve: reboot(false)},
+
 	instances + "/freeze":          {method: http.MethodPut, serve: unoffered("freeze")},
 	instances + "/unfreeze":        {method: http.MethodPut, serve: unoffered("unfreeze")},
-	instances + "/reset":           {method: http.MethodPut, serve: unoffered("reset")},
-	instances + "/softreboot":      {method: http.MethodPut, serve: unoffered("soft reboot")},
 	instances + "/addvolume":       {method: http.MethodPut, serve: unoffered("adding volumes to running VMs")},
 	instances + "/removevolume":    {method: http.MethodPut, serve: unoffered("removing volumes from running VMs")},
 	machines + "/addvolume":        {method: http.MethodPut, serve: unoffered("adding volumes to running VMs")},

@@ -31,6 +31,7 @@ const (
 	actResize                       // gives the containers of a running VM the resources of the pod
 	actPause                        // pauses the guest of a running VM
 	actUnpause                      // lets the paused guest continue
+	actReboot                       // starts the guest again, in its process
 	actStopForKill                  // stops the VM because a probe or hook requires that
 	actHibernate                    // hibernates the VM
 	actStore                        // stores the state of the hibernated VM in the registry, if the node has one
@@ -53,6 +54,7 @@ type observation struct {
 	static  bool        // the pod represents a machine that the node does not run
 	node    abilities
 	left    time.Duration // time until the pod's active deadline
+	reboot  bool          // somebody asked to start the guest again
 	kill    bool          // a probe or hook requires that the VM is stopped
 	answers bool          // the guest answers at its address
 	killed  time.Time     // start of the run that was stopped for a probe or hook
@@ -125,6 +127,8 @@ func (s observation) running() (action, turn) {
 		return actUnpause, whenWoken
 	case s.unsettledPause():
 		return actKeep, after(s.waits.pause)
+	case s.reboot:
+		return actReboot, whenWoken
 	case !contract.Hibernate(s.pod.Annotations) || !s.node.snapshots:
 		return s.keeps()
 	case !podstatus.Up(s.rec) || !hasIdentity(s.rec, s.answers): // a VM can be saved only when its guest has its own identity

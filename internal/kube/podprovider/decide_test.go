@@ -71,6 +71,8 @@ func TestDecide(t *testing.T) {
 		"to pause, kill requested":                 {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.kill = true }), actStopForKill, whenWoken},
 		"to pause, stopped":                        {seen(vm.StateStopped, contract.KeyPaused, "true"), actSchedule, whenWoken},
 		"paused":                                   {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.rec.Paused, s.adds, s.resize = vm.PausedOnRequest, true, true }), actKeep, whenWoken},
+		"to reboot":                                {with(seen(vm.StateRunning), func(s *observation) { s.reboot = true }), actReboot, whenWoken},
+		"to reboot, paused":                        {with(seen(vm.StateRunning), func(s *observation) { s.reboot, s.rec.Paused = true, vm.PausedOnRequest }), actUnpause, whenWoken},
 		"to unpause":                               {with(seen(vm.StateRunning), func(s *observation) { s.rec.Paused = vm.PausedAtStart }), actUnpause, whenWoken},
 		"to hibernate":                             {seen(vm.StateRunning, hibernated...), actHibernate, whenWoken},
 		"to hibernate, retry is not due":           {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.waits.hibernate = soon }), actKeep, after(soon)},
@@ -134,7 +136,10 @@ type model struct {
 // event lets a random event happen to the pod, the VM or the node.
 func (w *model) event() string {
 	running := w.rec != nil && w.rec.State == vm.StateRunning
-	switch n := w.r.IntN(14); {
+	switch n := w.r.IntN(15); {
+	case n == 13:
+		w.reboot = true
+		return "somebody asks for a reboot"
 	case n == 12:
 		w.pod.Annotations[contract.KeyPaused] = fmt.Sprint(w.r.IntN(2) == 0)
 		return "paused=" + w.pod.Annotations[contract.KeyPaused]
@@ -207,6 +212,8 @@ func (w *model) do(what action) bool {
 		w.adds = false
 	case actResize:
 		w.resize = false
+	case actReboot:
+		w.reboot = false
 	case actPause:
 		w.rec.Paused = vm.PausedOnRequest
 	case actUnpause:

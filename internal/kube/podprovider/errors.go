@@ -57,6 +57,8 @@ const (
 	eventHibernated          = "Hibernated"
 	eventPaused              = "Paused"
 	eventPauseFailed         = "PauseFailed"
+	eventRebooted            = "Rebooted"
+	eventRebootFailed        = "RebootFailed"
 	eventUnpaused            = "Unpaused"
 	eventUnpauseFailed       = "UnpauseFailed"
 	eventHibernateFailed     = "HibernateFailed"

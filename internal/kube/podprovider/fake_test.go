@@ -28,6 +28,7 @@ type engine struct {
 	consoleAs func() io.ReadWriteCloser                              // nil: somebody else uses the console
 	startAs   func() error                                           // nil: always succeeds
 	pauseAs   error                                                  // of Pause and Unpause
+	rebootAs  error                                                  // of Reboot
 	down      error                                                  // every call fails with it
 	removed   func(vm.Record)                                        // called with mu held; nil: nothing
 
@@ -288,6 +289,19 @@ func (e *engine) Pause(ctx context.Context, ref string) (vm.Record, error) {
 
 func (e *engine) Unpause(ctx context.Context, ref string) (vm.Record, error) {
 	return e.setPaused(ctx, "unpause", ref, "")
+}
+
+func (e *engine) Reboot(ctx context.Context, ref string, hard bool) (vm.Record, error) {
+	leave, err := e.enter(fmt.Sprint("reboot ", hard))
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	r := e.findFor(ctx, ref)
+	if r == nil {
+		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	}
+	return *r, e.rebootAs
 }
 
 func (e *engine) setPaused(ctx context.Context, call, ref string, paused vm.Paused) (vm.Record, error) {

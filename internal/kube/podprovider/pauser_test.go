@@ -135,3 +135,40 @@ func TestDeletePaused(t *testing.T) {
 		}
 	})
 }
+
+// TestReboot: each request is done once and answered, also one that fails, and also over a restart of the node.
+func TestReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer func() { w.stop() }()
+		w.create(pod())
+		expect(t, w.after(5*time.Second), "Running running ready")
+		ask := func(value, answer string) *corev1.Pod {
+			t.Helper()
+			w.annotate(contract.KeyReboot, value)
+			p := w.after(5 * time.Second)
+			if got := p.Annotations[contract.KeyRebooted]; got != answer {
+				t.Errorf("%s: the answer is %q, want %q", value, got, answer)
+			}
+			expect(t, p, "Running running ready")
+			return p
+		}
+		ask("soft 1", "1")
+		ask("hard 2", "2")
+		ask("now 3", "2") // no request
+		w.engine.mu.Lock()
+		w.engine.rebootAs = errdefs.Unsupportedf("the guest ends when it resets")
+		w.engine.mu.Unlock()
+		p := ask("hard 4", "4 the guest ends when it resets")
+		w.expectTold("Normal Rebooted The guest of VM "+vmName+" starts again in order", "by a reset", "Warning RebootFailed")
+		w.stop() // the node is started again
+		w.run(Config{})
+		if err := w.p.CreatePod(t.Context(), p.DeepCopy()); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, w.after(time.Minute), "Running running ready")
+		if soft, hard := w.engine.called("reboot false"), w.engine.called("reboot true"); soft != 1 || hard != 2 {
+			t.Errorf("%d and %d reboots: %v", soft, hard, w.engine.calls)
+		}
+	})
+}

@@ -64,6 +64,8 @@ type machines interface {
 	// Pause stops the CPUs of the running guest until Unpause. Both are idempotent.
 	Pause(ctx context.Context, ref string) (vm.Record, error)
 	Unpause(ctx context.Context, ref string) (vm.Record, error)
+	// Reboot starts the running guest again, with hard at once. It returns when that has begun.
+	Reboot(ctx context.Context, ref string, hard bool) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
 }

@@ -199,6 +199,9 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 	case r.sleeping(f):
 		a[contract.KeyID], a[contract.KeyIP] = "", ""
 	}
+	if r.rebooted.ID != "" {
+		a[contract.KeyRebooted] = r.rebooted.String()
+	}
 	if hint, known := r.hint(f); known {
 		a[contract.KeyPostCloneHint] = hint
 	}

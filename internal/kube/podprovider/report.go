@@ -83,6 +83,8 @@ func (r *report) late(f facts) time.Duration {
 type lifecycle struct {
 	life contract.Lifecycle
 	tidy bool // no hibernated state is left in the registry
+
+	rebooted contract.Rebooted // the last request to reboot that this process has done
 }
 
 // pulled is an image of the pod's VM, as this process pulled it or read it from the status.

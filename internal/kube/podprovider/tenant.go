@@ -107,6 +107,10 @@ func (v ownMachines) Unpause(ctx context.Context, ref string) (vm.Record, error)
 	return v.r.Unpause(vm.OnBehalf(ctx, v.o), ref)
 }
 
+func (v ownMachines) Reboot(ctx context.Context, ref string, hard bool) (vm.Record, error) {
+	return v.r.Reboot(vm.OnBehalf(ctx, v.o), ref, hard)
+}
+
 func (v ownMachines) Remove(ctx context.Context, ref string, force bool) error {
 	return v.r.Remove(vm.OnBehalf(ctx, v.o), ref, force)
 }

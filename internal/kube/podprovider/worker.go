@@ -24,6 +24,7 @@ type worker struct {
 	adds     *additions
 	resizes  *resizes
 	pauses   *pauser
+	reboots  *rebooter
 	end      *teardown
 	trusted  bool // the guest was ready at the last check of an earlier process
 }
@@ -35,7 +36,7 @@ func newWorker(c *common, s, prior *podState) *worker {
 	return &worker{
 		base: b, asleep: asleep,
 		creation: &creation{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
-		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b), resizes: &resizes{base: b}, pauses: &pauser{base: b},
+		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b), resizes: &resizes{base: b}, pauses: &pauser{base: b}, reboots: &rebooter{base: b},
 		trusted: slices.ContainsFunc(s.look().status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready }),
 	}
 }
@@ -79,7 +80,7 @@ func (w *worker) observe(cancel context.CancelFunc) (observation, *removal) {
 	if f.rec == nil {
 		s.clash = w.index.clash(w.podState)
 	} else {
-		s.kill = w.health.StopRequested(f.rec) != nil
+		s.kill, s.reboot = w.health.StopRequested(f.rec) != nil, w.reboots.due(f)
 		s.adds, s.waits.add = w.adds.due(f)
 		s.resize, s.waits.resize = w.resizes.due(f)
 		s.stored = w.asleep.kept != "" && w.asleep.kept == f.rec.Snapshot
@@ -135,6 +136,9 @@ func (w *worker) act(ctx context.Context, what action, s observation, next turn)
 		next = w.resizes.act(ctx, pod, rec)
 	case actPause, actUnpause:
 		w.pauses.act(ctx, rec, what == actPause)
+		next = atOnce
+	case actReboot:
+		w.reboots.act(ctx, pod, rec)
 		next = atOnce
 	case actStopForKill:
 		next = w.runs.stopForKill(ctx, pod, rec, w.health.StopRequested(rec))
