@@ -111,6 +111,15 @@ func (r remoteVolumes) Clone(ctx context.Context, ref string, s volume.Spec) (vo
 	return v.Volume, err
 }
 
+func (r remoteVolumes) List(ctx context.Context) ([]volume.Volume, error) {
+	all, err := r.c.ListVolumes(ctx)
+	out := make([]volume.Volume, len(all))
+	for i := range all {
+		out[i] = all[i].Volume
+	}
+	return out, err
+}
+
 func (r remoteVolumes) Get(ctx context.Context, ref string) (volume.Volume, error) {
 	v, err := r.c.GetVolume(ctx, ref)
 	return v.Volume, err

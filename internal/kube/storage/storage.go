@@ -41,6 +41,7 @@ type Volumes interface {
 	// Grow also says which guests do not use the new size yet.
 	Grow(ctx context.Context, ref string, size int64) (volume.Resized, error)
 	Delete(ctx context.Context, ref string) error
+	List(ctx context.Context) ([]volume.Volume, error)
 }
 
 // Others are the volumes of CSI drivers of others that pods of the node have; csi.Plugins has them.
@@ -132,6 +133,7 @@ func (s *Storage) unreadable(ctx context.Context, r *cache.Reflector, err error)
 
 // Run serves claims until ctx ends. The node object must exist, or exist soon.
 func (s *Storage) Run(ctx context.Context) error {
+	began := time.Now()
 	s.factory.Start(ctx.Done())
 	defer s.factory.Shutdown()
 	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
@@ -146,6 +148,9 @@ func (s *Storage) Run(ctx context.Context) error {
 		controller.ClaimsInformer(core.PersistentVolumeClaims().Informer()),
 		controller.VolumesInformer(core.PersistentVolumes().Informer()),
 		controller.ClassesInformer(storage.StorageClasses().Informer()))
+	if err := s.tellLeft(ctx, began); err != nil && ctx.Err() == nil {
+		s.Log.Warn("node has not looked for volumes that nobody has", "err", err)
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() { provisioner.Run(ctx) })
 	wg.Go(func() { s.grow(ctx) })
