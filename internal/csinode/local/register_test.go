@@ -20,10 +20,10 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
-// until waits for a condition that nothing announces.
+// until waits for a condition that nothing announces. A busy machine with the race detector takes long for some.
 func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	for tick := time.NewTicker(2 * time.Millisecond); !cond(); {
 		select {
 		case <-tick.C:
