@@ -8,12 +8,14 @@ import _ "embed"
 // minor version.
 const Version = "v1.9.0"
 
-// Machines, Instances and KubeVirts define VirtualMachine, VirtualMachineInstance and KubeVirt.
+// Machines, Instances, ReplicaSets and KubeVirts define VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceReplicaSet and KubeVirt.
 var (
 	//go:embed crds/kubevirt.io_virtualmachines.yaml
 	Machines []byte
 	//go:embed crds/kubevirt.io_virtualmachineinstances.yaml
 	Instances []byte
+	//go:embed crds/kubevirt.io_virtualmachineinstancereplicasets.yaml
+	ReplicaSets []byte
 	//go:embed crds/kubevirt.io_kubevirts.yaml
 	KubeVirts []byte
 )
@@ -33,7 +35,7 @@ var (
 
 // Kinds are all kinds.
 func Kinds() [][]byte {
-	return [][]byte{KubeVirts, Machines, Instances, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences}
+	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences}
 }
 
 // Rights are those of users: KubeVirt's ClusterRoles, which the built-in ones include.

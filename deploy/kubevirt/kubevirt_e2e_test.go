@@ -37,6 +37,11 @@ func machine(name, running string) string {
 		"  template:\n    metadata: {labels: {app: web}}\n    spec:" + strings.ReplaceAll(spec, "\n    ", "\n      ")
 }
 
+func set(name, more string) string {
+	return "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstanceReplicaSet\nmetadata: {name: " + name + "}\nspec:\n  selector: {matchLabels: {app: web}}\n" + more +
+		"  template:\n    metadata: {labels: {app: web}}\n    spec:" + strings.ReplaceAll(spec, "\n    ", "\n      ")
+}
+
 // The kinds are what kubectl, virtctl and other people's tools expect: versions, columns, short names, and the rules of their schemas.
 func TestKinds(t *testing.T) {
 	c := kubetest.Up(t)
@@ -48,7 +53,7 @@ func TestKinds(t *testing.T) {
 			t.Fatal(out)
 		}
 	}
-	for _, plural := range []string{"kubevirts", "virtualmachines", "virtualmachineinstances"} {
+	for _, plural := range []string{"kubevirts", "virtualmachines", "virtualmachineinstances", "virtualmachineinstancereplicasets"} {
 		c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/"+plural+".kubevirt.io")
 		if out := c.Kubectl(t, "", "get", "crd", plural+".kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1"]` {
 			t.Errorf("%s: %s", plural, out)
@@ -62,6 +67,9 @@ func TestKinds(t *testing.T) {
 		"neither":     {machine("x", ""), "exactly one of runStrategy and running"},
 		"no template": {"apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {name: x}\nspec: {runStrategy: Halted}\n", "spec.template"},
 		"instance":    {instance("i", "v1"), ""},
+		"set":         {set("s", ""), ""},
+		"no selector": {strings.Replace(set("x", ""), "selector: {matchLabels: {app: web}}", "paused: true", 1), "spec.selector"},
+		"less than 0": {set("x", "  replicas: -1\n"), "replicas must be at least 0"},
 		"unknown":     {strings.Replace(instance("x", "v1"), "rng: {}", "rnd: {}", 1), "spec.domain.devices.rnd"},
 	} {
 		out, err := apply(tc.text)
@@ -74,6 +82,15 @@ func TestKinds(t *testing.T) {
 	}
 	if out, err := c.TryKubectl(t, "", "patch", "vmi", "i", "--type=merge", "-p", `{"spec":{"domain":{"memory":{"guest":"1Gi"}}}}`); err == nil || !strings.Contains(out, "cannot change") {
 		t.Errorf("the spec of an instance: %v: %s", err, out)
+	}
+	if out, err := c.TryKubectl(t, "", "patch", "vmirs", "s", "--type=merge", "-p", `{"spec":{"selector":{"matchLabels":{"tier":"front"}}}}`); err == nil || !strings.Contains(out, "create another set") {
+		t.Errorf("the selector of a set: %v: %s", err, out)
+	}
+	// A set that gives no number wants one, and can be scaled. Autoscalers find its pods by the selector of its status.
+	c.Kubectl(t, "", "patch", "vmirs", "s", "--type=merge", "--subresource=status", "-p", `{"status":{"replicas":1,"readyReplicas":1,"labelSelector":"app=web"}}`)
+	c.Kubectl(t, "", "scale", "vmirs", "s", "--current-replicas=1", "--replicas=3")
+	if out := c.Kubectl(t, "", "get", "vmirs", "s", "--subresource=scale", "-o", "jsonpath={.spec.replicas} {.status.replicas} {.status.selector}"); out != "3 1 app=web" {
+		t.Errorf("the scale of a set: %s", out)
 	}
 	// The status of an instance is written with the instance, that of a machine is not.
 	status := `{"metadata":{"labels":{"is":"there"}},"status":{"phase":"Running","interfaces":[{"ipAddress":"10.1.2.3"}],"nodeName":"n","conditions":[{"type":"Ready","status":"True"}]}}`
@@ -90,6 +107,7 @@ func TestKinds(t *testing.T) {
 		{[]string{"get", "vmis", "-o", "wide"}, [][]string{
 			{"NAME", "AGE", "PHASE", "IP", "NODENAME", "READY", "LIVE-MIGRATABLE", "PAUSED"}, {"i", "*", "Running", "10.1.2.3", "n", "True"},
 		}},
+		{[]string{"get", "vmirss"}, [][]string{{"NAME", "DESIRED", "CURRENT", "READY", "AGE"}, {"s", "3", "1", "1", "*"}}},
 		{[]string{"get", "all", "-o", "name", "--field-selector", "metadata.name=i"}, [][]string{{"virtualmachineinstance.kubevirt.io/i"}}},
 	} {
 		var got [][]string
@@ -97,8 +115,8 @@ func TestKinds(t *testing.T) {
 			got = append(got, strings.Fields(line))
 		}
 		for i, row := range got {
-			if i > 0 && len(row) > 1 {
-				row[1] = "*" // the age
+			if at := slices.Index(got[0], "AGE"); i > 0 && at >= 0 {
+				row[at] = "*"
 			}
 		}
 		if !slices.EqualFunc(got, tc.want, slices.Equal[[]string]) {
@@ -194,6 +212,15 @@ func TestRights(t *testing.T) {
 		{"admin", "get", "virtualmachineinstances" + sub + "/console", "true"},
 		{"edit", "create", "virtualmachineinstances" + kube, "true"},
 		{"edit", "deletecollection", "virtualmachines" + kube, "false"},
+		{"admin", "deletecollection", "virtualmachineinstancereplicasets" + kube, "true"},
+		{"edit", "create", "virtualmachineinstancereplicasets" + kube, "true"},
+		{"edit", "patch", "virtualmachineinstancereplicasets" + kube + "/scale", "true"},
+		{"edit", "update", "virtualmachineinstancereplicasets" + kube + "/status", "false"},
+		{"view", "list", "virtualmachineinstancereplicasets" + kube, "true"},
+		{"view", "get", "virtualmachineinstancereplicasets" + kube + "/scale", "true"},
+		{"view", "patch", "virtualmachineinstancereplicasets" + kube + "/scale", "false"},
+		{"manager", "update", "virtualmachineinstancereplicasets" + kube + "/status", "true"},
+		{"manager", "patch", "virtualmachineinstancereplicasets" + kube, "false"},
 		{"edit", "update", "virtualmachines" + sub + "/start", "true"},
 		{"edit", "get", "virtualmachines" + sub + "/portforward", "true"},
 		{"edit", "update", "virtualmachines" + kube + "/status", "false"},

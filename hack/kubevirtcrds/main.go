@@ -28,6 +28,7 @@ type kind struct {
 	shortNames []string
 	columns    []column
 	status     bool                // it has a status subresource
+	scaled     bool                // it has a scale subresource; status.labelSelector selects its pods
 	spec       []map[string]string // rules (CEL) of its spec
 }
 
@@ -64,6 +65,21 @@ var kinds = map[string]kind{
 			"message": "the spec of a VirtualMachineInstance cannot change; change its VirtualMachine and restart it",
 		}},
 	},
+	"virtualmachineinstancereplicasets": {
+		shortNames: []string{"vmirs", "vmirss"},
+		columns: []column{
+			{name: "Desired", kind: "integer", path: specReplicas},
+			{name: "Current", kind: "integer", path: statusReplicas},
+			{name: "Ready", kind: "integer", path: ".status.readyReplicas"},
+			age,
+		},
+		status: true,
+		scaled: true,
+		spec: []map[string]string{
+			{"rule": "self.selector == oldSelf.selector", "message": "the selector of a VirtualMachineInstanceReplicaSet cannot change; create another set"},
+			{"rule": "self.replicas >= 0", "message": "replicas must be at least 0"},
+		},
+	},
 	"kubevirts": {
 		shortNames: []string{"kv", "kvs"},
 		columns:    []column{age, {name: "Phase", kind: "string", path: ".status.phase"}},
@@ -74,6 +90,12 @@ var kinds = map[string]kind{
 	"virtualmachinepreferences":          {group: "instancetype.", shortNames: []string{"vmpref", "vmprefs", "vmps"}, spec: preferenceRules}, // vmp is a VMPlacement
 	"virtualmachineclusterpreferences":   {group: "instancetype.", cluster: true, shortNames: []string{"vmcp", "vmcps"}, spec: preferenceRules},
 }
+
+// Where a kind that can be scaled has its numbers.
+const (
+	specReplicas   = ".spec.replicas"
+	statusReplicas = ".status.replicas"
+)
 
 // What KubeVirt's webhooks check of an instancetype and of a preference. Columns: none, as in KubeVirt.
 var (
@@ -181,8 +203,18 @@ func (k kind) describe(version map[string]any) error {
 		version["additionalPrinterColumns"] = columns
 	}
 	delete(version, "subresources")
+	subresources := map[string]any{}
 	if k.status {
-		version["subresources"] = map[string]any{"status": map[string]any{}}
+		subresources["status"] = map[string]any{}
+	}
+	if k.scaled { // a scale of a set without a number is an error, so the default of the types is one of the schema
+		subresources["scale"] = map[string]any{"specReplicasPath": specReplicas, "statusReplicasPath": statusReplicas, "labelSelectorPath": ".status.labelSelector"}
+		if err := unstructured.SetNestedField(version, int64(1), "schema", "openAPIV3Schema", "properties", "spec", "properties", "replicas", "default"); err != nil {
+			return err
+		}
+	}
+	if len(subresources) > 0 {
+		version["subresources"] = subresources
 	}
 	if len(k.spec) == 0 {
 		return nil

@@ -54,6 +54,7 @@ func TestAnotherKubeVirtIsLeftAlone(t *testing.T) {
 		"its operator":      {map[string]string{crdPath + "kubevirts.kubevirt.io": "operator.kubevirt.io="}, withManager, "kubevirts.kubevirt.io"},
 		"its machines":      {map[string]string{crdPath + "virtualmachines.kubevirt.io": "app.kubernetes.io/managed-by=virt-operator"}, withManager, "virtualmachines.kubevirt.io"},
 		"its instances":     {map[string]string{crdPath + "virtualmachineinstances.kubevirt.io": ""}, withManager, "virtualmachineinstances.kubevirt.io"},
+		"its sets":          {map[string]string{crdPath + "virtualmachineinstancereplicasets.kubevirt.io": ""}, withManager, "virtualmachineinstancereplicasets.kubevirt.io"},
 		"its instancetypes": {map[string]string{crdPath + "virtualmachineclusterinstancetypes.instancetype.kubevirt.io": ""}, withManager, "virtualmachineclusterinstancetypes.instancetype.kubevirt.io"},
 		"its preferences":   {map[string]string{crdPath + "virtualmachinepreferences.instancetype.kubevirt.io": ""}, withManager, "virtualmachinepreferences.instancetype.kubevirt.io"},
 		"its API":           {map[string]string{registration + "v1.subresources.kubevirt.io": "app.kubernetes.io/managed-by=virt-operator"}, withManager, "v1.subresources.kubevirt.io"},

@@ -18,7 +18,8 @@ import (
 // AddToScheme registers the kinds of KubeVirt that Cocoon serves, in the versions that are stored.
 func AddToScheme(s *runtime.Scheme) error {
 	group := schema.GroupVersion{Group: core.GroupName, Version: "v1"}
-	s.AddKnownTypes(group, &v1.VirtualMachine{}, &v1.VirtualMachineList{}, &v1.VirtualMachineInstance{}, &v1.VirtualMachineInstanceList{}, &v1.KubeVirt{}, &v1.KubeVirtList{})
+	s.AddKnownTypes(group, &v1.VirtualMachine{}, &v1.VirtualMachineList{}, &v1.VirtualMachineInstance{}, &v1.VirtualMachineInstanceList{},
+		&v1.VirtualMachineInstanceReplicaSet{}, &v1.VirtualMachineInstanceReplicaSetList{}, &v1.KubeVirt{}, &v1.KubeVirtList{})
 	metav1.AddToGroupVersion(s, group)
 	return v1beta1.AddToScheme(s)
 }
