@@ -14,7 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/machinebase"
 )
 
-// machineChecker refuses VirtualMachines and VirtualMachineInstances that ask for what no VM of ours can be, and warns of fields that
+// machineChecker refuses VirtualMachines, VirtualMachineInstances and VirtualMachineInstanceReplicaSets that ask for what no VM of ours can be, and warns of fields that
 // have no effect. Their controllers refuse the same. In a cluster with another KubeVirt it lets all of them through: they are not ours.
 type machineChecker struct {
 	decoder ctrladmission.Decoder
@@ -46,13 +46,21 @@ func (c *machineChecker) Handle(ctx context.Context, req ctrladmission.Request) 
 type lookupError struct{ error }
 
 func (c *machineChecker) check(ctx context.Context, kind, namespace string, raw runtime.RawExtension) (field.ErrorList, []string, error) {
-	if kind == v1.VirtualMachineGroupVersionKind.Kind {
+	switch kind {
+	case v1.VirtualMachineGroupVersionKind.Kind:
 		vm := &v1.VirtualMachine{}
 		if err := c.decoder.DecodeRaw(raw, vm); err != nil {
 			return nil, nil, err
 		}
 		vm.Namespace = namespace
 		return c.machine(ctx, vm)
+	case v1.VirtualMachineInstanceReplicaSetGroupVersionKind.Kind:
+		set := &v1.VirtualMachineInstanceReplicaSet{}
+		if err := c.decoder.DecodeRaw(raw, set); err != nil {
+			return nil, nil, err
+		}
+		errs, warnings := kubevirt.CheckReplicaSet(set)
+		return errs, warnings, nil
 	}
 	vmi := &v1.VirtualMachineInstance{}
 	if err := c.decoder.DecodeRaw(raw, vmi); err != nil {

@@ -42,6 +42,9 @@ func TestMachines(t *testing.T) {
 	machine := func(text string) string {
 		return "{apiVersion: kubevirt.io/v1, kind: VirtualMachine, spec: {" + text + "}}"
 	}
+	set := func(labels, more string) string {
+		return "{spec: {selector: {matchLabels: {app: web}}, template: {metadata: {labels: " + labels + "}, spec: {" + good + more + "}}}}"
+	}
 	for name, x := range map[string]struct {
 		kind, now, before string
 		want              string // in the message; "": allowed
@@ -69,6 +72,18 @@ func TestMachines(t *testing.T) {
 		"a device":       {"VirtualMachine", machine("running: true, template: {spec: {domain: {devices: {sound: {name: s}}}}}"), "", "spec.template.spec.domain.devices.sound.name: Forbidden", ""},
 		"has no effect":  {"VirtualMachineInstance", "{spec: {evictionStrategy: LiveMigrate, " + good + "}}", "", "", "spec.evictionStrategy has no effect"},
 		"hooks":          {"VirtualMachineInstance", "{metadata: {annotations: {hooks.kubevirt.io/hookSidecars: x}}, spec: {" + good + "}}", "", "metadata.annotations[hooks.kubevirt.io/hookSidecars]: Forbidden", ""},
+		"a set":          {"VirtualMachineInstanceReplicaSet", set("{app: web, tier: front}", ""), "", "", ""},
+		"other labels":   {"VirtualMachineInstanceReplicaSet", set("{app: db}", ""), "", "spec.template.metadata.labels: Invalid value", ""},
+		"unlabelled":     {"VirtualMachineInstanceReplicaSet", set("{}", ""), "", "do not match spec.selector; add its labels", ""},
+		"no value":       {"VirtualMachineInstanceReplicaSet", set("{app: '-'}", ""), "", "spec.template.metadata.labels: Invalid value", ""},
+		"all of them":    {"VirtualMachineInstanceReplicaSet", "{spec: {selector: {}, template: {spec: {" + good + "}}}}", "", "spec.selector: Required value: an empty selector would match all instances", ""},
+		"odd selector":   {"VirtualMachineInstanceReplicaSet", "{spec: {selector: {matchExpressions: [{key: a, operator: Like}]}, template: {spec: {" + good + "}}}}", "", "spec.selector.matchExpressions[0].operator", ""},
+		"set of nothing": {"VirtualMachineInstanceReplicaSet", "{spec: {selector: {matchLabels: {app: web}}}}", "", "spec.template: Required", ""},
+		"fewer than 0":   {"VirtualMachineInstanceReplicaSet", "{spec: {replicas: -1, selector: {matchLabels: {app: web}}}}", "", "spec.replicas: Invalid value: -1", ""},
+		"set of devices": {"VirtualMachineInstanceReplicaSet", set("{app: web}", ", networks: [{name: a, multus: {networkName: b}}]"), "", "spec.template.spec.networks[0].multus.networkName: Forbidden", ""},
+		"set that warns": {"VirtualMachineInstanceReplicaSet", set("{app: web}", ", evictionStrategy: LiveMigrate"), "", "", "spec.template.spec.evictionStrategy has no effect"},
+		"set with hooks": {"VirtualMachineInstanceReplicaSet", "{spec: {selector: {matchLabels: {app: web}}, template: {metadata: {labels: {app: web}, annotations: {hooks.kubevirt.io/hookSidecars: x}}, spec: {" + good + "}}}}", "", "spec.template.metadata.annotations[hooks.kubevirt.io/hookSidecars]: Forbidden", ""},
+		"set is no set":  {"VirtualMachineInstanceReplicaSet", "{spec: 7}", "", "cannot unmarshal", ""},
 		"was wrong":      {"VirtualMachine", machine("running: false"), machine("running: true"), "", ""},
 		"is wrong anew":  {"VirtualMachine", machine("running: true, dataVolumeTemplates: [{}]"), machine("running: true"), "spec.dataVolumeTemplates", ""},
 		"cannot be read": {"VirtualMachineInstance", "{spec: {volumes: 7}}", "", "cannot unmarshal", ""},

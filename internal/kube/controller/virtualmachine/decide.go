@@ -2,7 +2,6 @@ package virtualmachine
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 
@@ -290,23 +289,13 @@ func (s *step) drop(kind v1.VirtualMachineConditionType) {
 	s.status.Conditions = slices.DeleteFunc(s.status.Conditions, func(c v1.VirtualMachineCondition) bool { return c.Type == kind })
 }
 
-// instance returns the VirtualMachineInstance of vm from its template. It has its finalizer and its first phase from the start, which
-// saves a write.
+// instance returns the VirtualMachineInstance of vm from its template.
 func instance(vm *v1.VirtualMachine, template *v1.VirtualMachineInstanceTemplateSpec, base kubevirt.Base, now time.Time) *v1.VirtualMachineInstance {
-	vmi := &v1.VirtualMachineInstance{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: vm.Name, Namespace: vm.Namespace,
-			Labels: maps.Clone(template.ObjectMeta.Labels), Annotations: maps.Clone(template.ObjectMeta.Annotations),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(vm, v1.VirtualMachineGroupVersionKind)},
-			Finalizers:      []string{v1.VirtualMachineInstanceFinalizer},
-		},
-		Spec: *template.Spec.DeepCopy(),
-	}
+	vmi := kubevirt.Instance(vm, v1.VirtualMachineGroupVersionKind, template, vm.Name, now)
 	base.Annotate(&vmi.ObjectMeta)
 	if startsPaused(vm) {
 		paused := v1.StartStrategyPaused
 		vmi.Spec.StartStrategy = &paused
 	}
-	kubevirt.SetPhase(&vmi.Status, v1.Pending, now)
 	return vmi
 }
