@@ -133,6 +133,7 @@ spec:
 	kubetest.Eventually(t, "the machine", status, "Running true")
 
 	r.instancetypes(t, ns)
+	r.replicaSets(t, ns, seen)
 	if err := r.api.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +150,7 @@ spec:
 	}, "0")
 	kills := k.stop()
 	for _, what := range []string{
-		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status",
+		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status", http.MethodPut + " virtualmachineinstancereplicasets/status",
 		http.MethodPost + " controllerrevisions", http.MethodPatch + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
 	} {
 		if kills[what] == 0 {
