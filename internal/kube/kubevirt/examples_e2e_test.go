@@ -20,9 +20,9 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/section"
 )
 
-// TestExamples says what becomes of each example of KubeVirt's own: of each VirtualMachine and VirtualMachineInstance, which
-// fields are refused or warned of. The instancetypes and preferences of the examples are there. docs/kubevirt.md has the number of
-// those that run.
+// TestExamples says what becomes of each example of KubeVirt's own: of each VirtualMachine, VirtualMachineInstance and
+// VirtualMachineInstanceReplicaSet, which fields are refused or warned of. The instancetypes and preferences of the examples are
+// there. docs/kubevirt.md has the number of those that run.
 func TestExamples(t *testing.T) {
 	docs, types := examples(t)
 	var got strings.Builder
@@ -47,6 +47,10 @@ func TestExamples(t *testing.T) {
 			vmi := &v1.VirtualMachineInstance{}
 			d.into(t, vmi)
 			errs, warnings = CheckInstance(vmi)
+		case "VirtualMachineInstanceReplicaSet":
+			set := &v1.VirtualMachineInstanceReplicaSet{}
+			d.into(t, set)
+			errs, warnings = CheckReplicaSet(set)
 		default:
 			continue
 		}
