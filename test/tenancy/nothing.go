@@ -12,10 +12,12 @@ var nothing = map[string]string{
 	"KeyVirtletUserData": document, "KeyVirtletUserDataOverwrite": word, "KeyVirtletUserDataScript": document, "KeyVirtletUserDataKey": "a key of the source",
 	"KeyVirtletUserDataEncoding": word, "KeyVirtletSSHKeys": document, "KeyVirtletForceDHCP": word, "MountScript": document,
 	"EncodingPlain": word, "EncodingBase64": word, "StickyWait": word, "StickyNever": word, "StickyScheduler": "the name of a profile",
+	"KeyPaused": word, "KeyReboot": "a word, and an ID that only tells requests for the VM of the pod apart",
 	"RoleSubAgent": word, "RoleToolbox": word,
 
 	// What the node or the manager writes. It is read from a pod only to show it.
 	"KeyPostCloneHint": told, "KeyLifecycleState": told, "KeyLifecycleObserved": told, "KeyLifecycleMessage": told,
+	"KeyRebooted": told, "ConditionPaused": told,
 	"KeyDeadLetter": told, "KeyRebuildHistory": told,
 	"KeyDeleteVMNames": "names of VMs of the set's namespace, in whose repositories alone tags are collected",
 
@@ -27,7 +29,7 @@ var nothing = map[string]string{
 
 	// Prefixes of keys, and parts of other names.
 	"PrefixSet": prefix, "PrefixVM": prefix, "PrefixNode": prefix, "ContainerIDScheme": "it begins the ids in statuses, which the node writes",
-	"NodeAnnotations": "it lists keys", "Generation": size, "KeyError.Error": message, "Errors.Error": message,
+	"NodeAnnotations": "it lists keys", "Generation": size, "KeyError.Error": message, "Reboot.String": "the text of KeyReboot", "Rebooted.String": "the text of KeyRebooted", "Errors.Error": message,
 }
 
 // Reasons that several entries share.
