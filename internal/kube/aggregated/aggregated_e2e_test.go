@@ -244,7 +244,8 @@ spec: {nodeName: node, containers: [{name: compute, image: none, stdin: true, tt
 		t.Errorf("the requests are %s", got)
 	}
 	run("stop/start already underway", "restart", "web")
-	run("Cocoon does not offer pause yet", "pause", "vm", "web")
+	run("VMI is not paused", "unpause", "vm", "web")
+	run("Cocoon does not offer live migration yet", "migrate", "web")
 	run("the server reported a conflict", "guestosinfo", "web") // of a GET, virtctl prints no reason
 
 	// The console, again after it was left.

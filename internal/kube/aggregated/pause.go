@@ -114,7 +114,7 @@ func (s *Server) askPaused(ctx context.Context, pod *corev1.Pod, paused bool, dr
 // untilPaused waits until the instance says that it is paused, or not. Errors: 409 if it ends meanwhile, 503 if its node does not do it
 // in time. The node does it later then.
 func (s *Server) untilPaused(ctx context.Context, t target, uid types.UID, paused bool) error {
-	err := wait.PollUntilContextTimeout(ctx, pausePoll, pauseTimeout, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, pausePoll, pauseTimeout, true, func(context.Context) (bool, error) { // a read does not fail because the time is over
 		vmi, err := s.instance(ctx, t)
 		switch {
 		case err != nil:

@@ -41,7 +41,7 @@ func reboot(hard bool) func(*Server, http.ResponseWriter, *http.Request, target)
 
 // untilRebooted waits for the answer of the node. Errors: 409 with its reason, or if the pod ends meanwhile; 503 if there is none in time.
 func (s *Server) untilRebooted(ctx context.Context, t target, pod *corev1.Pod, id string) error {
-	err := wait.PollUntilContextTimeout(ctx, pausePoll, pauseTimeout, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, pausePoll, pauseTimeout, true, func(context.Context) (bool, error) { // see untilPaused
 		var now corev1.Pod
 		if err := s.opts.Client.Get(ctx, client.ObjectKeyFromObject(pod), &now); err != nil {
 			return false, fmt.Errorf("get pod %s/%s: %w", pod.Namespace, pod.Name, err)
