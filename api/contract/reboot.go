@@ -19,7 +19,8 @@ const (
 
 var rebootID = regexp.MustCompile(`^[0-9A-Za-z-]{1,64}$`)
 
-// ParseReboot reads the request, the zero value if there is none. The error, if any, is an Errors.
+// ParseReboot returns the reboot request in the annotations of a pod. Without a request it returns the zero value. Every error is of type
+// Errors.
 func ParseReboot(annotations map[string]string) (Reboot, error) {
 	v := annotations[KeyReboot]
 	if v == "" {

@@ -20,8 +20,7 @@ var (
 	KubeVirts []byte
 )
 
-// Instancetypes, ClusterInstancetypes, Preferences and ClusterPreferences define VirtualMachineInstancetype, VirtualMachineClusterInstancetype,
-// VirtualMachinePreference and VirtualMachineClusterPreference.
+// The CustomResourceDefinitions of the group instancetype.kubevirt.io.
 var (
 	//go:embed crds/instancetype.kubevirt.io_virtualmachineinstancetypes.yaml
 	Instancetypes []byte

@@ -10,8 +10,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Names of the operations in messages. The journal has no intent for them: the record says what is wanted, before the guest is
-// paused or resumed, and recovery makes it so; see settlePause.
+// Names of the operations in messages. The journal has no intent for them. The engine writes the wanted state into the record first, and
+// then pauses or resumes the guest. Recovery does the same again; see settlePause.
 const (
 	opPause   = "pause"
 	opUnpause = "unpause"
@@ -24,7 +24,7 @@ func (e *Engine) Pause(caller context.Context, ref string) (vm.Record, error) {
 	return e.operate(caller, opPause, ref, (*machine).pause)
 }
 
-// Unpause lets the guest of a paused VM continue, or begin if the VM was started paused. Unpausing a VM that is not paused is no error.
+// Unpause resumes the guest of a paused VM. A guest that was started paused boots. Unpausing a VM that is not paused is no error.
 // Errors: as for Pause. After an error the guest is paused.
 func (e *Engine) Unpause(caller context.Context, ref string) (vm.Record, error) {
 	return e.operate(caller, opUnpause, ref, (*machine).unpause)

@@ -53,7 +53,7 @@ func (c *Client) Pause(ctx context.Context, ref string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "pause", "--output=json", "--", ref}})
 }
 
-// Unpause lets the guest of a paused VM continue.
+// Unpause resumes the guest of a paused VM.
 func (c *Client) Unpause(ctx context.Context, ref string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "unpause", "--output=json", "--", ref}})
 }

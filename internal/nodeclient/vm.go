@@ -48,7 +48,7 @@ func (c *Client) Pause(ctx context.Context, ref string) (vm.Record, error) {
 	return ask(ctx, c, c.vms.Pause, &nodev1.PauseRequest{Ref: ref}, nodewire.DecodeRecord)
 }
 
-// Unpause lets the guest of a paused VM continue.
+// Unpause resumes the guest of a paused VM.
 func (c *Client) Unpause(ctx context.Context, ref string) (vm.Record, error) {
 	return ask(ctx, c, c.vms.Unpause, &nodev1.UnpauseRequest{Ref: ref}, nodewire.DecodeRecord)
 }

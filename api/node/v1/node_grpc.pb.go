@@ -76,7 +76,7 @@ type VMsClient interface {
 	Restart(ctx context.Context, in *RestartRequest, opts ...grpc.CallOption) (*Record, error)
 	// Pause stops the CPUs of a running VM's guest until Unpause, also over restarts of the daemon. Idempotent.
 	Pause(ctx context.Context, in *PauseRequest, opts ...grpc.CallOption) (*Record, error)
-	// Unpause lets the guest of a paused VM continue, or begin if the VM was started paused. Idempotent.
+	// Unpause resumes the guest of a paused VM. A guest that was started paused boots. Idempotent.
 	Unpause(ctx context.Context, in *UnpauseRequest, opts ...grpc.CallOption) (*Record, error)
 	// Reboot starts the guest of a running VM again, in the same process. It returns when that has begun.
 	Reboot(ctx context.Context, in *RebootRequest, opts ...grpc.CallOption) (*Record, error)
@@ -481,7 +481,7 @@ type VMsServer interface {
 	Restart(context.Context, *RestartRequest) (*Record, error)
 	// Pause stops the CPUs of a running VM's guest until Unpause, also over restarts of the daemon. Idempotent.
 	Pause(context.Context, *PauseRequest) (*Record, error)
-	// Unpause lets the guest of a paused VM continue, or begin if the VM was started paused. Idempotent.
+	// Unpause resumes the guest of a paused VM. A guest that was started paused boots. Idempotent.
 	Unpause(context.Context, *UnpauseRequest) (*Record, error)
 	// Reboot starts the guest of a running VM again, in the same process. It returns when that has begun.
 	Reboot(context.Context, *RebootRequest) (*Record, error)

@@ -95,7 +95,8 @@ func isPaused(vmi *v1.VirtualMachineInstance) bool {
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// askPaused writes into the pod whether its VM is to be paused. Another pod of the name is not meant.
+// askPaused sets or removes the annotation by which the node pauses the VM of the pod. The UID in the patch protects a later pod of the
+// same name.
 func (s *Server) askPaused(ctx context.Context, pod *corev1.Pod, paused bool, dry []string) error {
 	var value any // null removes the annotation
 	if paused {
@@ -111,8 +112,8 @@ func (s *Server) askPaused(ctx context.Context, pod *corev1.Pod, paused bool, dr
 	return nil
 }
 
-// untilPaused waits until the instance says that it is paused, or not. Errors: 409 if it ends meanwhile, 503 if its node does not do it
-// in time. The node does it later then.
+// untilPaused waits until the condition Paused of the instance is as wanted. Errors: 409 if the instance ends first; 503 after
+// pauseTimeout. After a 503 the node still does it when it can.
 func (s *Server) untilPaused(ctx context.Context, t target, uid types.UID, paused bool) error {
 	err := wait.PollUntilContextTimeout(ctx, pausePoll, pauseTimeout, true, func(context.Context) (bool, error) { // a read does not fail because the time is over
 		vmi, err := s.instance(ctx, t)

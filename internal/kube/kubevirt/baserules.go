@@ -1,7 +1,7 @@
 package kubevirt
 
-// instancetypeRules are the rules for the fields of a VirtualMachineInstancetypeSpec. What an instancetype says must be: what Cocoon does
-// not have of it is refused.
+// instancetypeRules are the rules for the fields of a VirtualMachineInstancetypeSpec. An instancetype is binding: a field that Cocoon does
+// not support is refused.
 var instancetypeRules = rulebook{
 	"nodeSelector":              {Outcome: Honoured},
 	"schedulerName":             {Outcome: Honoured},

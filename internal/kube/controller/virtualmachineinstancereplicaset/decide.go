@@ -59,8 +59,8 @@ func (s *step) writes() bool {
 
 // decide returns the next step of a set. It reads no clock.
 //
-// An instance that shuts down takes its place until it is gone, or does not end in time: the next one is created after that. So there are
-// not more VMs than replicas, and managers that do not know of each other create the same instances; see name.
+// An instance that shuts down counts as a replica until it is gone or its time is over. Its replacement is created after that. So there are
+// never more VMs than replicas. Two managers that do not know of each other choose the same names; see name.
 func decide(x seen) step {
 	s := step{status: *x.set.Status.DeepCopy()}
 	var alive, finished, leaving []*v1.VirtualMachineInstance

@@ -1,4 +1,4 @@
-// Package virtualmachineinstancereplicaset keeps as many VirtualMachineInstances of a VirtualMachineInstanceReplicaSet as it wants.
+// Package virtualmachineinstancereplicaset runs spec.replicas instances of each VirtualMachineInstanceReplicaSet.
 //
 // A step is decided by a pure function (decide.go). Before anything is created or deleted, the step is decided again upon what the API
 // server says now. Between steps only the objects hold state.
