@@ -202,6 +202,52 @@ func line(t testing.TB, i hypervisor.Instance, text string) (line string) {
 	return line
 }
 
+// firmware returns a plan of the demo disk, which the firmware boots.
+func (a assets) firmware(t testing.TB) hypervisor.Plan {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(filepath.Dir(a.kernel), "disk.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "disk.img")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := a.plan(t)
+	p.Memory, p.Boot = 192<<20, vm.Boot{}
+	p.Disks = []vm.Disk{{Path: path, Format: vm.DiskRaw, Serial: "root", Role: vm.RoleCOW}}
+	return p
+}
+
+// booted returns Fixture.Booted of one test. Each call for the guest of the demo disk waits for one more boot of it, until it also
+// obeys the power button.
+func booted() func(*testing.T, hypervisor.Instance) {
+	boots := map[string]int{}
+	return func(t *testing.T, i hypervisor.Instance) {
+		console, _ := hypervisor.As[hypervisor.ConsoleOpener](i)
+		var ready bool
+		await(t, "the guest has booted", func() bool {
+			ready = strings.Contains(consoleOf(t, i), "GUEST-READY")
+			return ready || strings.Count(consoleOf(t, i), "disk-demo is up") > boots[console.ConsoleLog()]
+		})
+		if ready {
+			return
+		}
+		boots[console.ConsoleLog()]++
+		c, err := console.OpenConsole(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		go func() { _, _ = io.Copy(io.Discard, c) }()
+		listens := fmt.Sprintf("LISTENS-%d", boots[console.ConsoleLog()])
+		if _, err := fmt.Fprintf(c, "until pidof acpid >/dev/null; do :; done; echo %s''%s\n", listens[:4], listens[4:]); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "the guest obeys its power button", func() bool { return strings.Contains(consoleOf(t, i), listens) })
+	}
+}
+
 func TestContract(t *testing.T) {
 	a := needGuest(t)
 	hypervisortest.Run(t, func(t *testing.T) hypervisortest.Fixture {
@@ -217,7 +263,8 @@ func TestContract(t *testing.T) {
 				p.Disks = []vm.Disk{{Path: path, Format: vm.DiskQCOW2}}
 				return p
 			},
-			Booted:   func(t *testing.T, i hypervisor.Instance) { logged(t, i, "GUEST-READY") },
+			Booted:   booted(),
+			Firmware: func(t *testing.T) hypervisor.Plan { return a.firmware(t) },
 			PowerOff: func(t *testing.T, i hypervisor.Instance) { say(t, i, "poweroff") },
 			Reset:    func(t *testing.T, i hypervisor.Instance) { say(t, i, "reset") },
 			Crash: func(t *testing.T, pid int) {
