@@ -43,6 +43,7 @@ const (
 	KeyHibernate            = PrefixVM + "hibernate"
 	KeyPaused               = PrefixVM + "paused"
 	KeyReboot               = PrefixVM + "reboot"
+	KeyVolumes              = PrefixVM + "volumes"
 	KeyRestoreFromHibernate = PrefixVM + "restore-from-hibernate"
 	KeyKeepSnapshot         = PrefixVM + "keep-snapshot-on-delete"
 	KeyGeneration           = PrefixSet + "generation"
@@ -65,6 +66,7 @@ const (
 	KeyLifecycleObserved  = PrefixVM + "lifecycle-observed-generation"
 	KeyLifecycleMessage   = PrefixVM + "lifecycle-state-message"
 	KeyRebooted           = PrefixVM + "rebooted"
+	KeyPlugged            = PrefixVM + "volumes-plugged"
 	KeyHibernatedOnNode   = PrefixSet + "hibernated-on-node"
 	KeyDeleteVMNames      = PrefixSet + "delete-vm-names"
 	KeyRebuildHistory     = PrefixSet + "rebuild-history"
@@ -84,7 +86,7 @@ const ConditionPaused = PrefixVM + "Paused"
 // NodeAnnotations are the annotations that the node of a pod writes. A node must not change any other annotation of ours;
 // deploy/vk-cocoon/policy.yaml enforces this.
 func NodeAnnotations() []string {
-	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage, KeyRebooted}
+	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage, KeyRebooted, KeyPlugged}
 }
 
 // The taint of a virtual node. A pod uses the same key in its toleration.

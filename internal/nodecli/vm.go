@@ -48,6 +48,23 @@ func (c *Client) Reboot(ctx context.Context, ref string, hard bool) (vm.Record, 
 	return c.record(ctx, call{args: append(args, "--", ref)})
 }
 
+// AttachVolume gives a VM a volume of the volume store, which the guest mounts at path unless that is "".
+func (c *Client) AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
+	volume := use.Ref
+	if path != "" {
+		volume += ":" + path
+	}
+	if use.ReadOnly {
+		volume += ":ro"
+	}
+	return c.record(ctx, call{args: []string{"vm", "attach-volume", "--output=json", "--", ref, volume}})
+}
+
+// DetachVolume takes a volume from a VM.
+func (c *Client) DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error) {
+	return c.record(ctx, call{args: []string{"vm", "detach-volume", "--output=json", "--", ref, volume}})
+}
+
 // Pause stops the CPUs of a running VM's guest until Unpause.
 func (c *Client) Pause(ctx context.Context, ref string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "pause", "--output=json", "--", ref}})

@@ -22,6 +22,8 @@ var nothing = map[string]string{
 	"KeyDeleteVMNames": "names of VMs of the set's namespace, in whose repositories alone tags are collected",
 
 	// Volumes of claims. A pod names a claim, which is looked up in the pod's namespace.
+	"KeyVolumes": "a claim is looked up in the namespace of the pod, and its volume in that of the VM", "KeyPlugged": "the node's own notes; by an ID in them it only takes a volume from the VM of the pod",
+	"VolumesText": "the text of KeyVolumes", "PluggedText": "the text of KeyPlugged",
 	"VolumeDriver": word, "ParamFSType": word, "ParamKind": word, "KeyVolumeClaim": "a node writes it on a volume, and compares it with the claim that it serves",
 
 	// Nodes, which all namespaces share.

@@ -36,6 +36,14 @@ func (idle) Unpause(context.Context, string) (vm.Record, error) { return vm.Reco
 func (idle) Reboot(context.Context, string, bool) (vm.Record, error) {
 	return vm.Record{}, errNone
 }
+
+func (idle) AttachVolume(context.Context, string, vm.VolumeUse, string) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
+
+func (idle) DetachVolume(context.Context, string, string) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
 func (idle) Remove(context.Context, string, bool) error         { return errNone }
 func (idle) Inspect(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
 

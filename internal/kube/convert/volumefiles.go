@@ -147,7 +147,7 @@ func findDisk(ctx context.Context, pod *corev1.Pod, from Source, v *vm.Volume) e
 		return nil
 	}
 	v.Disk.Ref, v.Disk.FSType, v.Disk.ReadOnly = d.ID, d.FSType, v.Disk.ReadOnly || d.ReadOnly
-	if d.Device || isInstance(pod) {
+	if d.Device || IsInstance(pod) {
 		v.Group, v.Disk.FSType = nil, ""
 	}
 	return nil
@@ -161,9 +161,9 @@ func (d Disk) fits(pod *corev1.Pod, volume, claim string) error {
 		switch {
 		case d.Device && mounted:
 			return errdefs.Preconditionf("persistentvolumeclaim %q has volumeMode Block; container %s needs it in volumeDevices instead of volumeMounts", claim, c.Name)
-		case !d.Device && device && d.isDisk() && isInstance(pod):
+		case !d.Device && device && d.isDisk() && IsInstance(pod):
 			// KubeVirt keeps a disk in a file of such a claim. Here the claim is that disk.
-		case !d.Device && device && isInstance(pod):
+		case !d.Device && device && IsInstance(pod):
 			return errdefs.Preconditionf("persistentvolumeclaim %q has volumeMode Filesystem, and its storage class gives a folder, which cannot be the disk of a VirtualMachineInstance; use a class of driver %s, or volumeMode Block", claim, contract.VolumeDriver)
 		case !d.Device && device:
 			return errdefs.Preconditionf("persistentvolumeclaim %q has volumeMode Filesystem; container %s needs it in volumeMounts instead of volumeDevices", claim, c.Name)
@@ -175,8 +175,8 @@ func (d Disk) fits(pod *corev1.Pod, volume, claim string) error {
 // isDisk reports whether d is a disk, and not a folder.
 func (d Disk) isDisk() bool { return d.Dir == nil && d.NFS == nil }
 
-// isInstance reports whether pod is the VM of a VirtualMachineInstance. Its volumes are disks in either volumeMode, as KubeVirt's are.
-func isInstance(pod *corev1.Pod) bool {
+// IsInstance reports whether pod is the VM of a VirtualMachineInstance. Its volumes are disks in either volumeMode, as KubeVirt's are.
+func IsInstance(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(pod)
 	return owner != nil && owner.Kind == "VirtualMachineInstance" && strings.HasPrefix(owner.APIVersion, "kubevirt.io/")
 }

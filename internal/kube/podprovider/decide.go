@@ -31,6 +31,7 @@ const (
 	actResize                       // gives the containers of a running VM the resources of the pod
 	actPause                        // pauses the guest of a running VM
 	actUnpause                      // lets the paused guest continue
+	actPlug                         // plugs a volume into the running VM, or takes one away
 	actReboot                       // starts the guest again, in its process
 	actStopForKill                  // stops the VM because a probe or hook requires that
 	actHibernate                    // hibernates the VM
@@ -60,6 +61,7 @@ type observation struct {
 	killed  time.Time     // start of the run that was stopped for a probe or hook
 	stored  bool          // the state of the hibernated VM is stored; see actStore
 	adds    bool          // the VM lacks ephemeral containers of the pod that nobody adds at the moment
+	plug    bool          // the VM has other plugged volumes than the pod says
 	resize  bool          // containers of the VM have other resources than in the pod, and the VM can change that
 	waits   waits
 }
@@ -74,6 +76,7 @@ type abilities struct {
 type waits struct {
 	hibernate, wake time.Duration
 	add, resize     time.Duration
+	plug            time.Duration
 	pause           time.Duration // also for unpausing
 	start           time.Duration
 	scheduled       bool // start is set for the last end of the VM
@@ -144,7 +147,7 @@ func (s observation) unsettledPause() bool {
 	return contract.Paused(s.pod.Annotations) != podstatus.Paused(s.rec)
 }
 
-// keeps returns the action for a running VM that continues to run. A guest that is not set up gets no container and no resources, and
+// keeps returns the action for a running VM that continues to run. A guest that is not set up gets no container, no resources and no volume, and
 // neither does one that is paused.
 func (s observation) keeps() (action, turn) {
 	next := whenWoken
@@ -155,12 +158,17 @@ func (s observation) keeps() (action, turn) {
 		return actResize, whenWoken
 	case s.adds && s.waits.add <= 0:
 		return actAddContainers, whenWoken
+	case s.plug && s.waits.plug <= 0:
+		return actPlug, whenWoken
 	}
 	if s.resize {
 		next = sooner(next, after(s.waits.resize))
 	}
 	if s.adds {
 		next = sooner(next, after(s.waits.add))
+	}
+	if s.plug {
+		next = sooner(next, after(s.waits.plug))
 	}
 	return actKeep, next
 }

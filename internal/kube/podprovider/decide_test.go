@@ -65,6 +65,12 @@ func TestDecide(t *testing.T) {
 		"containers to add, without agent":         {with(seen(vm.StateRunning), func(s *observation) { s.adds, s.rec.AgentReady = true, false }), actKeep, whenWoken},
 		"containers to add, to hibernate":          {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.adds = true }), actHibernate, whenWoken},
 		"containers to add, stopped":               {with(seen(vm.StateStopped), func(s *observation) { s.adds = true }), actSchedule, whenWoken},
+		"volumes to plug":                          {with(seen(vm.StateRunning), func(s *observation) { s.plug = true }), actPlug, whenWoken},
+		"volumes to plug, retry is not due":        {with(seen(vm.StateRunning), func(s *observation) { s.plug, s.waits.plug = true, soon }), actKeep, after(soon)},
+		"volumes to plug, container to add":        {with(seen(vm.StateRunning), func(s *observation) { s.plug, s.adds = true, true }), actAddContainers, whenWoken},
+		"volumes to plug, paused":                  {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.rec.Paused, s.plug = vm.PausedOnRequest, true }), actKeep, whenWoken},
+		"volumes to plug, to hibernate":            {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.plug = true }), actHibernate, whenWoken},
+		"volumes to plug, stopped":                 {with(seen(vm.StateStopped), func(s *observation) { s.plug = true }), actSchedule, whenWoken},
 		"kill requested":                           {with(seen(vm.StateRunning), func(s *observation) { s.kill = true }), actStopForKill, whenWoken},
 		"to pause":                                 {seen(vm.StateRunning, contract.KeyPaused, "true"), actPause, whenWoken},
 		"to pause, retry is not due":               {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.waits.pause = soon }), actKeep, after(soon)},
@@ -137,6 +143,9 @@ type model struct {
 func (w *model) event() string {
 	running := w.rec != nil && w.rec.State == vm.StateRunning
 	switch n := w.r.IntN(15); {
+	case n == 11:
+		w.plug = true
+		return "the pod gets a volume"
 	case n == 13:
 		w.reboot = true
 		return "somebody asks for a reboot"
@@ -167,7 +176,7 @@ func (w *model) event() string {
 		w.leaving = true
 		return "the pod is deleted"
 	case n == 7:
-		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, resize: time.Second, pause: time.Second, scheduled: w.waits.scheduled}
+		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, resize: time.Second, plug: time.Second, pause: time.Second, scheduled: w.waits.scheduled}
 		return "something failed"
 	case n == 9:
 		w.adds = true
@@ -212,6 +221,8 @@ func (w *model) do(what action) bool {
 		w.adds = false
 	case actResize:
 		w.resize = false
+	case actPlug:
+		w.plug = false
 	case actReboot:
 		w.reboot = false
 	case actPause:
@@ -253,7 +264,7 @@ func (w *model) reached() bool {
 	if contract.Paused(w.pod.Annotations) { // it gets nothing before it is unpaused
 		return w.rec.State == vm.StateRunning && w.rec.Paused != "" && !w.kill
 	}
-	return w.rec.State == vm.StateRunning && w.rec.Paused == "" && w.rec.AgentReady && !w.kill && !w.adds && !w.resize
+	return w.rec.State == vm.StateRunning && w.rec.Paused == "" && w.rec.AgentReady && !w.kill && !w.adds && !w.resize && !w.plug
 }
 
 // TestDecideReachesWantedState lets random events happen, with actions that succeed or fail. After the last event, a few

@@ -29,6 +29,8 @@ type engine struct {
 	startAs   func() error                                           // nil: always succeeds
 	pauseAs   error                                                  // of Pause and Unpause
 	rebootAs  error                                                  // of Reboot
+	plugAs    error                                                  // of AttachVolume and DetachVolume
+	plugged   func()                                                 // called after AttachVolume; nil: nothing
 	down      error                                                  // every call fails with it
 	removed   func(vm.Record)                                        // called with mu held; nil: nothing
 
@@ -318,6 +320,49 @@ func (e *engine) setPaused(ctx context.Context, call, ref string, paused vm.Paus
 		return vm.Record{}, e.pauseAs
 	}
 	r.Paused = paused
+	e.note(vm.EventModified, r)
+	return *r, nil
+}
+
+func (e *engine) AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
+	return e.plug(ctx, "attach "+use.Ref+path, ref, func(r *vm.Record) error {
+		if !slices.ContainsFunc(r.Attached, func(a vm.AttachedVolume) bool { return string(a.ID) == use.Ref }) {
+			r.Attached = append(slices.Clip(r.Attached), vm.AttachedVolume{Volume: "pvc-" + use.Ref, ID: vm.ID(use.Ref), Serial: "serial-" + use.Ref})
+		}
+		if e.plugged != nil {
+			e.plugged()
+		}
+		return nil
+	})
+}
+
+func (e *engine) DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error) {
+	return e.plug(ctx, "detach "+volume, ref, func(r *vm.Record) error {
+		i := slices.IndexFunc(r.Attached, func(a vm.AttachedVolume) bool { return string(a.ID) == volume })
+		if i < 0 {
+			return errdefs.NotFoundf("it has no volume %s attached", volume)
+		}
+		r.Attached = slices.Delete(slices.Clone(r.Attached), i, i+1)
+		return nil
+	})
+}
+
+func (e *engine) plug(ctx context.Context, call, ref string, change func(*vm.Record) error) (vm.Record, error) {
+	leave, err := e.enter(call)
+	if err != nil {
+		return vm.Record{}, err
+	}
+	defer leave()
+	r := e.findFor(ctx, ref)
+	if r == nil {
+		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
+	}
+	if e.plugAs != nil {
+		return vm.Record{}, e.plugAs
+	}
+	if err := change(r); err != nil {
+		return vm.Record{}, err
+	}
 	e.note(vm.EventModified, r)
 	return *r, nil
 }

@@ -66,6 +66,10 @@ type machines interface {
 	Unpause(ctx context.Context, ref string) (vm.Record, error)
 	// Reboot starts the running guest again, with hard at once. It returns when that has begun.
 	Reboot(ctx context.Context, ref string, hard bool) (vm.Record, error)
+	// AttachVolume gives a VM a volume of the volume store as a disk; the guest mounts it at path unless that is "". It is no error if
+	// the VM has it so already. DetachVolume takes it away; NotFound if the VM does not have it.
+	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
+	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
 }

@@ -202,6 +202,7 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 	if r.rebooted.ID != "" {
 		a[contract.KeyRebooted] = r.rebooted.String()
 	}
+	a[contract.KeyPlugged] = contract.PluggedText(r.plugged)
 	if hint, known := r.hint(f); known {
 		a[contract.KeyPostCloneHint] = hint
 	}

@@ -52,6 +52,7 @@ func newReport(c *common, s *podState) *report {
 	r := &report{common: c, podState: s, health: c.newHealth(s), debug: map[string]podstatus.Pause{}, images: map[string]pulled{}, announced: announced{heldBack: map[string]int{}, lacks: map[string]string{}}}
 	f := s.look()
 	r.life, _ = contract.ParseLifecycle(f.pod.Annotations)
+	r.plugged = contract.ParsePlugged(f.pod.Annotations)
 	status := f.status.ContainerStatuses
 	if len(status) > 0 {
 		r.last = status[0].LastTerminationState.Terminated.DeepCopy()
@@ -84,7 +85,8 @@ type lifecycle struct {
 	life contract.Lifecycle
 	tidy bool // no hibernated state is left in the registry
 
-	rebooted contract.Rebooted // the last request to reboot that this process has done
+	rebooted contract.Rebooted  // the last request to reboot that this process has done
+	plugged  []contract.Plugged // volumes that are plugged, or shall be; see plugger
 }
 
 // pulled is an image of the pod's VM, as this process pulled it or read it from the status.

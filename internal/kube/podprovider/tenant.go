@@ -111,6 +111,14 @@ func (v ownMachines) Reboot(ctx context.Context, ref string, hard bool) (vm.Reco
 	return v.r.Reboot(vm.OnBehalf(ctx, v.o), ref, hard)
 }
 
+func (v ownMachines) AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
+	return v.r.AttachVolume(vm.OnBehalf(ctx, v.o), ref, use, path)
+}
+
+func (v ownMachines) DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error) {
+	return v.r.DetachVolume(vm.OnBehalf(ctx, v.o), ref, volume)
+}
+
 func (v ownMachines) Remove(ctx context.Context, ref string, force bool) error {
 	return v.r.Remove(vm.OnBehalf(ctx, v.o), ref, force)
 }

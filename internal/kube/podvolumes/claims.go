@@ -42,25 +42,17 @@ func (s source) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (c
 	name, ephemeral := convert.ClaimName(pod, v), v.Ephemeral != nil
 	claim, err := s.api.Client.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return convert.Disk{}, errdefs.Preconditionf("persistentvolumeclaim %q not found", name)
+		return convert.Disk{}, absent(name)
 	}
 	if err != nil {
 		return convert.Disk{}, classify(err)
 	}
-	switch {
-	case ephemeral && !metav1.IsControlledBy(claim, pod):
+	if ephemeral && !metav1.IsControlledBy(claim, pod) {
 		return convert.Disk{}, errdefs.Preconditionf("persistentvolumeclaim %q was not made for the pod; delete the claim or rename the pod", name)
-	case claim.DeletionTimestamp != nil:
-		return convert.Disk{}, errdefs.Preconditionf("persistentvolumeclaim %q is being deleted", name)
-	case claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "":
-		return convert.Disk{}, errdefs.Preconditionf("persistentvolumeclaim %q is not bound", name)
 	}
-	pv, err := s.api.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	pv, err := s.volumeOf(ctx, claim)
 	if err != nil {
-		return convert.Disk{}, classify(err)
-	}
-	if ref := pv.Spec.ClaimRef; ref == nil || ref.UID != claim.UID {
-		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q, which persistentvolumeclaim %q names, belongs to another claim", pv.Name, name)
+		return convert.Disk{}, err
 	}
 	readOnly := !slices.ContainsFunc(pv.Spec.AccessModes, writes)
 	if pv.Spec.HostPath != nil || pv.Spec.Local != nil {
@@ -86,6 +78,28 @@ func (s source) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (c
 		Device:   pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == corev1.PersistentVolumeBlock,
 		ReadOnly: csi.ReadOnly || readOnly,
 	}, nil
+}
+
+func absent(claim string) error {
+	return errdefs.Preconditionf("persistentvolumeclaim %q not found", claim)
+}
+
+// volumeOf returns the PersistentVolume that claim is bound to. Errors: FailedPrecondition if there is none that can be used.
+func (s source) volumeOf(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolume, error) {
+	switch {
+	case claim.DeletionTimestamp != nil:
+		return nil, errdefs.Preconditionf("persistentvolumeclaim %q is being deleted", claim.Name)
+	case claim.Status.Phase != corev1.ClaimBound || claim.Spec.VolumeName == "":
+		return nil, errdefs.Preconditionf("persistentvolumeclaim %q is not bound", claim.Name)
+	}
+	pv, err := s.api.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, classify(err)
+	}
+	if ref := pv.Spec.ClaimRef; ref == nil || ref.UID != claim.UID {
+		return nil, errdefs.Preconditionf("persistentvolume %q, which persistentvolumeclaim %q names, belongs to another claim", pv.Name, claim.Name)
+	}
+	return pv, nil
 }
 
 // folder returns the folder of the node that pv names. The engine compares it with those that the node's operator allows. Whoever binds

@@ -18,6 +18,7 @@ import (
 // Runtime is the part of podprovider.Runtime that can be tested without a guest.
 type Runtime interface {
 	machines
+	plugger
 	watcher
 	guest.Containers
 	puller
@@ -30,6 +31,11 @@ type machines interface {
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
 	List(ctx context.Context) ([]vm.Record, error)
+}
+
+type plugger interface {
+	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
+	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
 }
 
 type watcher interface {
@@ -51,7 +57,7 @@ type T interface {
 func Run(t T, r Runtime, img string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	life(ctx, t, r, r, img, func() { strangers(ctx, t, r) })
+	life(ctx, t, r, r, img, func() { strangers(ctx, t, r); plugs(ctx, t, r) })
 	notFound(ctx, t, r)
 }
 
@@ -126,6 +132,20 @@ func life(ctx context.Context, t T, r machines, w watcher, img string, running f
 	leave()
 	if err := w.Watch(gone, -1, func(vm.Event) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("a watch that is given up: %v", err)
+	}
+}
+
+// plugs checks the errors for volumes that cannot be plugged or taken away.
+func plugs(ctx context.Context, t T, r plugger) {
+	for _, path := range []string{"", "/data"} {
+		if _, err := r.AttachVolume(ctx, "nothing", vm.VolumeUse{Ref: "none", ReadOnly: true}, path); !errdefs.IsNotFound(err) {
+			t.Errorf("a volume for what is not: %v", err)
+		}
+	}
+	for _, of := range []string{"nothing", "one"} {
+		if _, err := r.DetachVolume(ctx, of, "none"); !errdefs.IsNotFound(err) {
+			t.Errorf("a volume that %s does not have is taken away: %v", of, err)
+		}
 	}
 }
 
