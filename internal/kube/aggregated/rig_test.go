@@ -149,10 +149,16 @@ func start(t *testing.T, objects ...client.Object) *rig {
 				}
 				return c.Get(ctx, key, o, opts...)
 			},
+			Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+				if r.hooks.Patch != nil {
+					return r.hooks.Patch(ctx, c, o, p, opts...)
+				}
+				return c.Patch(ctx, o, p, opts...)
+			},
 			Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
 				var of client.DeleteOptions
 				of.ApplyOptions(opts)
-				if len(of.DryRun) == 0 {
+				if len(of.DryRun) == 0 && of.GracePeriodSeconds != nil {
 					r.mu.Lock()
 					r.graces = append(r.graces, fmt.Sprint(*of.GracePeriodSeconds))
 					r.mu.Unlock()

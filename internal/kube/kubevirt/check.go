@@ -232,7 +232,6 @@ func (c *check) volumes() {
 			if d.ClaimName == "" {
 				c.errs = append(c.errs, field.Required(at.Child("persistentVolumeClaim", "claimName"), ""))
 			}
-			c.flag(at.Child("persistentVolumeClaim", "hotpluggable"), &d.Hotpluggable, true, "volumes cannot be added to a VM")
 		}
 		if seed, name := cloudInit(v); seed != nil {
 			seeds++

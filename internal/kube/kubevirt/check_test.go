@@ -136,9 +136,6 @@ func TestCheck(t *testing.T) {
 		"a claim without a name": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Volumes[1].VolumeSource = v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{}}
 		}, "spec.volumes[1].persistentVolumeClaim.claimName: Required"},
-		"a claim that is plugged": {func(s *v1.VirtualMachineInstanceSpec) {
-			s.Volumes[1].VolumeSource = v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{Hotpluggable: true}}
-		}, "spec.volumes[1].persistentVolumeClaim.hotpluggable: Forbidden"},
 		"an empty disk of no size": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Volumes[1].VolumeSource = v1.VolumeSource{EmptyDisk: &v1.EmptyDiskSource{}}
 		}, "spec.volumes[1].emptyDisk.capacity: Invalid"},

@@ -171,7 +171,7 @@ var rules = rulebook{
 	"volumes[].cloudInitConfigDrive.networkDataSecretRef": {Honoured, "its key networkdata"},
 	"volumes[].emptyDisk":                                 {Honoured, "a volume of the default storage class, which goes with the instance"},
 	"volumes[].persistentVolumeClaim":                     {Honoured, "as a disk beside the one from which the guest boots"},
-	"volumes[].persistentVolumeClaim.hotpluggable":        {Honoured, "false only"},
+	"volumes[].persistentVolumeClaim.hotpluggable":        {Honoured, "with true, virtctl removevolume can remove the volume from the machine"},
 	"volumes[]": {Refused, "volumes are containerDisk, persistentVolumeClaim, emptyDisk and cloud-init"},
 
 	"networks[].name":                  {Outcome: Honoured},

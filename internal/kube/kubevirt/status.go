@@ -47,6 +47,7 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 	s.Machine = &v1.Machine{Type: "q35"}
 	s.CurrentCPUTopology = &v1.CPUTopology{Sockets: 1, Cores: uint32(cpus(&vmi.Spec)), Threads: 1} //nolint:gosec // at most 255
 	s.Interfaces = interfaces(&vmi.Spec, pod)
+	s.VolumeStatus = hotplugged(pod)
 	ready := condition(pod, corev1.PodReady)
 	set(&s, v1.VirtualMachineInstanceReady, ready.Status == corev1.ConditionTrue, cmp.Or(ready.Reason, "GuestNotRunning"), ready.Message, now)
 	if placed := condition(pod, corev1.PodScheduled); placed.Status == corev1.ConditionFalse {

@@ -185,11 +185,17 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 	s.status.PrintableStatus = s.printable(vm, vmi)
 }
 
-// changed reports whether the instance is not what the template says now. A request may have started it paused.
+// changed reports whether the instance is not what the template says now. A request may have started it paused, and volumes may have
+// been added while it ran, which are in its status only.
 func changed(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstanceTemplateSpec) bool {
-	is := vmi.Spec
-	is.StartStrategy = template.Spec.StartStrategy
-	return !apiequality.Semantic.DeepEqual(is, template.Spec)
+	is, want := vmi.Spec, template.Spec
+	is.StartStrategy = want.StartStrategy
+	for _, v := range vmi.Status.VolumeStatus {
+		if v.HotplugVolume != nil {
+			want = kubevirt.Without(want, v.Name)
+		}
+	}
+	return !apiequality.Semantic.DeepEqual(is, want)
 }
 
 // paused tells that the guest is paused, with the words of its instance.

@@ -195,6 +195,15 @@ func TestConditions(t *testing.T) {
 	if find(s, v1.VirtualMachineRestartRequired) != "" {
 		t.Errorf("nothing has changed: %+v", s.status)
 	}
+	vm.Spec.Template.Spec.Volumes = append(vm.Spec.Template.Spec.Volumes, v1.Volume{Name: "data"})
+	vm.Spec.Template.Spec.Domain.Devices.Disks = append(vm.Spec.Template.Spec.Domain.Devices.Disks, v1.Disk{Name: "data"})
+	if s = decide(seen{vm: vm, template: vm.Spec.Template, vmi: ready, now: now}); find(s, v1.VirtualMachineRestartRequired) != "True RestartRequired" {
+		t.Errorf("the template has one more volume: %+v", s.status)
+	}
+	ready.Status.VolumeStatus = []v1.VolumeStatus{{Name: "data", HotplugVolume: &v1.HotplugVolumeStatus{}}}
+	if s = decide(seen{vm: vm, template: vm.Spec.Template, vmi: ready, now: now}); find(s, v1.VirtualMachineRestartRequired) != "" {
+		t.Errorf("the volume was added to the instance, too: %+v", s.status)
+	}
 	vm.Spec.Template.Spec.Hostname = "other"
 	if s = decide(seen{vm: vm, template: vm.Spec.Template, vmi: ready, now: now}); find(s, v1.VirtualMachineRestartRequired) != "True RestartRequired" {
 		t.Errorf("the template has changed: %+v", s.status)

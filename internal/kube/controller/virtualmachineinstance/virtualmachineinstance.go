@@ -93,6 +93,13 @@ func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance
 	case was != nil && is == nil && s.Phase == v1.Running:
 		r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonUnpaused, "Unpause", "the guest runs")
 	}
+	for _, c := range kubevirt.VolumeChanges(vmi.Status.VolumeStatus, s.VolumeStatus) {
+		kind := corev1.EventTypeNormal
+		if c.Failed {
+			kind = corev1.EventTypeWarning
+		}
+		r.Events.Eventf(vmi, pod, kind, c.Reason, "Hotplug", "%s", c.Text)
+	}
 	return nil
 }
 
