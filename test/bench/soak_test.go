@@ -98,7 +98,7 @@ func (s soak) run(t *testing.T) {
 		w := <-volumes
 		t.Logf("%s: volumes attached %d and detached %d times", s.name, w.attached, w.detached)
 		if w.attached == 0 || w.detached == 0 {
-			t.Error("no volume came or went")
+			t.Errorf("no volume came or went; the last failure: %v", w.failed)
 		}
 	}
 	s.lives(t, c, "calm", s.wide)
@@ -160,12 +160,16 @@ func (s soak) lives(t *testing.T, c *cluster, prefix string, n int) {
 }
 
 // moves counts what became of volumes.
-type moves struct{ attached, detached int }
+type moves struct {
+	attached, detached int
+	failed             error // the last one
+}
 
 // moveVolumes attaches volumes to VMs that run, and detaches them, until ctx ends. The processes are killed meanwhile, so each act may
 // fail. Then every volume must be free again, when its VM is gone, and it is removed.
 func moveVolumes(ctx context.Context, t *testing.T, engine *daemon) (done moves) {
 	names := []string{"soak-a", "soak-b"}
+	ctx = vm.OnBehalf(ctx, vm.Owner{Namespace: namespace}) // only that of the pods may give its volumes to them
 	always := context.WithoutCancel(ctx)
 	for _, name := range names {
 		reached(t, name+" is made", func() bool {
@@ -179,11 +183,15 @@ func moveVolumes(ctx context.Context, t *testing.T, engine *daemon) (done moves)
 		all = slices.DeleteFunc(all, func(r vm.Record) bool { return !r.AgentReady })
 		if len(all) > 0 {
 			to := string(all[rand.IntN(len(all))].ID)
-			if _, err := engine.AttachVolume(ctx, to, vm.VolumeUse{Ref: name}, "/soak"); err == nil {
+			_, err := engine.AttachVolume(ctx, to, vm.VolumeUse{Ref: name}, "/soak")
+			if err == nil {
 				done.attached++
-				if _, err := engine.DetachVolume(ctx, to, name); err == nil {
+				if _, err = engine.DetachVolume(ctx, to, name); err == nil {
 					done.detached++
 				}
+			}
+			if err != nil && ctx.Err() == nil {
+				done.failed = err
 			}
 		}
 		select {
