@@ -125,6 +125,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	if s.Volumes, s.Mounts, err = parseVolumes(f.volumes); err != nil {
 		return s, err
 	}
+	s.Image, s.Volumes = bootVolume(s.Image, s.Volumes)
 	s.NICs, s.Offered = nicSpecs(f.nics, f.network), f.offered
 	ports, err := parsePorts(f.publish)
 	switch {
@@ -230,7 +231,8 @@ func (a *app) vmRunCommand() *cobra.Command {
 		Use:   "run IMAGE [-- CMD...]",
 		Short: "Create a VM and start it",
 		Long: `Create a VM and start it. CMD replaces the command of a container image. An image that is not here is fetched first,
-from where its name says; see "cocoon image pull --help".
+from where its name says; see "cocoon image pull --help". With volume://VOLUME instead of IMAGE the guest boots from a volume,
+which holds a disk that boots itself, and keeps what it writes there.
 
 It returns when the guest agent answers, or the VM has ended already. A VM of a disk image has no agent of ours: for it
 run returns when the machine is on.`,
@@ -238,6 +240,7 @@ run returns when the machine is on.`,
   cocoon vm run --name web --cpu 1 --memory 256M -e MODE=test demo
   cocoon vm run --ssh-key ~/.ssh/id_ed25519.pub --user-data setup.yaml debian-12
   cocoon vm run --name once demo -- sh -c 'echo hello'; cocoon vm logs once
+  cocoon volume import system disk.raw && cocoon vm run --name pet volume://system
   cocoon vm run -o json demo | jq -r .id`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if spec != "" {
@@ -323,7 +326,7 @@ func (a *app) request(ctx context.Context, c *nodeclient.Client, f *specFlags, a
 
 // provide fetches the image of s as the flags say.
 func (a *app) provide(ctx context.Context, c *nodeclient.Client, s vm.Spec, f *specFlags) (vm.Spec, error) {
-	if image.PullPolicy(f.pull) == image.PullNever {
+	if _, ok := vm.BootVolume(s.Image); ok || image.PullPolicy(f.pull) == image.PullNever {
 		return s, nil
 	}
 	img, err := a.pull(ctx, c, image.PullRequest{Name: s.Image, Policy: image.PullPolicy(f.pull)}, f.out == formatJSON)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -342,13 +343,31 @@ func parseVolumes(list []string) (volumes []vm.Volume, mounts []vm.Mount, err er
 			mounts = append(mounts, vm.Mount{Volume: name, Path: at, ReadOnly: use.ReadOnly})
 			continue
 		}
-		name := strings.NewReplacer("/", "-").Replace(use.Ref)
-		volumes = append(volumes, vm.Volume{Name: name, Kind: vm.VolumeDisk, Disk: &use})
+		v := diskVolume(use)
+		volumes = append(volumes, v)
 		if at != "" {
-			mounts = append(mounts, vm.Mount{Volume: name, Path: at, ReadOnly: use.ReadOnly})
+			mounts = append(mounts, vm.Mount{Volume: v.Name, Path: at, ReadOnly: use.ReadOnly})
 		}
 	}
 	return volumes, mounts, nil
+}
+
+// diskVolume returns the volume of a VM that uses a volume of the store.
+func diskVolume(use vm.VolumeUse) vm.Volume {
+	return vm.Volume{Name: strings.ReplaceAll(use.Ref, "/", "-"), Kind: vm.VolumeDisk, Disk: &use}
+}
+
+// bootVolume returns the image and the volumes of a VM. If image is a volume to boot from, it is one of them.
+func bootVolume(image string, volumes []vm.Volume) (string, []vm.Volume) {
+	ref, ok := vm.BootVolume(image)
+	if !ok {
+		return image, volumes
+	}
+	v := diskVolume(vm.VolumeUse{Ref: ref})
+	if !slices.ContainsFunc(volumes, func(o vm.Volume) bool { return o.Name == v.Name }) {
+		volumes = append([]vm.Volume{v}, volumes...)
+	}
+	return vm.FromVolume(v.Name), volumes
 }
 
 // nfsScheme begins the value of --volume for a folder of an NFS server.

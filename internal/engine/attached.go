@@ -43,14 +43,18 @@ type volumesOf struct {
 	grown    []string            // those that can be written to and are larger than on record, by name
 }
 
-// withVolumes attaches the volumes of r, and returns them with disks, which may have those of the volumes already. back, if not nil,
-// undoes that. It is idempotent.
+// withVolumes attaches the volumes of r, and returns them with disks. Those that disks has already keep their places: saved state knows
+// the disks by them. The volume from which the guest boots comes first. back, if not nil, undoes that. It is idempotent.
 func (n *node) withVolumes(ctx context.Context, r vm.Record, disks []vm.Disk, back *undo.Stack) (volumesOf, error) {
 	if len(r.Attached) == 0 {
 		return volumesOf{disks: disks, attached: r.Attached}, nil
 	}
 	ctx = vm.OnBehalf(ctx, r.Owner)
-	out := volumesOf{disks: withoutVolumes(disks)}
+	gone := func(d vm.Disk) bool {
+		return d.Role == vm.RoleVolume && !slices.ContainsFunc(r.Attached, func(a vm.AttachedVolume) bool { return a.Serial == d.Serial })
+	}
+	out := volumesOf{disks: slices.DeleteFunc(slices.Clone(disks), gone)}
+	root, _ := vm.BootVolume(r.Spec.Image)
 	for _, a := range r.Attached {
 		i := diskVolume(r.Spec, a.Volume)
 		if i < 0 {
@@ -68,7 +72,16 @@ func (n *node) withVolumes(ctx context.Context, r vm.Record, disks []vm.Disk, ba
 			out.grown = append(out.grown, a.Volume)
 		}
 		a.Size = got.Size
-		out.disks, out.attached = append(out.disks, d), append(out.attached, a)
+		out.attached = append(out.attached, a)
+		at := slices.IndexFunc(out.disks, func(o vm.Disk) bool { return o.Role == vm.RoleVolume && o.Serial == a.Serial })
+		switch {
+		case a.Volume == root:
+			out.disks = slices.Insert(withoutDisk(out.disks, a.Serial), 0, d)
+		case at >= 0:
+			out.disks[at] = d
+		default:
+			out.disks = append(out.disks, d)
+		}
 	}
 	return out, nil
 }

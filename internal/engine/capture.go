@@ -319,7 +319,7 @@ func fresh(r vm.Record) bool {
 // describe fills in what a snapshot of r says about it.
 func describe(x *snapshot.Snapshot, r vm.Record) {
 	x.Image, x.ImageDigest, x.ImageType = r.Spec.Image, r.ImageDigest, r.ImageType
-	if r.ImageType != vm.ImageOCI {
+	if r.ImageType != vm.ImageOCI && r.ImageDigest != "" {
 		x.ImageBlobIDs = []string{r.ImageDigest}
 	}
 	x.Hypervisor, x.Boot = r.Driver, r.Boot

@@ -128,7 +128,7 @@ func newMachineID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// imagesOf returns the images that the disks of x depend on, that of the VM and those of its containers. It finds
+// imagesOf returns the images that the disks of x depend on, that of the VM (see imageOf) and those of its containers. It finds
 // them by digest, whatever their names mean here now. Whoever may clone what the operator shares may also use its
 // images. A snapshot of a namespace can claim anything about its images, so the namespace needs a right to them.
 func (n *node) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image, error) {
@@ -136,6 +136,9 @@ func (n *node) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image
 		ctx = vm.OnBehalf(ctx, x.Owner)
 	}
 	var out []image.Image
+	if _, ok := vm.BootVolume(x.Image); ok {
+		out = append(out, noImage(x.Image))
+	}
 	for _, want := range x.Images() {
 		img, err := n.images.Get(ctx, want.Digest)
 		if err == nil && img.ID != want.Digest || errdefs.IsNotFound(err) || errdefs.IsInvalid(err) {

@@ -180,9 +180,12 @@ func imageVolumesIn(x snapshot.Snapshot, spec vm.Spec) ([]vm.ImageVolume, error)
 
 // baseOf returns the disks of the images that x depends on, with the serials and ports that its guest knows.
 func (n *node) baseOf(ctx context.Context, x snapshot.Snapshot, images []image.Image) ([]vm.Disk, error) {
-	base, err := n.images.Base(ctx, images[0])
-	if err != nil {
-		return nil, err
+	var base []vm.Disk
+	if images[0].ID != "" {
+		var err error
+		if base, err = n.images.Base(ctx, images[0]); err != nil {
+			return nil, err
+		}
 	}
 	ports := map[string]int{} // by serial
 	for _, d := range x.Record.Disks {

@@ -50,13 +50,24 @@ type diskSizer interface {
 	DiskSize(ctx context.Context, img image.Image) (int64, error)
 }
 
+// imageOf returns the image of the VM of spec. One that boots from a volume has an image without ID.
+func (n *node) imageOf(ctx context.Context, spec vm.Spec) (image.Image, error) {
+	if _, ok := vm.BootVolume(spec.Image); ok {
+		return noImage(spec.Image), nil
+	}
+	return n.images.Get(ctx, spec.Image)
+}
+
+// noImage stands for the image of a VM that boots from a volume.
+func noImage(name string) image.Image { return image.Image{Name: name, Type: vm.ImageDisk} }
+
 // planAndCreate plans the VM of spec and creates it. With anySize, the storage of spec is only the default.
 func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o operation[*creation]) (vm.Record, error) {
-	img, err := n.images.Get(ctx, spec.Image)
+	img, err := n.imageOf(ctx, spec)
 	if err != nil {
 		return vm.Record{}, err
 	}
-	if sizes, ok := n.images.(diskSizer); ok && anySize { // the default must not refuse an image with a larger disk
+	if sizes, ok := n.images.(diskSizer); ok && anySize && img.ID != "" { // the default must not refuse an image with a larger disk
 		size, err := sizes.DiskSize(ctx, img)
 		if err != nil {
 			return vm.Record{}, err
@@ -163,9 +174,12 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	if err := c.dirs.writeVolumes(c.id, c.volumes); err != nil {
 		return outcome{}, err
 	}
-	root, err := c.node.images.Prepare(ctx, c.images[0], c.dirs.state(c.id), r.Spec.Storage)
-	if err != nil {
-		return outcome{}, err
+	var root image.Rootfs
+	var err error
+	if c.images[0].ID != "" {
+		if root, err = c.node.images.Prepare(ctx, c.images[0], c.dirs.state(c.id), r.Spec.Storage); err != nil {
+			return outcome{}, err
+		}
 	}
 	planned := r.Clone()
 	if root.Disks, err = c.layImages(ctx, planned, c.images[1:], root.Disks); err != nil {

@@ -20,6 +20,9 @@ func (m *machine) detachVolume(ctx context.Context, ref string) (vm.Record, erro
 	if err := changeable(r); err != nil {
 		return r, err
 	}
+	if root, ok := vm.BootVolume(r.Spec.Image); ok && root == r.Attached[i].Volume {
+		return r, errdefs.Preconditionf("the VM boots from volume %s; remove the VM instead, which leaves the volume as it is", root)
+	}
 	x := volumeArgs{Attached: r.Attached[i]}
 	at := slices.IndexFunc(r.Spec.Volumes, func(v vm.Volume) bool { return v.Name == x.Attached.Volume && v.Disk != nil })
 	if at < 0 {

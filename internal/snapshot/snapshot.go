@@ -88,9 +88,13 @@ type Image struct {
 	Type     vm.ImageType
 }
 
-// Images returns the images that the disks of s are based on: the image of its VM, then those of Layered in order.
+// Images returns the images that the disks of s are based on: the image of its VM, unless that boots from a volume, then those of Layered
+// in order.
 func (s Snapshot) Images() []Image {
-	out := []Image{{Name: s.Image, Digest: s.ImageDigest, Manifest: s.ImageManifest, Type: s.ImageType}}
+	var out []Image
+	if _, ok := vm.BootVolume(s.Image); !ok {
+		out = append(out, Image{Name: s.Image, Digest: s.ImageDigest, Manifest: s.ImageManifest, Type: s.ImageType})
+	}
 	names := map[string]string{}
 	for _, v := range s.Record.Spec.ImageVolumes() {
 		names[volumeWord+v.Name] = v.Image

@@ -50,7 +50,7 @@ type Spec struct {
 	Name      string            `json:"name"`
 	Labels    map[string]string `json:"labels,omitempty"`  // opaque to the engine; doors keep their own keys here
 	Offered   []string          `json:"offered,omitempty"` // namespaces that may take over this VM of the operator
-	Image     string            `json:"image"`             // name, name:tag or digest, as given
+	Image     string            `json:"image"`             // name, name:tag or digest, as given; or FromVolume
 	CPUs      int               `json:"cpus"`
 	Memory    int64             `json:"memory"`  // bytes
 	Storage   int64             `json:"storage"` // bytes of the private writable disk

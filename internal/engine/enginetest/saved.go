@@ -42,9 +42,12 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 			pr.Disk = d
 		}
 	}
-	content, err := Content(pr.Disk)
-	if err != nil {
-		return err
+	var content string
+	if pr.Disk.Path != "" { // a guest that boots from a volume has no other disk
+		var err error
+		if content, err = Content(pr.Disk); err != nil {
+			return err
+		}
 	}
 	if pr.Written = len(content); p.Incoming == nil {
 		return nil
