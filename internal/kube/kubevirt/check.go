@@ -191,10 +191,8 @@ func (c *check) disks() {
 				c.errs = append(c.errs, field.Duplicate(at.Child("bootOrder"), *d.BootOrder))
 			}
 			orders[*d.BootOrder] = true
-			for _, v := range c.spec.Volumes {
-				if v.Name == d.Name && v.ContainerDisk == nil {
-					c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from its containerDisk"))
-				}
+			if root := rootVolume(c.spec); root != nil && root.Name != d.Name && volumes[d.Name] {
+				c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from one disk only, which is "+root.Name))
 			}
 		}
 	}
@@ -241,12 +239,48 @@ func (c *check) volumes() {
 			c.seed(seed, at.Child(name))
 		}
 	}
-	if disks == 0 {
-		c.errs = append(c.errs, field.Required(at, "a VM boots from a volume with a containerDisk"))
+	if rootVolume(c.spec) == nil {
+		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk or a persistentVolumeClaim"))
 	}
 }
 
-// dataDisk reports whether v is a disk beside the one from which the guest boots. As in KubeVirt, a volume that no disk names is one, too.
+// rootVolume returns the volume from which the guest boots; nil if there is none. That is its containerDisk. An instance without one boots from a
+// claim that is not hotpluggable, and so never from one that was added: the disk with the lowest bootOrder, or else the first.
+func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
+	claims := map[string]*v1.Volume{}
+	var first *v1.Volume
+	for i := range s.Volumes {
+		v := &s.Volumes[i]
+		switch {
+		case v.ContainerDisk != nil:
+			return v
+		case v.PersistentVolumeClaim != nil && !v.PersistentVolumeClaim.Hotpluggable:
+			claims[v.Name] = v
+			if first == nil {
+				first = v
+			}
+		}
+	}
+	order := func(d v1.Disk) uint {
+		if d.BootOrder == nil {
+			return math.MaxUint
+		}
+		return *d.BootOrder
+	}
+	var root *v1.Volume
+	lowest := uint(math.MaxUint)
+	for _, d := range s.Domain.Devices.Disks {
+		if v := claims[d.Name]; v != nil && (root == nil || order(d) < lowest) {
+			root, lowest = v, order(d)
+		}
+	}
+	if root == nil { // as in KubeVirt, a volume that no disk names is a disk, too
+		root = first
+	}
+	return root
+}
+
+// dataDisk reports whether v is a disk of the volume store. As in KubeVirt, a volume that no disk names is one, too.
 func dataDisk(v v1.Volume) bool { return v.EmptyDisk != nil || v.PersistentVolumeClaim != nil }
 
 // sources counts the sources of a volume.

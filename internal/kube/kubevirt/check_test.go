@@ -139,9 +139,6 @@ func TestCheck(t *testing.T) {
 		"an empty disk of no size": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Volumes[1].VolumeSource = v1.VolumeSource{EmptyDisk: &v1.EmptyDiskSource{}}
 		}, "spec.volumes[1].emptyDisk.capacity: Invalid"},
-		"a boot from a claim": {func(s *v1.VirtualMachineInstanceSpec) {
-			s.Volumes[0].VolumeSource = v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "a"}}}
-		}, "spec.volumes: Required value: a VM boots from a volume with a containerDisk"},
 		"a folder of nodes": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Volumes[1].VolumeSource = v1.VolumeSource{HostDisk: &v1.HostDisk{Path: "/etc/shadow"}}
 		}, "spec.volumes[1].hostDisk.path: Forbidden"},

@@ -98,7 +98,7 @@ var rules = rulebook{
 	"domain.devices.disks[].disk.pciAddress":      {Refused, "the node decides about addresses of devices"},
 	"domain.devices.disks[].lun":                  {Refused, "a VM cannot have LUNs"},
 	"domain.devices.disks[].cdrom":                {Refused, "disks are virtio; use disk"},
-	"domain.devices.disks[].bootOrder":            {Honoured, "the guest boots from its containerDisk, which must come first"},
+	"domain.devices.disks[].bootOrder":            {Honoured, "for the disk from which the guest boots: its containerDisk, or else the claim with the lowest order"},
 	"domain.devices.disks[].serial":               {Refused, "the node decides about serial numbers of disks"},
 	"domain.devices.disks[].dedicatedIOThread":    {Warned, "the node decides about threads"},
 	"domain.devices.disks[].cache":                {Warned, "the node decides about caches"},
@@ -170,7 +170,7 @@ var rules = rulebook{
 	"volumes[].cloudInitConfigDrive.networkDataBase64":    {Outcome: Honoured},
 	"volumes[].cloudInitConfigDrive.networkDataSecretRef": {Honoured, "its key networkdata"},
 	"volumes[].emptyDisk":                                 {Honoured, "a volume of the default storage class, which goes with the instance"},
-	"volumes[].persistentVolumeClaim":                     {Honoured, "as a disk beside the one from which the guest boots"},
+	"volumes[].persistentVolumeClaim":                     {Honoured, "as a disk; without a containerDisk the guest boots from one that is not hotpluggable"},
 	"volumes[].persistentVolumeClaim.hotpluggable":        {Honoured, "with true, virtctl removevolume can remove the volume from the machine"},
 	"volumes[]": {Refused, "volumes are containerDisk, persistentVolumeClaim, emptyDisk and cloud-init"},
 

@@ -14,6 +14,7 @@ import (
 	v1 "kubevirt.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // What programs of KubeVirt look for in the pod of a VirtualMachineInstance.
@@ -114,6 +115,9 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	}
 	if pod.Spec.Hostname == "" {
 		pod.Spec.Hostname = hostname(vmi.Name)
+	}
+	if root := rootVolume(s); root.PersistentVolumeClaim != nil {
+		container.Image = vm.FromVolume(root.Name)
 	}
 	for _, v := range s.Volumes {
 		if d := v.ContainerDisk; d != nil {

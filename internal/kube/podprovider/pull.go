@@ -54,6 +54,10 @@ func (p *pulls) pull(ctx context.Context, pod *corev1.Pod) (turn, bool) {
 }
 
 func (p *pulls) pullOne(ctx context.Context, pod *corev1.Pod, r image.PullRequest) (turn, bool) {
+	if _, ok := vm.BootVolume(r.Name); ok { // there is no image
+		p.images[r.Name] = pulled{name: r.Name, boots: true}
+		return whenWoken, true
+	}
 	if p.failed.asked != r.Name { // the image of a pod may change
 		p.failed = failedPull{asked: r.Name}
 	}
