@@ -191,8 +191,8 @@ func (c *check) disks() {
 				c.errs = append(c.errs, field.Duplicate(at.Child("bootOrder"), *d.BootOrder))
 			}
 			orders[*d.BootOrder] = true
-			if root := rootVolume(c.spec); root != nil && root.Name != d.Name && volumes[d.Name] {
-				c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from one disk only, which is "+root.Name))
+			if root := rootVolume(c.spec); volumes[d.Name] && (root == nil || root.Name != d.Name) {
+				c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from its containerDisk, or else from its first claim"))
 			}
 		}
 	}
