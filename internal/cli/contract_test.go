@@ -143,6 +143,8 @@ func TestDocumentedFlags(t *testing.T) {
 		{"vm create --name c2 --user ubuntu demo", []string{"--user"}},
 		{"vm run --name c4 --firmware uefi --no-wait demo", []string{"--firmware"}},
 		{"vm run --name c5 --firmware uefi --no-wait disk", nil},
+		{"vm run --name c6 --graphics --no-wait demo", []string{"--graphics"}},
+		{"vm run --name c7 --graphics --no-wait disk", nil},
 		{"vm run --name c3 --password cocoon --run-as 1000 --no-wait demo", []string{"--password"}},
 		{"vm run --name d --queue-size 512 --disk-queue-size=512 --fc=false --no-wait --output json demo", []string{"--disk-queue-size", "--queue-size"}},
 		{"vm run --name e --bridge cocoon0 --no-wait demo", nil},

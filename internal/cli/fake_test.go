@@ -32,6 +32,7 @@ type node struct {
 	events         func(ctx context.Context, fn func(vm.Event) error) error
 	exec           func(ctx context.Context, e guest.Exec, s guest.Streams) (int, error)
 	console        io.ReadWriteCloser
+	kept           []bool // what Display and Screenshot were asked
 	record         vm.Record
 	pulls          puller
 	store          store
@@ -144,6 +145,22 @@ func (n *node) DetachVolume(_ context.Context, ref, volume string) (vm.Record, e
 }
 
 func (n *node) Console(context.Context, string) (io.ReadWriteCloser, error) { return n.console, nil }
+
+func (n *node) Display(_ context.Context, ref string, keep bool) (io.ReadWriteCloser, error) {
+	if n.console == nil {
+		return nil, errdefs.Unsupportedf("vm %s has no graphics; use its console", ref)
+	}
+	n.kept = append(n.kept, keep)
+	return n.console, nil
+}
+
+func (n *node) Screenshot(_ context.Context, ref string, wake bool) ([]byte, error) {
+	if ref != "web" {
+		return nil, errdefs.Unsupportedf("vm %s has no graphics; use its console", ref)
+	}
+	n.kept = append(n.kept, wake)
+	return []byte("\x89PNG"), nil
+}
 
 type store struct {
 	nodeapi.Images

@@ -31,7 +31,7 @@ type specFlags struct {
 	memory, storage                                 sizeFlag
 	env, labels, offered, publish, volumes          []string
 	entrypoint                                      string
-	tty, stdin, fc, paused                          bool
+	tty, stdin, fc, paused, graphics                bool
 	stopGrace                                       time.Duration
 	pull                                            pullPolicy
 	cloudInit                                       cloudInitFlags
@@ -65,6 +65,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.accel, "accel", string(vm.AccelAuto), "auto, kvm or tcg")
 	fs.StringVar(&f.firmware, "firmware", "", "bios or uefi, for disk images")
 	fs.StringToStringVar(&f.smbios, "smbios", nil, "what the firmware tells the guest, as KEY=VALUE: "+strings.Join(smbiosKeys(), ", ")+"; separated by commas, or repeated")
+	fs.BoolVar(&f.graphics, "graphics", false, "a screen, a keyboard and a mouse, for disk images; see vm vnc and vm screenshot")
 	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's); QEMU stands in for one that the node lacks")
 	fs.BoolVar(&f.fc, "fc", false, "the same as --driver firecracker")
 	cmd.MarkFlagsMutuallyExclusive("driver", "fc")
@@ -92,7 +93,8 @@ func hintAboutDashes(_ *cobra.Command, err error) error {
 func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, error) {
 	s := vm.Spec{
 		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), Driver: f.driver,
-		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
+		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Graphics: f.graphics,
+		Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
 	if f.fc {
@@ -283,6 +285,9 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 		a.noteLogin(&f.cloudInit, r)
 		if f.firmware != "" && r.ImageType == vm.ImageOCI {
 			a.warn("--firmware has no effect: %s is a container image, whose kernel is loaded without firmware", cell(r.Spec.Image))
+		}
+		if f.graphics && r.ImageType == vm.ImageOCI {
+			a.warn("--graphics has no effect: %s is a container image, whose kernel shows nothing on a screen", cell(r.Spec.Image))
 		}
 	}
 	return r, err

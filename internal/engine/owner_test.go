@@ -51,6 +51,8 @@ func TestOwners(t *testing.T) {
 			"forward": func() error { return r.Forward(ctx, ref, 80, guest.Streams{Stdin: os.Stdin, Stdout: io.Discard}) },
 			"logs":    func() error { return r.Logs(ctx, ref, guest.LogOptions{}, func(guest.LogEntry) error { return nil }) },
 			"console": func() error { _, err := r.Console(ctx, ref); return err },
+			"screen":  func() error { _, err := r.Display(ctx, ref, false); return err },
+			"picture": func() error { _, err := r.Screenshot(ctx, ref, false); return err },
 			"stats":   func() error { _, err := r.Stats(ctx, ref); return err },
 			"volume":  func() error { return r.UpdateVolume(ctx, ref, "v", nil) },
 			"kill":    func() error { return r.KillContainer(ctx, ref, "c", 1, 0) },

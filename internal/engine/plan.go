@@ -132,7 +132,7 @@ func planOf(r vm.Record, dir string) hypervisor.Plan {
 	}
 	return hypervisor.Plan{
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
-		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
+		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
 	}
 }
 

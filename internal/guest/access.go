@@ -31,6 +31,17 @@ type ConsoleOpener interface {
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 }
 
+// Displays is the ability of an Access to show the screens of guests; ref is as for Access. Errors of both methods: as for Access,
+// FailedPrecondition for a VM that does not run, Unsupported for one without graphics.
+type Displays interface {
+	// Display connects to screen, keyboard and mouse of a guest, with RFB (RFC 6143) and without a password. The VM is the server. The
+	// caller closes it. ctx limits only the connecting. A VM has one such connection: a new one ends the one before. With keep, it is
+	// refused instead, with Conflict.
+	Display(ctx context.Context, ref string, keep bool) (io.ReadWriteCloser, error)
+	// Screenshot returns what the screen shows, as a PNG. With wake the mouse moves before, so that the guest switches its screen on.
+	Screenshot(ctx context.Context, ref string, wake bool) ([]byte, error)
+}
+
 // Containers is what can be done with the containers in the guests of a node; ref and errors are as for Access.
 type Containers interface {
 	// UpdateVolume replaces the content of a file volume, also in the running guest.

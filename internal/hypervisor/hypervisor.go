@@ -104,18 +104,19 @@ type Seeker interface {
 
 // Plan is everything that a driver must know to start one VM: pure data, no open files, no defaults left to guess.
 type Plan struct {
-	ID     vm.ID
-	Name   string
-	CPUs   int
-	Memory int64 // bytes
-	Accel  vm.Accel
-	Boot   vm.Boot
-	SMBIOS *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
-	Disks  []vm.Disk
-	NICs   []vm.NIC
-	Agent  string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
-	Dir    string // runtime folder of this VM: sockets, pid file, console log
-	Shares []Share
+	ID       vm.ID
+	Name     string
+	CPUs     int
+	Memory   int64 // bytes
+	Accel    vm.Accel
+	Boot     vm.Boot
+	SMBIOS   *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
+	Graphics bool       // the guest has a screen, a keyboard and a mouse; a driver without Displayer ignores it
+	Disks    []vm.Disk
+	NICs     []vm.NIC
+	Agent    string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
+	Dir      string // runtime folder of this VM: sockets, pid file, console log
+	Shares   []Share
 
 	Incoming *Incoming // nil: the guest boots
 
@@ -170,6 +171,16 @@ type ConsoleOpener interface {
 	OpenConsole(ctx context.Context) (io.ReadWriteCloser, error)
 	// ConsoleLog is the path of the size-limited log of all console output.
 	ConsoleLog() string
+}
+
+// Displayer is the ability of an Instance to show the screen of its guest. Nobody reaches the screen in another way.
+// Errors of both methods: Unsupported for a guest without Plan.Graphics.
+type Displayer interface {
+	// OpenDisplay connects to screen, keyboard and mouse. The stream is RFB (RFC 6143) without a password. The VM is the server.
+	// Any number of streams may be open.
+	OpenDisplay(ctx context.Context) (net.Conn, error)
+	// Screenshot returns what the screen shows, as a PNG. With wake the mouse moves before, so that the guest switches its screen on.
+	Screenshot(ctx context.Context, wake bool) ([]byte, error)
 }
 
 // GuestDialer is the ability to reach the agent in the guest, at the port that the plan names. The stream is raw; package guest

@@ -6,6 +6,8 @@ import (
 	"io"
 	"sync/atomic"
 
+	"google.golang.org/grpc"
+
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -22,6 +24,39 @@ func (v *vms) Console(stream nodev1.VMs_ConsoleServer) error {
 	if err != nil {
 		return err
 	}
+	return connect(stream, con, "console of "+m.GetRef())
+}
+
+func (v *vms) Display(stream nodev1.VMs_DisplayServer) error {
+	m, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	open := m.GetDisplay()
+	if open.GetRef() == "" {
+		return errdefs.Invalidf("the first message to a screen must name the VM")
+	}
+	con, err := v.guests.Display(stream.Context(), open.GetRef(), open.GetKeep())
+	if err != nil {
+		return err
+	}
+	return connect(stream, con, "screen of "+open.GetRef())
+}
+
+func (v *vms) Screenshot(r *nodev1.ScreenshotRequest, stream grpc.ServerStreamingServer[nodev1.ExportResponse]) error {
+	png, err := v.guests.Screenshot(stream.Context(), r.GetRef(), r.GetWake())
+	if err != nil {
+		return err
+	}
+	w := exportWriter(stream)
+	if _, err := w.Write(png); err != nil {
+		return err
+	}
+	return w.Flush()
+}
+
+// connect copies between the client and con, which it closes.
+func connect(stream nodev1.VMs_ConsoleServer, con io.ReadWriteCloser, what string) error {
 	defer con.Close()
 	// Close unblocks Read below when the client or the server goes away.
 	defer context.AfterFunc(stream.Context(), func() { con.Close() })()
@@ -60,7 +95,7 @@ func (v *vms) Console(stream nodev1.VMs_ConsoleServer) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		default:
-			return errdefs.New(errdefs.Unavailable, "read the console of %s: %w", m.GetRef(), err)
+			return errdefs.New(errdefs.Unavailable, "read the %s: %w", what, err)
 		}
 	}
 }

@@ -74,6 +74,7 @@ type reader interface {
 
 type guests interface {
 	guest.Access
+	guest.Displays
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
 }

@@ -38,6 +38,8 @@ type scripted struct {
 	attach         func(ctx context.Context, ref string, a guest.Attach, s guest.Streams) error
 	forward        func(ctx context.Context, ref string, port int, s guest.Streams) error
 	console        func(ctx context.Context, ref string) (io.ReadWriteCloser, error)
+	display        func(ref string, keep bool) (io.ReadWriteCloser, error)
+	screenshot     func(ref string, wake bool) ([]byte, error)
 	logs           func(ctx context.Context, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	imports        func(ctx context.Context, name string, r io.Reader, progress func(int64)) (image.Image, error)
 	snapshots      *catalog.Snapshots
@@ -71,6 +73,14 @@ func (s *scripted) Forward(ctx context.Context, ref string, port int, st guest.S
 
 func (s *scripted) Console(ctx context.Context, ref string) (io.ReadWriteCloser, error) {
 	return s.console(ctx, ref)
+}
+
+func (s *scripted) Display(_ context.Context, ref string, keep bool) (io.ReadWriteCloser, error) {
+	return s.display(ref, keep)
+}
+
+func (s *scripted) Screenshot(_ context.Context, ref string, wake bool) ([]byte, error) {
+	return s.screenshot(ref, wake)
 }
 
 func (s *scripted) Logs(ctx context.Context, _ string, o guest.LogOptions, fn func(guest.LogEntry) error) error {
@@ -154,6 +164,7 @@ var _ interface {
 	Exec(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
 	Logs(ctx context.Context, ref string, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
+	guest.Displays
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
 	Reset(ctx context.Context) error
 } = (*nodeclient.Client)(nil)

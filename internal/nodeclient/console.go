@@ -6,22 +6,43 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
+
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
 // Console connects to the VM's serial console. ctx limits only the connecting; the console stays open until Close.
 func (c *Client) Console(ctx context.Context, ref string) (io.ReadWriteCloser, error) {
+	return c.connect(ctx, c.vms.Console, &nodev1.ConsoleRequest{Of: &nodev1.ConsoleRequest_Ref{Ref: ref}})
+}
+
+// Display connects to the VM's screen; see guest.Displays. ctx limits only the connecting.
+func (c *Client) Display(ctx context.Context, ref string, keep bool) (io.ReadWriteCloser, error) {
+	return c.connect(ctx, c.vms.Display, &nodev1.ConsoleRequest{Of: &nodev1.ConsoleRequest_Display{Display: &nodev1.DisplayOpen{Ref: ref, Keep: keep}}})
+}
+
+// Screenshot returns what the VM's screen shows, as a PNG.
+func (c *Client) Screenshot(ctx context.Context, ref string, wake bool) (png []byte, err error) {
+	err = follow(ctx, c, c.vms.Screenshot, &nodev1.ScreenshotRequest{Ref: ref, Wake: wake}, func(m *nodev1.ExportResponse) error {
+		png = append(png, m.GetChunk()...)
+		return nil
+	})
+	return png, err
+}
+
+// connect opens a stream whose first request is first.
+func (c *Client) connect(ctx context.Context, open func(context.Context, ...grpc.CallOption) (nodev1.VMs_ConsoleClient, error), first *nodev1.ConsoleRequest) (io.ReadWriteCloser, error) {
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	stream, err := c.vms.Console(life)
+	stream, err := open(life)
 	if err != nil {
 		cancel()
 		return nil, c.fail(err, nil)
 	}
 	con := &console{client: c, stream: stream, cancel: cancel}
 	// Recv returns the status of a failed Send.
-	_ = stream.Send(&nodev1.ConsoleRequest{Of: &nodev1.ConsoleRequest_Ref{Ref: ref}})
+	_ = stream.Send(first)
 	if _, err := stream.Recv(); err != nil {
 		cancel()
 		return nil, c.fail(err, stream.Trailer())
@@ -69,7 +90,7 @@ func (c *console) Write(p []byte) (int, error) {
 	for sent := 0; sent < len(p); {
 		part := p[sent:min(len(p), sent+stdinChunk)]
 		if err := c.stream.Send(&nodev1.ConsoleRequest{Of: &nodev1.ConsoleRequest_Data{Data: part}}); err != nil {
-			return sent, errdefs.Unavailablef("the console was closed by the other side")
+			return sent, errdefs.Unavailablef("the connection was closed by the other side")
 		}
 		sent += len(part)
 	}

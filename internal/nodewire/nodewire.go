@@ -43,6 +43,7 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		Hosts:       each(s.Hosts, encodeHost),
 		Dns:         encodeDNS(s.DNS),
 		Smbios:      encodeSMBIOS(s.SMBIOS),
+		Graphics:    s.Graphics,
 	}
 }
 
@@ -75,6 +76,7 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 		Hosts:      each(m.GetHosts(), decodeHost),
 		DNS:        decodeDNS(m.GetDns()),
 		SMBIOS:     decodeSMBIOS(m.GetSmbios()),
+		Graphics:   m.GetGraphics(),
 	}
 }
 

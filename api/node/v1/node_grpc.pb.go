@@ -46,6 +46,8 @@ const (
 	VMs_Forward_FullMethodName          = "/cocoon.node.v1.VMs/Forward"
 	VMs_Logs_FullMethodName             = "/cocoon.node.v1.VMs/Logs"
 	VMs_Console_FullMethodName          = "/cocoon.node.v1.VMs/Console"
+	VMs_Display_FullMethodName          = "/cocoon.node.v1.VMs/Display"
+	VMs_Screenshot_FullMethodName       = "/cocoon.node.v1.VMs/Screenshot"
 	VMs_Stats_FullMethodName            = "/cocoon.node.v1.VMs/Stats"
 	VMs_UpdateVolume_FullMethodName     = "/cocoon.node.v1.VMs/UpdateVolume"
 	VMs_KillContainer_FullMethodName    = "/cocoon.node.v1.VMs/KillContainer"
@@ -99,6 +101,10 @@ type VMsClient interface {
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogEntry], error)
 	// Console connects to the serial console. The first request names the VM; the first response says that it is open.
 	Console(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConsoleRequest, ConsoleResponse], error)
+	// Display connects to the screen as Console does to the console. The data is RFB (RFC 6143).
+	Display(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConsoleRequest, ConsoleResponse], error)
+	// Screenshot returns what the screen shows, as a PNG.
+	Screenshot(ctx context.Context, in *ScreenshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error)
 	// Stats asks the guest what it uses.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
@@ -345,6 +351,38 @@ func (c *vMsClient) Console(ctx context.Context, opts ...grpc.CallOption) (grpc.
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type VMs_ConsoleClient = grpc.BidiStreamingClient[ConsoleRequest, ConsoleResponse]
 
+func (c *vMsClient) Display(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConsoleRequest, ConsoleResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &VMs_ServiceDesc.Streams[7], VMs_Display_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ConsoleRequest, ConsoleResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VMs_DisplayClient = grpc.BidiStreamingClient[ConsoleRequest, ConsoleResponse]
+
+func (c *vMsClient) Screenshot(ctx context.Context, in *ScreenshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &VMs_ServiceDesc.Streams[8], VMs_Screenshot_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ScreenshotRequest, ExportResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VMs_ScreenshotClient = grpc.ServerStreamingClient[ExportResponse]
+
 func (c *vMsClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatsResponse)
@@ -504,6 +542,10 @@ type VMsServer interface {
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogEntry]) error
 	// Console connects to the serial console. The first request names the VM; the first response says that it is open.
 	Console(grpc.BidiStreamingServer[ConsoleRequest, ConsoleResponse]) error
+	// Display connects to the screen as Console does to the console. The data is RFB (RFC 6143).
+	Display(grpc.BidiStreamingServer[ConsoleRequest, ConsoleResponse]) error
+	// Screenshot returns what the screen shows, as a PNG.
+	Screenshot(*ScreenshotRequest, grpc.ServerStreamingServer[ExportResponse]) error
 	// Stats asks the guest what it uses.
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
@@ -591,6 +633,12 @@ func (UnimplementedVMsServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogE
 }
 func (UnimplementedVMsServer) Console(grpc.BidiStreamingServer[ConsoleRequest, ConsoleResponse]) error {
 	return status.Error(codes.Unimplemented, "method Console not implemented")
+}
+func (UnimplementedVMsServer) Display(grpc.BidiStreamingServer[ConsoleRequest, ConsoleResponse]) error {
+	return status.Error(codes.Unimplemented, "method Display not implemented")
+}
+func (UnimplementedVMsServer) Screenshot(*ScreenshotRequest, grpc.ServerStreamingServer[ExportResponse]) error {
+	return status.Error(codes.Unimplemented, "method Screenshot not implemented")
 }
 func (UnimplementedVMsServer) Stats(context.Context, *StatsRequest) (*StatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
@@ -889,6 +937,24 @@ func _VMs_Console_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type VMs_ConsoleServer = grpc.BidiStreamingServer[ConsoleRequest, ConsoleResponse]
+
+func _VMs_Display_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(VMsServer).Display(&grpc.GenericServerStream[ConsoleRequest, ConsoleResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VMs_DisplayServer = grpc.BidiStreamingServer[ConsoleRequest, ConsoleResponse]
+
+func _VMs_Screenshot_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ScreenshotRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(VMsServer).Screenshot(m, &grpc.GenericServerStream[ScreenshotRequest, ExportResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VMs_ScreenshotServer = grpc.ServerStreamingServer[ExportResponse]
 
 func _VMs_Stats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatsRequest)
@@ -1241,6 +1307,17 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _VMs_Console_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "Display",
+			Handler:       _VMs_Display_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Screenshot",
+			Handler:       _VMs_Screenshot_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "node/v1/node.proto",

@@ -23,8 +23,9 @@ type Process struct {
 	Asked   atomic.Bool // the engine wants the process to end
 	Held    atomic.Bool // its guest is paused on purpose, for a save or until it is unpaused, so its silence means nothing
 
-	ended chan struct{}
-	exit  hypervisor.Exit // valid once ended is closed
+	viewer viewer
+	ended  chan struct{}
+	exit   hypervisor.Exit // valid once ended is closed
 }
 
 // ConsolePath is the path of the console log in a runtime folder unless the driver says otherwise.

@@ -45,6 +45,7 @@ const (
 	OpUnplug   Op = "unplug"
 	OpGrow     Op = "grow"
 	OpReset    Op = "reset"
+	OpDisplay  Op = "display"
 )
 
 // Behaviour is how one VM behaves.

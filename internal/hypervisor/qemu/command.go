@@ -17,7 +17,7 @@ const kernelArgs = "console=ttyS0 quiet panic=-1 oops=panic no_timer_check norep
 
 // Layout of the root bus. Slots are stable, so that a snapshot finds its devices at the same addresses.
 const (
-	slotBasic   = 0x01                        // rng, balloon, serial
+	slotBasic   = 0x01                        // rng, balloon, serial, screen
 	slotDisks   = 0x02                        // 8 functions in each slot up to slotPorts
 	slotPorts   = 0x10                        // root ports, 8 functions in each slot up to the chipset's own at 0x1f
 	maxDisks    = (slotPorts - slotDisks) * 8 // without those that are plugged later
@@ -93,6 +93,9 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	}
 	c.channels(p)
 	c.basics(p)
+	if p.Graphics {
+		c.graphics()
+	}
 	fixed, plugged := split(p.Disks)
 	for i, d := range fixed {
 		c.disk(i, d, p.Boot.Kernel == "")

@@ -66,6 +66,8 @@ func TestBuildGolden(t *testing.T) {
 		{Path: "/images/debug1", Format: vm.DiskRaw, ReadOnly: true, Serial: "debug1", Role: vm.RoleLayer, Port: 7},
 		{Path: "/volumes/v.qcow2", Format: vm.DiskQCOW2, Serial: "v", Role: vm.RoleData, Port: 255, Backing: &vm.Disk{Path: "/volumes/base.raw", Format: vm.DiskRaw}},
 	}, plugged.Disks...)
+	screen := diskPlan()
+	screen.Graphics = true
 	device := ociPlan()
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	shared := ociPlan()
@@ -85,6 +87,7 @@ func TestBuildGolden(t *testing.T) {
 		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},
 		{"disk-bios", diskPlan(), testFacts(vm.AccelTCG)},
 		{"disk-uefi", uefi, testFacts(vm.AccelTCG)},
+		{"disk-graphics", screen, testFacts(vm.AccelTCG)},
 		{"multi-nic", nics, testFacts(vm.AccelTCG)},
 	}
 	for _, tt := range tests {

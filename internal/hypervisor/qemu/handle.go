@@ -27,6 +27,8 @@ type handle struct {
 	UID     uint32 `json:"uid"`
 	Resets  bool   `json:"resets,omitempty"` // a reset starts the guest again
 
+	Graphics bool `json:"graphics,omitempty"` // it has a screen
+
 	Shares []shareHandle `json:"shares,omitempty"`
 }
 

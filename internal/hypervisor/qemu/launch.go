@@ -208,7 +208,11 @@ const qemuOverhead = 512 << 20
 func (l *launch) makeCgroup(context.Context) (err error) {
 	groups := l.d.cgroups()
 	l.undo.Push(func(context.Context) error { return groups.remove(l.plan.ID) })
-	l.cgroup, err = groups.make(l.plan, qemuOverhead+int64(l.d.cfg.TBSize)<<20)
+	overhead := int64(qemuOverhead) + int64(l.d.cfg.TBSize)<<20
+	if l.plan.Graphics {
+		overhead += graphicsOverhead
+	}
+	l.cgroup, err = groups.make(l.plan, overhead)
 	return err
 }
 
@@ -276,7 +280,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
-		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: l.plan.Boot.Kernel == "", Shares: l.shares.handles(),
+		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: l.plan.Boot.Kernel == "", Graphics: l.plan.Graphics, Shares: l.shares.handles(),
 	}, l.proc)
 	i.shares = l.shares
 	if err := i.encode(); err != nil {
