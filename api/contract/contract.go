@@ -35,6 +35,7 @@ const (
 const (
 	KeyFirmware    = PrefixVM + "firmware"
 	KeySMBIOS      = PrefixVM + "smbios"
+	KeyGraphics    = PrefixVM + "graphics"
 	KeyNetworkData = PrefixVM + "network-data-source"
 )
 

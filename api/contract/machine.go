@@ -33,6 +33,7 @@ type Chassis struct {
 type Machine struct {
 	Firmware    Firmware
 	SMBIOS      SMBIOS
+	Graphics    bool   // a screen, a keyboard and a mouse, for a guest that boots itself
 	NetworkData Source // of the guest's network configuration, instead of the generated one; an empty key is networkdata
 }
 
@@ -45,6 +46,7 @@ func ParseMachine(annotations map[string]string) (Machine, error) {
 	m := Machine{
 		Firmware:    oneOf(r, KeyFirmware, FirmwareBIOS, FirmwareUEFI),
 		SMBIOS:      r.smbios(),
+		Graphics:    r.flag(KeyGraphics),
 		NetworkData: r.source(KeyNetworkData, true),
 	}
 	return m, r.errs.err()
@@ -73,5 +75,6 @@ func (m Machine) Apply(annotations map[string]string) {
 		text = string(b)
 	}
 	put(annotations, KeySMBIOS, text)
+	put(annotations, KeyGraphics, flagText(m.Graphics))
 	put(annotations, KeyNetworkData, m.NetworkData.String())
 }

@@ -12,11 +12,12 @@ func TestMachineSetsAndClears(t *testing.T) {
 	want := Machine{
 		Firmware:    FirmwareUEFI,
 		SMBIOS:      SMBIOS{Serial: `a "b", c`, Chassis: Chassis{Manufacturer: "m", Version: "v", Serial: "s", Asset: "a", SKU: "k"}},
+		Graphics:    true,
 		NetworkData: Source{Kind: SourceSecret, Name: "net", Key: "networkData"},
 	}
 	m := map[string]string{"other": "kept"}
 	want.Apply(m)
-	if len(m) != 4 {
+	if len(m) != 5 {
 		t.Errorf("%v", m)
 	}
 	got, err := ParseMachine(m)
@@ -33,6 +34,7 @@ func TestMachineRules(t *testing.T) {
 	bad := map[string][]string{
 		KeyFirmware:    {"UEFI", "coreboot"},
 		KeySMBIOS:      {"serial", "[]", `{"uuid": "x"}`, `{"serial": 1}`, `{} {}`, `{"chassis": {"colour": "red"}}`},
+		KeyGraphics:    {"yes", "vga"},
 		KeyNetworkData: {"net", "secret/", "secret/../x/net", "file/net", "secret/net/a/b"},
 	}
 	for key, values := range bad {

@@ -28,6 +28,7 @@ func Reference() []Entry {
 		{KeyCloneFromDir, "absolute path", "user", "folder of the node with an exported snapshot, below one that the operator lists"},
 		{KeyFirmware, "bios, uefi", "user", "what a guest that boots itself starts with; default: bios"},
 		{KeySMBIOS, "JSON", "user", "serial number of the system, and manufacturer, version, serial, asset and sku of its chassis; the UUID is VirtletSystemUUID"},
+		{KeyGraphics, "true", "user", "a screen, a keyboard and a mouse, for a guest that boots itself"},
 		{KeyNetworkData, "secret/NAME[/KEY], configmap/NAME[/KEY]", "user", "network configuration for cloud-init, instead of the generated one; a volume of the pod must name the object; default KEY: networkdata"},
 		{KeyHibernate, "true", "operator", "the VM hibernates; when the annotation is removed, it wakes"},
 		{KeyPaused, "true", "user", "the guest is paused; when the annotation is removed, it continues. A VM whose pod has it from the beginning does not execute an instruction before"},

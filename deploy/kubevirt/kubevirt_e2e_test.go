@@ -210,6 +210,10 @@ func TestRights(t *testing.T) {
 	}{
 		{"admin", "deletecollection", "virtualmachines" + kube, "true"},
 		{"admin", "get", "virtualmachineinstances" + sub + "/console", "true"},
+		{"admin", "get", "virtualmachineinstances" + sub + "/vnc", "true"},
+		{"edit", "get", "virtualmachineinstances" + sub + "/vnc/screenshot", "true"},
+		{"view", "get", "virtualmachineinstances" + sub + "/vnc", "false"},
+		{"view", "get", "virtualmachineinstances" + sub + "/vnc/screenshot", "false"},
 		{"edit", "create", "virtualmachineinstances" + kube, "true"},
 		{"edit", "deletecollection", "virtualmachines" + kube, "false"},
 		{"admin", "deletecollection", "virtualmachineinstancereplicasets" + kube, "true"},

@@ -123,7 +123,11 @@ func targetOf(r *http.Request) (t target, found bool) {
 	if whole {
 		return target{RequestInfo: info}, true
 	}
-	return target{RequestInfo: info, rest: info.Parts[3:]}, true
+	t = target{RequestInfo: info, rest: info.Parts[3:]}
+	if info.Subresource == vncSubresource && slices.Equal(t.rest, []string{"screenshot"}) { // a subresource of its own
+		info.Subresource, t.rest = screenshotSubresource, nil
+	}
+	return t, true
 }
 
 // open lists the paths that every user of the API server may read: they say what the API is.

@@ -54,14 +54,14 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// The review names the subresource, without port and protocol of a port-forward.
+// The review names the subresource, without port and protocol of a port-forward. A picture of the screen is a subresource of its own.
 func TestReviews(t *testing.T) {
 	r := start(t)
 	for path, want := range map[string]string{
 		"virtualmachineinstances/web/console":                 "get virtualmachineinstances console",
 		"virtualmachineinstances/web/portforward/22/tcp":      "get virtualmachineinstances portforward",
 		"virtualmachines/web/portforward/22":                  "get virtualmachines portforward",
-		"virtualmachineinstances/web/vnc/screenshot":          "get virtualmachineinstances vnc",
+		"virtualmachineinstances/web/vnc/screenshot":          "get virtualmachineinstances vnc/screenshot",
 		"virtualmachineinstances/web/console?continue=secret": "get virtualmachineinstances console",
 	} {
 		r.reviews = nil

@@ -1,5 +1,5 @@
 // Package aggregated is the aggregated API subresources.kubevirt.io: it starts, stops and restarts VirtualMachines, and opens
-// consoles and ports of their guests, for virtctl.
+// consoles, screens and ports of their guests, for virtctl.
 //
 // It keeps no state: it reads and changes objects through the API server, and reaches guests through the attach and port-forward
 // of their pods. It makes no pods and starts no VM; the controllers do.
@@ -54,7 +54,7 @@ type Server struct {
 }
 
 const (
-	maxStreams     = 1024 // consoles and forwarded connections at a time
+	maxStreams     = 1024 // consoles, screens and forwarded connections at a time
 	requestTimeout = 25 * time.Second
 	connectTimeout = 20 * time.Second // of a stream
 	shutdownGrace  = 5 * time.Second

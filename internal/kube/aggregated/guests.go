@@ -2,6 +2,7 @@ package aggregated
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/transport/spdy"
 	"k8s.io/streaming/pkg/httpstream"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
@@ -29,6 +31,9 @@ type guests interface {
 	// attach connects in and out to the console of the guest until ctx or the console ends. It reads in only once it is
 	// connected.
 	attach(ctx context.Context, pod types.NamespacedName, in io.Reader, out io.Writer) error
+	// display does the same with the screen of the guest. For a picture of it, in is nil. An error before the first byte has the status of
+	// the node's answer.
+	display(ctx context.Context, pod types.NamespacedName, how contract.Display, in io.Reader, out io.Writer) error
 	// forward connects to a TCP port of the guest. ctx ends the connection. The caller closes it.
 	forward(ctx context.Context, pod types.NamespacedName, port uint16) (tunnel, error)
 }
@@ -83,6 +88,57 @@ func (p podStreams) attach(ctx context.Context, pod types.NamespacedName, in io.
 		return fmt.Errorf("attach to pod %s: %w", pod, cause(err))
 	}
 	return nil
+}
+
+// display asks with a header of the request, which only SPDY carries to the node: a websocket is translated by the API server.
+func (p podStreams) display(ctx context.Context, pod types.NamespacedName, how contract.Display, in io.Reader, out io.Writer) error {
+	at, err := p.url(pod, "attach", &corev1.PodAttachOptions{Container: container, Stdin: in != nil, Stdout: true})
+	if err != nil {
+		return err
+	}
+	var refused error
+	asking := rest.CopyConfig(p.config)
+	asking.Wrap(func(rt http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			r = r.Clone(r.Context())
+			r.Header.Set(contract.HeaderDisplay, string(how))
+			resp, err := rt.RoundTrip(r)
+			if err == nil && resp.StatusCode != http.StatusSwitchingProtocols {
+				refused = refusal(resp) // SPDY's client returns only its text
+				return nil, refused
+			}
+			return resp, err
+		})
+	})
+	to, err := remotecommand.NewSPDYExecutor(asking, http.MethodPost, at)
+	if err != nil {
+		return fmt.Errorf("open the screen of pod %s: %w", pod, err)
+	}
+	err = to.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: out})
+	if refused != nil {
+		err = refused
+	}
+	if err != nil {
+		return fmt.Errorf("open the screen of pod %s: %w", pod, err)
+	}
+	return nil
+}
+
+// maxRefusal is the limit of an error in bytes.
+const maxRefusal = 64 << 10
+
+// refusal returns the error in an answer that does not upgrade the connection.
+func refusal(resp *http.Response) error {
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+	if err != nil {
+		return errdefs.Unavailablef("read the answer of the API server: %w", err)
+	}
+	status := &apierrors.StatusError{}
+	if err := json.Unmarshal(text, &status.ErrStatus); err != nil || status.ErrStatus.Code == 0 {
+		return errdefs.Unavailablef("the API server answered with status %d: %.200s", resp.StatusCode, text)
+	}
+	return status
 }
 
 // noWebSockets reports whether the API server cannot upgrade to a websocket. An error with a status of the API is another failure.

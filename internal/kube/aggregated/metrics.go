@@ -21,7 +21,7 @@ type Metrics struct {
 func NewMetrics(r prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cocoon_operator_kubevirt_requests_total", Help: "Requests to the API subresources.kubevirt.io, by what they ask for and the HTTP status of the answer; a stream is counted when it ends."}, []string{"subresource", "verb", "code"}),
-		streams:  prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "cocoon_operator_kubevirt_streams", Help: "Consoles and forwarded connections of VirtualMachineInstances that are open."}, []string{"subresource"}),
+		streams:  prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "cocoon_operator_kubevirt_streams", Help: "Consoles, screens and forwarded connections of VirtualMachineInstances that are open."}, []string{"subresource"}),
 	}
 	r.MustRegister(m.requests, m.streams)
 	return m

@@ -236,6 +236,24 @@ type call struct {
 	header             http.Header
 }
 
+// whole reports whether the answer to a request reaches its end.
+func (r *rig) whole(path string) bool {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, "https://"+r.addr+path, http.NoBody)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	req.Header.Set("X-Remote-User", "alice")
+	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{*r.proxy}}, DisableKeepAlives: true}
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, resp.Body)
+	return err == nil
+}
+
 func (r *rig) do(c call) (code int, body string, header http.Header) {
 	r.t.Helper()
 	req, err := http.NewRequestWithContext(r.t.Context(), c.method, "https://"+r.addr, strings.NewReader(c.body))

@@ -19,10 +19,16 @@ type fakeGuests struct {
 	fails  error         // of connecting
 	failed error         // of the end
 	halves int           // how often a client's side was closed
+
+	picture [][]byte // of a screen, in parts
 }
 
 func (g *fakeGuests) attach(ctx context.Context, pod types.NamespacedName, in io.Reader, out io.Writer) error {
 	g.note("attach " + pod.String())
+	return g.echo(ctx, in, out)
+}
+
+func (g *fakeGuests) echo(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := g.connect(ctx); err != nil {
 		return err
 	}

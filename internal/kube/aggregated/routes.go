@@ -47,6 +47,9 @@ var served = map[string]route{
 	instances + "/portforward": {method: http.MethodGet, stream: true, serve: (*Server).portForward},
 	machines + "/portforward":  {method: http.MethodGet, stream: true, serve: (*Server).portForward},
 
+	instances + "/" + vncSubresource:        {method: http.MethodGet, stream: true, serve: (*Server).vnc},
+	instances + "/" + screenshotSubresource: {method: http.MethodGet, serve: (*Server).screenshot},
+
 	instances + "/pause":   {method: http.MethodPut, serve: (*Server).pause},
 	instances + "/unpause": {method: http.MethodPut, serve: (*Server).unpause},
 
@@ -66,7 +69,6 @@ var served = map[string]route{
 	instances + "/guestosinfo":    {method: http.MethodGet, serve: (*Server).agentless},
 	instances + "/userlist":       {method: http.MethodGet, serve: (*Server).agentless},
 	instances + "/filesystemlist": {method: http.MethodGet, serve: (*Server).agentless},
-	instances + "/vnc":            {method: http.MethodGet, serve: (*Server).screenless},
 }
 
 // dispatch serves a request that access has passed.
@@ -191,13 +193,6 @@ func (s *Server) agentless(_ http.ResponseWriter, r *http.Request, t target) err
 		return err
 	}
 	return conflict(t, "VMI does not have guest agent connected")
-}
-
-func (s *Server) screenless(_ http.ResponseWriter, r *http.Request, t target) error {
-	if err := s.exists(r.Context(), t); err != nil {
-		return err
-	}
-	return apierrors.NewBadRequest("No graphics devices are present. Cocoon does not offer VNC yet; use the console.")
 }
 
 func (s *Server) exists(ctx context.Context, t target) error {

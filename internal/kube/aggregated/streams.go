@@ -27,7 +27,7 @@ func (s *Server) stream(t target) (ctx context.Context, done func(), err error) 
 	select {
 	case s.tokens <- struct{}{}:
 	default:
-		return nil, nil, apierrors.NewTooManyRequests(fmt.Sprintf("%d consoles and forwarded connections are open; close some", maxStreams), 1)
+		return nil, nil, apierrors.NewTooManyRequests(fmt.Sprintf("%d consoles, screens and forwarded connections are open; close some", maxStreams), 1)
 	}
 	s.streams.Add(1)
 	open := s.opts.Metrics.streams.WithLabelValues(t.Subresource)
@@ -67,11 +67,14 @@ func (s *Server) console(w http.ResponseWriter, r *http.Request, t target) error
 		return err
 	}
 	defer done()
-	return s.attach(ctx, w, r, *pod) //nolint:contextcheck // the request does not end a hijacked connection; the server does
+	return s.attach(ctx, w, r, "the console of pod "+pod.String(), func(ctx context.Context, in io.Reader, out io.Writer) error { //nolint:contextcheck // the request does not end a hijacked connection; the server does
+		return s.guests.attach(ctx, *pod, in, out)
+	})
 }
 
-// attach connects to the console of the pod's guest, then upgrades the client's connection and copies both ways.
-func (s *Server) attach(ctx context.Context, w http.ResponseWriter, r *http.Request, pod types.NamespacedName) error {
+// attach connects to what is called what, then upgrades the client's connection and copies both ways. connect reads its input only once it
+// is connected.
+func (s *Server) attach(ctx context.Context, w http.ResponseWriter, r *http.Request, what string, connect func(ctx context.Context, in io.Reader, out io.Writer) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	in, typed := io.Pipe()
@@ -79,7 +82,7 @@ func (s *Server) attach(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	connected := make(chan struct{})
 	ended := make(chan error, 1)
 	go func() {
-		err := s.guests.attach(ctx, pod, &firstRead{Reader: in, begun: sync.OnceFunc(func() { close(connected) })}, out)
+		err := connect(ctx, &firstRead{Reader: in, begun: sync.OnceFunc(func() { close(connected) })}, out)
 		in.Close()
 		out.Close() // the client gets what is left
 		ended <- err
@@ -94,12 +97,12 @@ func (s *Server) attach(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	select {
 	case err := <-ended:
 		if err == nil {
-			err = errdefs.Unavailablef("the console of pod %s has ended", pod)
+			err = errdefs.Unavailablef("%s has ended", what)
 		}
 		return err
 	case <-connected:
 	case <-limit.C:
-		return errdefs.Unavailablef("the node of pod %s has not opened the console in %s", pod, connectTimeout)
+		return errdefs.Unavailablef("its node has not opened %s in %s", what, connectTimeout)
 	case <-r.Context().Done():
 		return r.Context().Err()
 	}

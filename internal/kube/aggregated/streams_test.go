@@ -49,7 +49,7 @@ func (r *rig) noStreams(t *testing.T) {
 			!bytes.Contains(stacks, []byte("aggregated.socket")) && !bytes.Contains(stacks, []byte("fakeGuests"))
 	})
 	eventually(t, "no stream is counted as open or holds a place", func() bool { // after its last byte
-		return r.open("console") == 0 && r.open("portforward") == 0 && len(r.server.tokens) == 0
+		return r.open("console") == 0 && r.open("portforward") == 0 && r.open("vnc") == 0 && r.open("vnc/screenshot") == 0 && len(r.server.tokens) == 0
 	})
 }
 

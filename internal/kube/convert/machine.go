@@ -19,6 +19,12 @@ func machine(pod *corev1.Pod) (vm.Firmware, *vm.SMBIOS) {
 	return vm.Firmware(ask.Firmware), &b
 }
 
+// graphics reports whether pod asks for a screen.
+func graphics(pod *corev1.Pod) bool {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	return ask.Graphics
+}
+
 func checkMachine(pod *corev1.Pod) field.ErrorList {
 	_, err := contract.ParseMachine(pod.Annotations)
 	errs := badKeys(err)

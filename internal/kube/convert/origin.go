@@ -107,6 +107,7 @@ func Inherited(pod *corev1.Pod) []string {
 	firmware, b := machine(pod)
 	say(firmware != "", contract.KeyFirmware)
 	say(b != nil, "what "+contract.KeySMBIOS+" and "+contract.KeyVirtletSystemUUID+" tell the guest")
+	say(graphics(pod), contract.KeyGraphics)
 	say(len(sysctls(pod)) > 0, "sysctls")
 	say(len(pod.Spec.HostAliases) > 0, "hostAliases")
 	for _, c := range containers(pod) {

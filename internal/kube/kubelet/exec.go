@@ -12,6 +12,7 @@ import (
 	remote "k8s.io/apimachinery/pkg/util/remotecommand"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 )
@@ -61,8 +62,12 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// attach connects to the standard files of a container's process for kubectl attach and kubectl run -i.
+// attach connects to the standard files of a container's process for kubectl attach and kubectl run -i, or to the screen of its guest.
 func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
+	if how := r.Header.Get(contract.HeaderDisplay); how != "" {
+		s.display(w, r, how)
+		return
+	}
 	want, err := parseWishes(r)
 	if err != nil {
 		s.fail(w, err)

@@ -31,6 +31,9 @@ type Backend interface {
 	Logs(ctx context.Context, namespace, pod, container string, o guest.LogOptions, fn func(guest.LogEntry) error) error
 	// Attach connects to the standard files of a container.
 	Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error
+	// Display and Screenshot are those of guest.Displays.
+	Display(ctx context.Context, namespace, pod, container string, keep bool) (io.ReadWriteCloser, error)
+	Screenshot(ctx context.Context, namespace, pod, container string, wake bool) ([]byte, error)
 	// Forward copies data between stream and a TCP port of the pod's guest until the guest closes its side.
 	Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error
 }
@@ -171,8 +174,10 @@ func statusOf(err error) int {
 	switch errdefs.ClassOf(err) {
 	case errdefs.NotFound:
 		return http.StatusNotFound
-	case errdefs.InvalidArgument, errdefs.FailedPrecondition:
+	case errdefs.InvalidArgument, errdefs.FailedPrecondition, errdefs.Unsupported:
 		return http.StatusBadRequest
+	case errdefs.Conflict:
+		return http.StatusConflict
 	case errdefs.Unavailable:
 		return http.StatusServiceUnavailable
 	default:

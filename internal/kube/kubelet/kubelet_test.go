@@ -40,6 +40,8 @@ type guests struct {
 	hold     chan struct{} // following logs lasts until it is closed
 	server   string        // the target of Forward
 	attach   func(ctx context.Context, container string, s guest.Streams) error
+	screen   io.ReadWriteCloser
+	shown    chan string // what Display was asked
 }
 
 func (g *guests) Forward(_ context.Context, _, pod string, port int, stream io.ReadWriter) error {
@@ -105,11 +107,13 @@ type node struct {
 	key     *ecdsa.PrivateKey
 	pool    *x509.CertPool
 	backend *guests
+
+	answered int // the last HTTP status that look got
 }
 
 func serve(t *testing.T) *node {
 	t.Helper()
-	n := &node{backend: &guests{commands: commands(t), hold: make(chan struct{})}}
+	n := &node{backend: &guests{commands: commands(t), hold: make(chan struct{}), shown: make(chan string, 10)}}
 	n.ca, n.key = authority(t)
 	caPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: n.ca.Raw})
 	provider, err := dynamiccertificates.NewStaticCAContent("test", caPEM)

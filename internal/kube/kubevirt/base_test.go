@@ -143,6 +143,7 @@ var goodPreferences = map[string]string{
 	"cpu.spreadOptions.ratio":                   "cpu: {preferredCPUTopology: spread, spreadOptions: {ratio: 4}}",
 	"preferSpreadSocketToCoreRatio":             "{preferSpreadSocketToCoreRatio: 4, cpu: {preferredCPUTopology: spread}}",
 	"devices.preferredAutoattachGraphicsDevice": "devices: {preferredAutoattachGraphicsDevice: false}",
+	"devices.preferredVideoType":                "devices: {preferredVideoType: vga}",
 	"devices.preferredAutoattachPodInterface":   "devices: {preferredAutoattachPodInterface: true}",
 	"devices.preferredAutoattachSerialConsole":  "devices: {preferredAutoattachSerialConsole: true}",
 	"devices.preferredAutoattachInputDevice":    "devices: {preferredAutoattachInputDevice: false}",
@@ -193,7 +194,7 @@ func TestPreferenceOutcomes(t *testing.T) {
 	})
 	// What Cocoon does not have of an honoured field is warned of, and the machine keeps its default.
 	for text, want := range map[string]string{
-		"devices: {preferredAutoattachGraphicsDevice: true}": "devices.preferredAutoattachGraphicsDevice",
+		"devices: {preferredVideoType: virtio}":              "devices.preferredVideoType",
 		"devices: {preferredAutoattachPodInterface: false}":  "devices.preferredAutoattachPodInterface",
 		"devices: {preferredAutoattachSerialConsole: false}": "devices.preferredAutoattachSerialConsole",
 		"devices: {preferredAutoattachInputDevice: true}":    "devices.preferredAutoattachInputDevice",

@@ -36,7 +36,7 @@ var preferenceRules = rulebook{
 	"cpu.preferredCPUFeatures":                     {Warned, "the guest has all features of the host's CPU that its accelerator can give"},
 	"preferSpreadSocketToCoreRatio":                {Honoured, "with an instancetype; the guest sees one socket with all CPUs as its cores"},
 
-	"devices.preferredAutoattachGraphicsDevice":   {Honoured, "false only"},
+	"devices.preferredAutoattachGraphicsDevice":   {Outcome: Honoured},
 	"devices.preferredAutoattachMemBalloon":       {Warned, "a VM always has a balloon"},
 	"devices.preferredAutoattachPodInterface":     {Honoured, "true only"},
 	"devices.preferredAutoattachSerialConsole":    {Honoured, "true only"},
@@ -45,8 +45,8 @@ var preferenceRules = rulebook{
 	"devices.preferredVirtualGPUOptions":          {Warned, "a VM cannot have devices of its node"},
 	"devices.preferredSoundModel":                 {Warned, "a VM has no sound"},
 	"devices.preferredUseVirtioTransitional":      {Warned, "devices are modern virtio"},
-	"devices.preferredInputBus":                   {Warned, "a VM has no input devices"},
-	"devices.preferredInputType":                  {Warned, "a VM has no input devices"},
+	"devices.preferredInputBus":                   {Warned, noInputs},
+	"devices.preferredInputType":                  {Warned, noInputs},
 	"devices.preferredDiskBus":                    {Honoured, "virtio only"},
 	"devices.preferredLunBus":                     {Warned, "a VM cannot have LUNs"},
 	"devices.preferredCdromBus":                   {Warned, "disks are virtio"},
@@ -61,7 +61,7 @@ var preferenceRules = rulebook{
 	"devices.preferredTPM":                        {Warned, "a VM has no TPM"},
 	"devices.preferredInterfaceMasquerade":        {Warned, "the guest has the address of its pod itself, not 10.0.2.2"},
 	"devices.preferredPanicDeviceModel":           {Warned, "a VM has no panic device"},
-	"devices.preferredVideoType":                  {Warned, "a VM has no graphics"},
+	"devices.preferredVideoType":                  {Honoured, "vga only"},
 
 	"features":                         {Warned, "the features of the machine are fixed"},
 	"features.preferredAcpi":           {Honoured, "enabled only"},

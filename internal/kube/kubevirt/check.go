@@ -130,12 +130,20 @@ func (c *check) machine() {
 	c.memory(domain)
 	devices, d := domain.Child("devices"), s.Domain.Devices
 	c.flag(devices.Child("autoattachPodInterface"), d.AutoattachPodInterface, false, "a VM has the network of pods")
-	c.flag(devices.Child("autoattachGraphicsDevice"), d.AutoattachGraphicsDevice, true, "a VM has no graphics; use its serial console")
 	c.flag(devices.Child("autoattachSerialConsole"), d.AutoattachSerialConsole, false, "a VM has a serial console")
 	c.flag(devices.Child("logSerialConsole"), d.LogSerialConsole, false, "the output of the console is kept, for kubectl logs")
-	c.flag(devices.Child("autoattachInputDevice"), d.AutoattachInputDevice, true, "a VM has no input devices")
+	c.flag(devices.Child("autoattachInputDevice"), d.AutoattachInputDevice, true, noInputs)
 	c.flag(devices.Child("autoattachVSOCK"), d.AutoattachVSOCK, true, "a VM has no vsock")
+	if v := d.Video; v != nil {
+		only(c, devices.Child("video", "type"), v.Type, "", videoType)
+		if !graphics(c.spec) {
+			c.errs = append(c.errs, field.Forbidden(devices.Child("video"), "a VM without graphics has no video device; remove one of them"))
+		}
+	}
 }
+
+// noInputs is why a VM has no other input devices.
+const noInputs = "a VM with graphics has a keyboard and a mouse, and no other input devices"
 
 func (c *check) memory(domain *field.Path) {
 	s := c.spec.Domain

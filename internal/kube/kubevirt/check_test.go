@@ -112,8 +112,11 @@ func TestCheck(t *testing.T) {
 		"model of the CPU": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Model = "Haswell" }, "spec.domain.cpu.model"},
 		"CPUs":             {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Sockets = 1 << 31 }, "is more than 255 CPUs"},
 		"host name":        {func(s *v1.VirtualMachineInstanceSpec) { s.Hostname = "a.b" }, "spec.hostname"},
-		"graphics":         {func(s *v1.VirtualMachineInstanceSpec) { yes := true; s.Domain.Devices.AutoattachGraphicsDevice = &yes }, "autoattachGraphicsDevice: Forbidden"},
-		"a TPM, empty":     {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.TPM = &v1.TPMDevice{} }, "spec.domain.devices.tpm: Forbidden"},
+		"video":            {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Video = &v1.VideoDevice{Type: "virtio"} }, "spec.domain.devices.video.type: Unsupported"},
+		"video without graphics": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.AutoattachGraphicsDevice, s.Domain.Devices.Video = &no, &v1.VideoDevice{}
+		}, "spec.domain.devices.video: Forbidden"},
+		"a TPM, empty": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.TPM = &v1.TPMDevice{} }, "spec.domain.devices.tpm: Forbidden"},
 		"UEFI, empty": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Firmware = &v1.Firmware{Bootloader: &v1.Bootloader{EFI: &v1.EFI{}}}
 		}, "spec.domain.firmware.bootloader.efi.secureBoot: Forbidden"},

@@ -24,7 +24,17 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	if c := d.Chassis; c != nil {
 		m.SMBIOS.Chassis = contract.Chassis{Manufacturer: c.Manufacturer, Version: c.Version, Serial: c.Serial, Asset: c.Asset, SKU: c.Sku}
 	}
+	m.Graphics = graphics(&vmi.Spec)
 	return m
+}
+
+// videoType is the type of every screen.
+const videoType = "vga"
+
+// graphics reports whether the VM has a screen. As in KubeVirt, it has one unless the machine says that it does not.
+func graphics(s *v1.VirtualMachineInstanceSpec) bool {
+	auto := s.Domain.Devices.AutoattachGraphicsDevice
+	return auto == nil || *auto
 }
 
 // systemUUID returns the UUID that the guest sees: the given one, else that of the VirtualMachine, else that of the instance. So it stays

@@ -79,6 +79,30 @@ func TestStartPaused(t *testing.T) {
 	}
 }
 
+// An instance has a screen unless it says that it does not.
+func TestGraphics(t *testing.T) {
+	i := vmi(t, "web")
+	yes, no := true, false
+	for _, c := range []struct {
+		auto  *bool
+		video *v1.VideoDevice
+		want  bool
+	}{
+		{nil, nil, true},
+		{&yes, &v1.VideoDevice{Type: "vga"}, true},
+		{nil, &v1.VideoDevice{}, true},
+		{&no, nil, false},
+	} {
+		i.Spec.Domain.Devices.AutoattachGraphicsDevice, i.Spec.Domain.Devices.Video = c.auto, c.video
+		if errs, warnings := CheckInstance(i); len(errs) > 0 || len(warnings) > 0 {
+			t.Errorf("%+v: %v %v", c, errs, warnings)
+		}
+		if got := convert.Spec(Pod(i), convert.Node{}, nil).Graphics; got != c.want {
+			t.Errorf("%+v: the VM has a screen: %v", c, got)
+		}
+	}
+}
+
 // Whatever an instance is called, its pod, VM, labels and host name have valid names, and those of two instances differ.
 func TestNames(t *testing.T) {
 	long := strings.Repeat("a", 252)

@@ -109,10 +109,10 @@ func (u *unfolding) preference(p *v1beta1.VirtualMachinePreferenceSpec) {
 
 func (u *unfolding) devices(p *v1beta1.DevicePreferences, at *field.Path) {
 	d := &u.spec.Domain.Devices
-	u.prefer(at.Child("preferredAutoattachGraphicsDevice"), p.PreferredAutoattachGraphicsDevice, false, &d.AutoattachGraphicsDevice, "a VM has no graphics; use its serial console")
+	u.graphics(p, at)
 	u.prefer(at.Child("preferredAutoattachPodInterface"), p.PreferredAutoattachPodInterface, true, &d.AutoattachPodInterface, "a VM has the network of pods")
 	u.prefer(at.Child("preferredAutoattachSerialConsole"), p.PreferredAutoattachSerialConsole, true, &d.AutoattachSerialConsole, "a VM has a serial console")
-	u.prefer(at.Child("preferredAutoattachInputDevice"), p.PreferredAutoattachInputDevice, false, &d.AutoattachInputDevice, "a VM has no input devices")
+	u.prefer(at.Child("preferredAutoattachInputDevice"), p.PreferredAutoattachInputDevice, false, &d.AutoattachInputDevice, noInputs)
 	if p.PreferredDisableHotplug != nil {
 		d.DisableHotplug = *p.PreferredDisableHotplug
 	}
@@ -140,6 +140,22 @@ func (u *unfolding) devices(p *v1beta1.DevicePreferences, at *field.Path) {
 				d.Interfaces[i].Model = model
 			}
 		}
+	}
+}
+
+// graphics applies what a preference says of the screen.
+func (u *unfolding) graphics(p *v1beta1.DevicePreferences, at *field.Path) {
+	d := &u.spec.Domain.Devices
+	if auto := p.PreferredAutoattachGraphicsDevice; auto != nil && d.AutoattachGraphicsDevice == nil {
+		value := *auto
+		d.AutoattachGraphicsDevice = &value
+	}
+	switch kind := p.PreferredVideoType; {
+	case kind == nil:
+	case *kind != videoType:
+		u.ignore(at.Child("preferredVideoType"), "screens are "+videoType)
+	case d.Video == nil && graphics(u.spec):
+		d.Video = &v1.VideoDevice{Type: videoType}
 	}
 }
 

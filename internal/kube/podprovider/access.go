@@ -68,6 +68,34 @@ func (d *door) Attach(ctx context.Context, namespace, pod, container string, a g
 	})
 }
 
+// Display connects to the screen of the pod's guest. Errors: as for Exec. Conflict with keep while somebody else is connected,
+// Unsupported for a VM without graphics.
+func (d *door) Display(ctx context.Context, namespace, pod, container string, keep bool) (io.ReadWriteCloser, error) {
+	screens, id, err := d.screens(namespace, pod, container)
+	if err != nil {
+		return nil, err
+	}
+	return screens.Display(ctx, id, keep)
+}
+
+// Screenshot returns what the screen of the pod's guest shows, as a PNG. Errors: as for Display.
+func (d *door) Screenshot(ctx context.Context, namespace, pod, container string, wake bool) ([]byte, error) {
+	screens, id, err := d.screens(namespace, pod, container)
+	if err != nil {
+		return nil, err
+	}
+	return screens.Screenshot(ctx, id, wake)
+}
+
+func (d *door) screens(namespace, pod, container string) (guest.Displays, string, error) {
+	st, rec, _, err := d.enter(namespace, pod, container, "a screen")
+	if err != nil {
+		return nil, "", err
+	}
+	screens, err := displaysOf(st.guests)
+	return screens, string(rec.ID), err
+}
+
 // enter returns the pod's state, the VM in which the container runs, and the name of the container in the VM. The name is ""
 // if the container is alone in its VM.
 func (d *door) enter(namespace, pod, container, verb string) (*podState, *vm.Record, string, error) {

@@ -80,6 +80,20 @@ func TestAttachAndForward(t *testing.T) {
 			go func() { _, _ = io.Copy(other, other); other.Close() }()
 			return near
 		}
+		if _, err := w.p.Display(t.Context(), "default", "web", "c", true); !errdefs.Is(err, errdefs.Conflict) {
+			t.Errorf("the screen, while somebody is connected: %v", err)
+		}
+		if c, err := w.p.Display(t.Context(), "default", "web", "c", false); err != nil {
+			t.Errorf("the screen: %v", err)
+		} else {
+			c.Close()
+		}
+		if png, err := w.p.Screenshot(t.Context(), "default", "web", "c", true); err != nil || string(png) != "woken: true" {
+			t.Errorf("a picture: %q, %v", png, err)
+		}
+		if _, err := w.p.Screenshot(t.Context(), "default", "web", "other", true); !errdefs.IsNotFound(err) {
+			t.Errorf("a picture of no container: %v", err)
+		}
 		in, typed := io.Pipe()
 		go func() { _, _ = typed.Write([]byte("ls")); synctest.Wait(); far.Close() }()
 		if out, err := attach("c", guest.Streams{Stdin: in}); err != nil || out != "ls" {

@@ -161,6 +161,9 @@ func (c *creation) announce(rec *vm.Record) {
 	if rec.ImageType == vm.ImageOCI && rec.Spec.Firmware != "" {
 		left = append(left, contract.KeyFirmware+" (the kernel of a container image is loaded without firmware)")
 	}
+	if rec.ImageType == vm.ImageOCI && rec.Spec.Graphics {
+		left = append(left, contract.KeyGraphics+" (the kernel of a container image shows nothing on a screen)")
+	}
 	if len(left) > 0 && rec.Restarts == 0 {
 		c.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "These settings have no effect in this VM: %s", strings.Join(left, ", "))
 	}

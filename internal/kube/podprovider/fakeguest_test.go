@@ -142,6 +142,28 @@ func (e *engine) Console(context.Context, string) (io.ReadWriteCloser, error) {
 	return e.consoleAs(), nil
 }
 
+func (e *engine) Display(ctx context.Context, ref string, keep bool) (io.ReadWriteCloser, error) {
+	e.mu.Lock()
+	r := e.findFor(ctx, ref)
+	e.mu.Unlock()
+	switch {
+	case r == nil:
+		return nil, errdefs.NotFoundf("no VM %s", ref)
+	case keep:
+		return nil, errdefs.Conflictf("somebody is connected")
+	}
+	return e.consoleAs(), nil
+}
+
+func (e *engine) Screenshot(ctx context.Context, ref string, wake bool) ([]byte, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.findFor(ctx, ref) == nil {
+		return nil, errdefs.NotFoundf("no VM %s", ref)
+	}
+	return fmt.Append(nil, "woken: ", wake), nil
+}
+
 func (e *engine) Forward(_ context.Context, _ string, port int, s guest.Streams) error {
 	if e.older {
 		return errdefs.Unsupportedf("not known")

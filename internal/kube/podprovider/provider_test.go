@@ -362,9 +362,11 @@ func TestFirmwareOfAContainerIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, newEngine())
 		defer w.stop()
-		w.create(pod(func(p *corev1.Pod) { p.Annotations = map[string]string{contract.KeyFirmware: "uefi"} }))
+		w.create(pod(func(p *corev1.Pod) {
+			p.Annotations = map[string]string{contract.KeyFirmware: "uefi", contract.KeyGraphics: "true"}
+		}))
 		expect(t, w.after(5*time.Second), "Running running ready")
-		if got := w.told(); !strings.Contains(got, "These settings have no effect in this VM: "+contract.KeyFirmware) {
+		if got := w.told(); !strings.Contains(got, "These settings have no effect in this VM: "+contract.KeyFirmware) || !strings.Contains(got, contract.KeyGraphics+" (") {
 			t.Errorf("events: %s", got)
 		}
 	})

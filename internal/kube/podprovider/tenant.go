@@ -152,6 +152,32 @@ func (v ownGuests) Console(ctx context.Context, ref string) (io.ReadWriteCloser,
 	return keeper.Console(vm.OnBehalf(ctx, v.o), ref)
 }
 
+// Display implements guest.Displays.
+func (v ownGuests) Display(ctx context.Context, ref string, keep bool) (io.ReadWriteCloser, error) {
+	d, err := displaysOf(v.r)
+	if err != nil {
+		return nil, err
+	}
+	return d.Display(vm.OnBehalf(ctx, v.o), ref, keep)
+}
+
+// Screenshot implements guest.Displays.
+func (v ownGuests) Screenshot(ctx context.Context, ref string, wake bool) ([]byte, error) {
+	d, err := displaysOf(v.r)
+	if err != nil {
+		return nil, err
+	}
+	return d.Screenshot(vm.OnBehalf(ctx, v.o), ref, wake)
+}
+
+func displaysOf(a guest.Access) (guest.Displays, error) {
+	d, ok := a.(guest.Displays)
+	if !ok {
+		return nil, errdefs.Unsupportedf("the client of the VM engine shows no screens")
+	}
+	return d, nil
+}
+
 func (v ownContainers) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	return v.r.UpdateVolume(vm.OnBehalf(ctx, v.o), ref, volume, files)
 }
