@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -100,6 +101,8 @@ func scriptsIn(t *testing.T, dir string, setup func(*testscript.Env) error) {
 			"setenvout":  setenvout,
 			"daemon":     daemon,
 			"nfs-server": nfsServer,
+			"viewer":     viewer,
+			"picture":    picture,
 		},
 		RequireExplicitExec: true,
 		Condition: func(cond string) (bool, error) {
@@ -134,6 +137,7 @@ func setup(env *testscript.Env) error {
 	}
 	ds := &daemons{own: own, running: map[string]*background{}}
 	env.Values[daemonsKey{}] = ds
+	env.Values[viewersKey{}] = map[string]net.Conn{}
 	env.Defer(func() {
 		ds.end(env.T())
 		if _, err := os.Stat(filepath.Join(own, "up.json")); err == nil {
