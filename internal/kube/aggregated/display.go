@@ -1,6 +1,7 @@
 package aggregated
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -70,8 +71,8 @@ func (s *Server) screenshot(w http.ResponseWriter, r *http.Request, t target) er
 	}
 	p := &picture{w: w}
 	err = s.guests.display(r.Context(), *pod, how, nil, p)
-	if err == nil && p.size == 0 {
-		err = errdefs.Unavailablef("the node of pod %s sent no picture", pod)
+	if err == nil && !bytes.HasSuffix(p.end, []byte(endOfPicture)) {
+		err = errdefs.Unavailablef("the node of pod %s sent no whole picture", pod)
 	}
 	if err != nil && p.size > 0 { // the answer has begun; its end must not look like that of a whole one
 		s.opts.Log.Warn("picture of a screen is not complete", "vm", t.Namespace+"/"+t.Name, "err", err)
@@ -84,7 +85,11 @@ func (s *Server) screenshot(w http.ResponseWriter, r *http.Request, t target) er
 type picture struct {
 	w    http.ResponseWriter
 	size int
+	end  []byte // the last bytes
 }
+
+// endOfPicture is how a PNG ends. A connection that is lost may look like the end of the stream.
+const endOfPicture = "IEND\xaeB`\x82"
 
 func (p *picture) Write(b []byte) (int, error) {
 	if p.size == 0 {
@@ -94,6 +99,8 @@ func (p *picture) Write(b []byte) (int, error) {
 	if p.size += len(b); p.size > maxPicture {
 		return 0, fmt.Errorf("the picture is larger than %d bytes", maxPicture)
 	}
+	p.end = append(p.end, b...)
+	p.end = p.end[max(0, len(p.end)-len(endOfPicture)):]
 	return p.w.Write(b)
 }
 

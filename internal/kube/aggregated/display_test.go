@@ -130,10 +130,10 @@ func TestVNCRefused(t *testing.T) {
 func TestScreenshot(t *testing.T) {
 	r := start(t, running()...)
 	large := bytes.Repeat([]byte("pixels"), 1<<20)
-	r.guests.picture = [][]byte{[]byte("\x89PNG"), large}
+	r.guests.picture = [][]byte{[]byte("\x89PNG"), large, []byte(endOfPicture[:3]), []byte(endOfPicture[3:])}
 	for query, how := range map[string]contract.Display{"": contract.DisplayPicture, "?moveCursor=true": contract.DisplayPictureWake} {
 		code, body, header := r.do(call{method: http.MethodGet, path: prefix + screenPath + "/screenshot" + query, cert: r.proxy})
-		if code != http.StatusOK || body != "\x89PNG"+string(large) || header.Get("Content-Type") != "image/png" || header.Get("X-Content-Type-Options") != "nosniff" {
+		if code != http.StatusOK || body != "\x89PNG"+string(large)+endOfPicture || header.Get("Content-Type") != "image/png" || header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%d, %d bytes, %v", code, len(body), header)
 		}
 		if got := r.guests.calls(); !strings.HasSuffix(got, "display default/virt-launcher-web "+string(how)) {
@@ -153,11 +153,18 @@ func TestScreenshot(t *testing.T) {
 
 // An answer that ends in the middle does not look like a whole one.
 func TestScreenshotBreaks(t *testing.T) {
-	for name, picture := range map[string][][]byte{"the node": {[]byte("\x89PNG")}, "the limit": {make([]byte, maxPicture), make([]byte, 1)}} {
+	gone := errdefs.Unavailablef("the node is gone")
+	for name, c := range map[string]struct {
+		picture [][]byte
+		failed  error
+	}{
+		"the node":       {[][]byte{[]byte("\x89PNG")}, gone},
+		"the connection": {[][]byte{[]byte("\x89PNG"), []byte(endOfPicture[:5])}, nil},
+		"the limit":      {[][]byte{make([]byte, maxPicture), []byte(endOfPicture)}, nil},
+	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, running()...)
-			r.guests.picture = picture
-			r.guests.failed = errdefs.Unavailablef("the node is gone")
+			r.guests.picture, r.guests.failed = c.picture, c.failed
 			if whole := r.whole(prefix + screenPath + "/screenshot"); whole {
 				t.Error("the client takes the answer for a whole one")
 			}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -23,6 +24,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/client-go/rest"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/kubelet"
@@ -59,6 +61,29 @@ func (backend) Attach(ctx context.Context, namespace, pod, of string, _ guest.At
 		}
 	}
 	return ctx.Err()
+}
+
+func (backend) Display(_ context.Context, namespace, pod, of string, keep bool) (io.ReadWriteCloser, error) {
+	switch {
+	case namespace+"/"+pod+"/"+of != "default/web/compute":
+		return nil, errdefs.NotFoundf("no pod %s/%s with a container %s", namespace, pod, of)
+	case keep:
+		return nil, errdefs.Conflictf("somebody is connected to its screen")
+	}
+	near, far := net.Pipe()
+	go func() {
+		_, _ = far.Write([]byte("RFB "))
+		_, _ = io.Copy(far, far)
+		far.Close()
+	}()
+	return near, nil
+}
+
+func (backend) Screenshot(_ context.Context, _, pod, _ string, wake bool) ([]byte, error) {
+	if pod != "web" {
+		return nil, errdefs.Unsupportedf("vm %s has no graphics", pod)
+	}
+	return fmt.Append(nil, "woken: ", wake), nil
 }
 
 func (backend) Forward(_ context.Context, _, _ string, port int, stream io.ReadWriter) error {
@@ -163,6 +188,60 @@ func TestAttachToPod(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The screen of a pod, a picture of it, and the status of what its node refuses.
+func TestDisplayOfPod(t *testing.T) {
+	p := podStreams{config: apiServer(t, true)}
+	pod := types.NamespacedName{Namespace: "default", Name: "web"}
+	in, typed := io.Pipe()
+	shown, out := io.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- p.display(t.Context(), pod, contract.DisplayOpen, in, out); in.Close(); out.Close() }()
+	got := make([]byte, 4)
+	for _, want := range []string{"RFB ", "key!"} {
+		if _, err := io.ReadFull(shown, got); err != nil || string(got) != want {
+			t.Errorf("%q, %v", got, err)
+		}
+		_, _ = typed.Write([]byte("key!"))
+	}
+	go func() { _, _ = io.Copy(io.Discard, shown) }()
+	typed.Close()
+	if err := <-ended; err != nil {
+		t.Errorf("the viewer has left: %v", err)
+	}
+	for how, want := range map[contract.Display]string{contract.DisplayPicture: "woken: false", contract.DisplayPictureWake: "woken: true"} {
+		var picture bytes.Buffer
+		if err := p.display(t.Context(), pod, how, nil, &picture); err != nil || picture.String() != want {
+			t.Errorf("%s: %q, %v", how, picture.String(), err)
+		}
+	}
+	none := types.NamespacedName{Namespace: "default", Name: "none"}
+	for _, c := range []struct {
+		pod  types.NamespacedName
+		how  contract.Display
+		in   io.Reader
+		code int32
+		text string
+	}{
+		{pod, contract.DisplayKeep, strings.NewReader(""), http.StatusConflict, "somebody is connected to its screen"},
+		{none, contract.DisplayOpen, strings.NewReader(""), http.StatusNotFound, "no pod default/none"},
+		{none, contract.DisplayPicture, nil, http.StatusBadRequest, "has no graphics"},
+	} {
+		err := p.display(t.Context(), c.pod, c.how, c.in, io.Discard)
+		if status := statusOf(err); status.Code != c.code || !strings.Contains(status.Message, c.text) {
+			t.Errorf("%s of %s: %d %s", c.how, c.pod, status.Code, status.Message)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	in, typed = io.Pipe()
+	go func() { ended <- p.display(ctx, pod, contract.DisplayOpen, in, io.Discard); in.Close() }()
+	_, _ = typed.Write([]byte("x"))
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("a client that leaves: %v", err)
+	}
+	typed.Close()
 }
 
 func TestForwardToPod(t *testing.T) {
