@@ -138,6 +138,16 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+// A screen needs memory of its own, which the limit of the process leaves room for.
+func TestOverhead(t *testing.T) {
+	p := diskPlan()
+	without := overhead(p, 128)
+	p.Graphics = true
+	if with := overhead(p, 128); without != qemuOverhead+128<<20 || with != without+graphicsOverhead {
+		t.Errorf("%d bytes, with a screen %d", without, with)
+	}
+}
+
 func TestSmallPagesAreForEmulatedClones(t *testing.T) {
 	for _, tt := range []struct {
 		name  string

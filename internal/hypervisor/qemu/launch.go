@@ -208,12 +208,17 @@ const qemuOverhead = 512 << 20
 func (l *launch) makeCgroup(context.Context) (err error) {
 	groups := l.d.cgroups()
 	l.undo.Push(func(context.Context) error { return groups.remove(l.plan.ID) })
-	overhead := int64(qemuOverhead) + int64(l.d.cfg.TBSize)<<20
-	if l.plan.Graphics {
-		overhead += graphicsOverhead
-	}
-	l.cgroup, err = groups.make(l.plan, overhead)
+	l.cgroup, err = groups.make(l.plan, overhead(l.plan, l.d.cfg.TBSize))
 	return err
+}
+
+// overhead returns the memory in bytes that QEMU may need for p, in addition to the guest's. tbSize is the code cache in MiB.
+func overhead(p hypervisor.Plan, tbSize int) int64 {
+	n := int64(qemuOverhead) + int64(tbSize)<<20
+	if p.Graphics {
+		n += graphicsOverhead
+	}
+	return n
 }
 
 func (l *launch) dial(ctx context.Context) (err error) {

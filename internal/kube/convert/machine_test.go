@@ -10,25 +10,25 @@ import (
 
 func TestMachine(t *testing.T) {
 	const uuid = "5d307ca9-b3ef-428c-8861-06e72d69f223"
-	pod := plain(annotate(contract.KeyFirmware, "uefi", contract.KeyVirtletSystemUUID, strings.ToUpper(uuid), contract.KeySMBIOS, `{"serial": "1", "chassis": {"sku": "2"}}`))
+	pod := plain(annotate(contract.KeyFirmware, "uefi", contract.KeyVirtletSystemUUID, strings.ToUpper(uuid), contract.KeySMBIOS, `{"serial": "1", "chassis": {"sku": "2"}}`, contract.KeyGraphics, "true"))
 	if errs := Check(pod); len(errs) > 0 {
 		t.Fatal(errs.ToAggregate())
 	}
 	s := Spec(pod, Node{}, nil)
-	if s.Firmware != vm.FirmwareUEFI || s.SMBIOS == nil || *s.SMBIOS != (vm.SMBIOS{UUID: uuid, Serial: "1", Chassis: vm.Chassis{SKU: "2"}}) {
-		t.Errorf("%q, %+v", s.Firmware, s.SMBIOS)
+	if !s.Graphics || s.Firmware != vm.FirmwareUEFI || s.SMBIOS == nil || *s.SMBIOS != (vm.SMBIOS{UUID: uuid, Serial: "1", Chassis: vm.Chassis{SKU: "2"}}) {
+		t.Errorf("%q, %+v, graphics: %v", s.Firmware, s.SMBIOS, s.Graphics)
 	}
-	if s := Spec(plain(), Node{}, nil); s.Firmware != "" || s.SMBIOS != nil {
+	if s := Spec(plain(), Node{}, nil); s.Graphics || s.Firmware != "" || s.SMBIOS != nil {
 		t.Errorf("a pod that asks for nothing: %q, %+v", s.Firmware, s.SMBIOS)
 	}
-	if got := Inherited(pod); len(got) < 2 || got[0] != contract.KeyFirmware || !strings.Contains(got[1], contract.KeySMBIOS) {
+	if got := Inherited(pod); len(got) < 3 || got[0] != contract.KeyFirmware || !strings.Contains(got[1], contract.KeySMBIOS) || got[2] != contract.KeyGraphics {
 		t.Errorf("a clone has no effect of %q", got)
 	}
 	if got := Inherited(plain()); len(got) > 0 {
 		t.Errorf("a clone of a plain pod has no effect of %q", got)
 	}
 	for name, pair := range map[string][2]string{
-		"firmware": {contract.KeyFirmware, "coreboot"}, "no JSON": {contract.KeySMBIOS, "serial"}, "two lines": {contract.KeySMBIOS, `{"serial": "a\nb"}`},
+		"firmware": {contract.KeyFirmware, "coreboot"}, "no JSON": {contract.KeySMBIOS, "serial"}, "graphics": {contract.KeyGraphics, "vga"}, "two lines": {contract.KeySMBIOS, `{"serial": "a\nb"}`},
 	} {
 		if errs := Check(plain(annotate(pair[0], pair[1]))); len(errs) != 1 || !strings.Contains(errs[0].Field, pair[0]) {
 			t.Errorf("%s: %v", name, errs)
