@@ -84,6 +84,9 @@ const (
 // ConditionPaused is the condition of a pod that is True while its VM is paused. A pod whose VM was never paused lacks it.
 const ConditionPaused = PrefixVM + "Paused"
 
+// ConditionAgent is the condition of a pod that is True while a qemu-guest-agent answers in its guest. A pod whose guest never had one lacks it.
+const ConditionAgent = PrefixVM + "AgentConnected"
+
 // NodeAnnotations are the annotations that the node of a pod writes. A node must not change any other annotation of ours;
 // deploy/vk-cocoon/policy.yaml enforces this.
 func NodeAnnotations() []string {

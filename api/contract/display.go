@@ -21,3 +21,10 @@ func ParseDisplay(value string) (Display, error) {
 	d := oneOf(r, HeaderDisplay, DisplayOpen, DisplayKeep, DisplayPicture, DisplayPictureWake)
 	return d, r.errs.err()
 }
+
+// HeaderGuest is a header of a request to attach to a pod over SPDY. With it the standard output is not that of the pod, but what its value asks
+// for. Whoever may attach to a pod may ask.
+const HeaderGuest = "Cocoon-Guest"
+
+// GuestDescription asks, in HeaderGuest, what the guest tells of itself: its qemu-guest-agent's answers, as a JSON object.
+const GuestDescription = "description"

@@ -93,6 +93,25 @@ func (e *Engine) Stats(caller context.Context, ref string) (guest.Stats, error) 
 	return s, nil
 }
 
+// Describe asks the guest what it is. Errors as for Exec; Unsupported for a container image, whose guest is ours.
+func (e *Engine) Describe(caller context.Context, ref string) (guest.Description, error) {
+	ctx, cancel := e.life.bound(caller)
+	defer cancel()
+	c, err := e.agentOf(ctx, ref)
+	if err != nil {
+		return guest.Description{}, e.life.ended(caller, err)
+	}
+	describer, ok := c.agent.(guest.Describer)
+	if !ok {
+		return guest.Description{}, errdefs.Unsupportedf("the agent in the guest of vm %s does not tell what its guest is; run a command in it", c.m.name())
+	}
+	d, err := describer.Describe(ctx)
+	if err != nil {
+		return guest.Description{}, c.failed(caller, fmt.Errorf("ask vm %s what it is: %w", c.m.name(), err))
+	}
+	return d, nil
+}
+
 // diskPatience is how long to wait for a disk guest whose agent has not answered since it started: there may be none.
 const diskPatience = time.Second
 

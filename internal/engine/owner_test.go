@@ -54,6 +54,7 @@ func TestOwners(t *testing.T) {
 			"screen":  func() error { _, err := r.Display(ctx, ref, false); return err },
 			"picture": func() error { _, err := r.Screenshot(ctx, ref, false); return err },
 			"stats":   func() error { _, err := r.Stats(ctx, ref); return err },
+			"what":    func() error { _, err := r.Describe(ctx, ref); return err },
 			"volume":  func() error { return r.UpdateVolume(ctx, ref, "v", nil) },
 			"kill":    func() error { return r.KillContainer(ctx, ref, "c", 1, 0) },
 			"release": func() error { return r.ReleaseContainer(ctx, ref, "c") },

@@ -99,6 +99,63 @@ type Interface struct {
 	Addresses []netip.Prefix
 }
 
+// Describer is the ability of an Agent that is not ours to tell what its guest is.
+type Describer interface {
+	// Describe returns what the guest tells of itself. What its agent does not tell, or is not allowed to, is empty. The guest may lie.
+	Describe(ctx context.Context) (Description, error)
+}
+
+// Description is what a guest tells of itself.
+type Description struct {
+	Agent       string       `json:"agent"` // the version of the agent that tells it
+	Hostname    string       `json:"hostname"`
+	OS          OS           `json:"os"`
+	Timezone    Timezone     `json:"timezone"`
+	Users       []User       `json:"users"`        // that are logged in
+	FileSystems []FileSystem `json:"file_systems"` // that are mounted
+}
+
+// OS is the operating system of a guest, in the words of its os-release(5) and uname(1).
+type OS struct {
+	ID            string `json:"id"`
+	Name          string `json:"name"`
+	PrettyName    string `json:"pretty_name"`
+	Version       string `json:"version"`
+	VersionID     string `json:"version_id"`
+	KernelRelease string `json:"kernel_release"`
+	KernelVersion string `json:"kernel_version"`
+	Machine       string `json:"machine"`
+}
+
+// Timezone is where a guest believes to be.
+type Timezone struct {
+	Name   string `json:"name"`
+	Offset int    `json:"offset"` // seconds east of UTC
+}
+
+// User is somebody who is logged in.
+type User struct {
+	Name   string    `json:"name"`
+	Domain string    `json:"domain,omitempty"` // of Windows
+	Since  time.Time `json:"since,omitzero"`
+}
+
+// FileSystem is a file system that a guest has mounted. Sizes are bytes.
+type FileSystem struct {
+	Device string           `json:"device"` // its name in the guest
+	Path   string           `json:"path"`   // where it is mounted
+	Type   string           `json:"type"`
+	Total  int64            `json:"total"`
+	Used   int64            `json:"used"`
+	Disks  []FileSystemDisk `json:"disks,omitempty"` // that hold it
+}
+
+// FileSystemDisk is a disk with a file system.
+type FileSystemDisk struct {
+	Serial string `json:"serial"`
+	Bus    string `json:"bus"` // virtio, scsi, sata …
+}
+
 // Settler is the ability of an Agent to prepare a guest for being saved, for the benefit of guests resumed from that
 // state.
 type Settler interface {

@@ -42,6 +42,12 @@ type Displays interface {
 	Screenshot(ctx context.Context, ref string, wake bool) ([]byte, error)
 }
 
+// Describes is the ability of an Access to describe guests; ref is as for Access.
+type Describes interface {
+	// Describe returns what the guest tells of itself; see Describer. Errors: as for Access, Unsupported when its guest has no agent that can.
+	Describe(ctx context.Context, ref string) (Description, error)
+}
+
 // Containers is what can be done with the containers in the guests of a node; ref and errors are as for Access.
 type Containers interface {
 	// UpdateVolume replaces the content of a file volume, also in the running guest.

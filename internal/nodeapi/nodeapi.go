@@ -77,6 +77,7 @@ type guests interface {
 	guest.Displays
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
+	guest.Describes
 }
 
 type attacher interface {

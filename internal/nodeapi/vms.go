@@ -99,6 +99,11 @@ func (v *vms) Stats(ctx context.Context, r *nodev1.StatsRequest) (*nodev1.StatsR
 	return nodewire.EncodeStats(s), err
 }
 
+func (v *vms) Describe(ctx context.Context, r *nodev1.DescribeRequest) (*nodev1.DescribeResponse, error) {
+	d, err := v.guests.Describe(ctx, r.GetRef())
+	return nodewire.EncodeDescription(d), err
+}
+
 func (v *vms) UpdateVolume(ctx context.Context, r *nodev1.UpdateVolumeRequest) (*nodev1.UpdateVolumeResponse, error) {
 	return &nodev1.UpdateVolumeResponse{}, v.containers.UpdateVolume(ctx, r.GetRef(), r.GetVolume(), nodewire.DecodeVolumeFiles(r.GetFiles()))
 }

@@ -91,6 +91,11 @@ func (c *Client) Stats(ctx context.Context, ref string) (guest.Stats, error) {
 	return ask(ctx, c, c.vms.Stats, &nodev1.StatsRequest{Ref: ref}, nodewire.DecodeStats)
 }
 
+// Describe asks the guest what it is.
+func (c *Client) Describe(ctx context.Context, ref string) (guest.Description, error) {
+	return ask(ctx, c, c.vms.Describe, &nodev1.DescribeRequest{Ref: ref}, nodewire.DecodeDescription)
+}
+
 // UpdateVolume replaces the content of a volume of files.
 func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	return do(ctx, c, c.vms.UpdateVolume, &nodev1.UpdateVolumeRequest{Ref: ref, Volume: volume, Files: nodewire.EncodeVolumeFiles(files)})

@@ -102,3 +102,40 @@ func DecodeStats(m *nodev1.StatsResponse) guest.Stats {
 		}),
 	}
 }
+
+// EncodeDescription returns d as a message.
+func EncodeDescription(d guest.Description) *nodev1.DescribeResponse {
+	return &nodev1.DescribeResponse{
+		Agent: d.Agent, Hostname: d.Hostname, Timezone: d.Timezone.Name, TimezoneOffset: int64(d.Timezone.Offset),
+		Os: &nodev1.GuestOS{
+			Id: d.OS.ID, Name: d.OS.Name, PrettyName: d.OS.PrettyName, Version: d.OS.Version, VersionId: d.OS.VersionID,
+			KernelRelease: d.OS.KernelRelease, KernelVersion: d.OS.KernelVersion, Machine: d.OS.Machine,
+		},
+		Users: each(d.Users, func(u guest.User) *nodev1.GuestUser {
+			return &nodev1.GuestUser{Name: u.Name, Domain: u.Domain, SinceNs: EncodeTime(u.Since)}
+		}),
+		FileSystems: each(d.FileSystems, func(f guest.FileSystem) *nodev1.GuestFileSystem {
+			return &nodev1.GuestFileSystem{Device: f.Device, Path: f.Path, Type: f.Type, Total: f.Total, Used: f.Used, Disks: each(f.Disks, func(k guest.FileSystemDisk) *nodev1.GuestDisk { return &nodev1.GuestDisk{Serial: k.Serial, Bus: k.Bus} })}
+		}),
+	}
+}
+
+// DecodeDescription returns the description in m.
+func DecodeDescription(m *nodev1.DescribeResponse) guest.Description {
+	o := m.GetOs()
+	return guest.Description{
+		Agent: m.GetAgent(), Hostname: m.GetHostname(), Timezone: guest.Timezone{Name: m.GetTimezone(), Offset: int(m.GetTimezoneOffset())},
+		OS: guest.OS{
+			ID: o.GetId(), Name: o.GetName(), PrettyName: o.GetPrettyName(), Version: o.GetVersion(), VersionID: o.GetVersionId(),
+			KernelRelease: o.GetKernelRelease(), KernelVersion: o.GetKernelVersion(), Machine: o.GetMachine(),
+		},
+		Users: each(m.GetUsers(), func(u *nodev1.GuestUser) guest.User {
+			return guest.User{Name: u.GetName(), Domain: u.GetDomain(), Since: DecodeTime(u.GetSinceNs())}
+		}),
+		FileSystems: each(m.GetFileSystems(), func(f *nodev1.GuestFileSystem) guest.FileSystem {
+			return guest.FileSystem{Device: f.GetDevice(), Path: f.GetPath(), Type: f.GetType(), Total: f.GetTotal(), Used: f.GetUsed(), Disks: each(f.GetDisks(), func(k *nodev1.GuestDisk) guest.FileSystemDisk {
+				return guest.FileSystemDisk{Serial: k.GetSerial(), Bus: k.GetBus()}
+			})}
+		}),
+	}
+}

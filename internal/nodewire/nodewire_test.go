@@ -103,6 +103,7 @@ func TestNoFieldIsForgotten(t *testing.T) {
 	roundTrip(t, EncodeWinSize, DecodeWinSize)
 	roundTrip(t, EncodeLogEntry, DecodeLogEntry)
 	roundTrip(t, EncodeStats, DecodeStats)
+	roundTrip(t, EncodeDescription, DecodeDescription)
 	roundTrip(t, EncodeImage, DecodeImage)
 	roundTrip(t, EncodeNodeInfo, DecodeNodeInfo)
 

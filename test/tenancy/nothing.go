@@ -5,6 +5,7 @@ var nothing = map[string]string{
 	// Words and numbers.
 	"KeyOS": word, "KeyStorage": size, "KeyConnType": word, "KeyBackend": word, "KeyNoDirectIO": word,
 	"KeyFirmware": word, "KeySMBIOS": document, "KeyGraphics": word, "HeaderDisplay": "its value is a word of a closed list", "NetworkDataKey": "a key of the source",
+	"HeaderGuest": "the guest of the pod that the request attaches to", "GuestDescription": word,
 	"KeyKeepSnapshot": word, "KeyResources": size, "KeySticky": "a claim is an object of the pod's namespace, called as the VM", "KeyDeletionPolicy": "the state that it keeps belongs to the namespace and has the name of the VM",
 	"KeyAllowScaleDown": "it is on a Deployment, about its own pods",
 	"KeyVirtletVCPUs":   size, "KeyVirtletDiskDriver": word, "KeyVirtletRootVolumeSize": size, "KeyVirtletCPUModel": word, "KeyVirtletCPUSetting": document,
@@ -17,7 +18,7 @@ var nothing = map[string]string{
 
 	// What the node or the manager writes. It is read from a pod only to show it.
 	"KeyPostCloneHint": told, "KeyLifecycleState": told, "KeyLifecycleObserved": told, "KeyLifecycleMessage": told,
-	"KeyRebooted": told, "ConditionPaused": told,
+	"KeyRebooted": told, "ConditionPaused": told, "ConditionAgent": told,
 	"KeyDeadLetter": told, "KeyRebuildHistory": told,
 	"KeyDeleteVMNames": "names of VMs of the set's namespace, in whose repositories alone tags are collected",
 

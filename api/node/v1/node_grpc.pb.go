@@ -49,6 +49,7 @@ const (
 	VMs_Display_FullMethodName          = "/cocoon.node.v1.VMs/Display"
 	VMs_Screenshot_FullMethodName       = "/cocoon.node.v1.VMs/Screenshot"
 	VMs_Stats_FullMethodName            = "/cocoon.node.v1.VMs/Stats"
+	VMs_Describe_FullMethodName         = "/cocoon.node.v1.VMs/Describe"
 	VMs_UpdateVolume_FullMethodName     = "/cocoon.node.v1.VMs/UpdateVolume"
 	VMs_KillContainer_FullMethodName    = "/cocoon.node.v1.VMs/KillContainer"
 	VMs_ReleaseContainer_FullMethodName = "/cocoon.node.v1.VMs/ReleaseContainer"
@@ -107,6 +108,8 @@ type VMsClient interface {
 	Screenshot(ctx context.Context, in *ScreenshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportResponse], error)
 	// Stats asks the guest what it uses.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
+	// Describe asks the guest what it is.
+	Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error)
 	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
@@ -393,6 +396,16 @@ func (c *vMsClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.Ca
 	return out, nil
 }
 
+func (c *vMsClient) Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeResponse)
+	err := c.cc.Invoke(ctx, VMs_Describe_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(UpdateVolumeResponse)
@@ -548,6 +561,8 @@ type VMsServer interface {
 	Screenshot(*ScreenshotRequest, grpc.ServerStreamingServer[ExportResponse]) error
 	// Stats asks the guest what it uses.
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
+	// Describe asks the guest what it is.
+	Describe(context.Context, *DescribeRequest) (*DescribeResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error)
 	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
@@ -642,6 +657,9 @@ func (UnimplementedVMsServer) Screenshot(*ScreenshotRequest, grpc.ServerStreamin
 }
 func (UnimplementedVMsServer) Stats(context.Context, *StatsRequest) (*StatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
+}
+func (UnimplementedVMsServer) Describe(context.Context, *DescribeRequest) (*DescribeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Describe not implemented")
 }
 func (UnimplementedVMsServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
@@ -974,6 +992,24 @@ func _VMs_Stats_Handler(srv interface{}, ctx context.Context, dec func(interface
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_Describe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Describe(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Describe_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Describe(ctx, req.(*DescribeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateVolumeRequest)
 	if err := dec(in); err != nil {
@@ -1222,6 +1258,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Stats",
 			Handler:    _VMs_Stats_Handler,
+		},
+		{
+			MethodName: "Describe",
+			Handler:    _VMs_Describe_Handler,
 		},
 		{
 			MethodName: "UpdateVolume",

@@ -89,6 +89,7 @@ var (
 	_ guest.ClockReader     = (*session)(nil)
 	_ guest.ClockSetter     = (*session)(nil)
 	_ guest.MountReporter   = (*session)(nil)
+	_ guest.Describer       = (*session)(nil)
 )
 
 // Done implements guest.Agent.

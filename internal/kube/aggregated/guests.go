@@ -1,6 +1,7 @@
 package aggregated
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +25,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
 )
 
 // guests connects to the guests of pods.
@@ -34,6 +36,8 @@ type guests interface {
 	// display does the same with the screen of the guest. For a picture of it, in is nil. An error before the first byte has the status of
 	// the node's answer.
 	display(ctx context.Context, pod types.NamespacedName, how contract.Display, in io.Reader, out io.Writer) error
+	// describe returns what the guest tells of itself. An error has the status of the node's answer.
+	describe(ctx context.Context, pod types.NamespacedName) (guest.Description, error)
 	// forward connects to a TCP port of the guest. ctx ends the connection. The caller closes it.
 	forward(ctx context.Context, pod types.NamespacedName, port uint16) (tunnel, error)
 }
@@ -90,8 +94,45 @@ func (p podStreams) attach(ctx context.Context, pod types.NamespacedName, in io.
 	return nil
 }
 
-// display asks with a header of the request, which only SPDY carries to the node: a websocket is translated by the API server.
 func (p podStreams) display(ctx context.Context, pod types.NamespacedName, how contract.Display, in io.Reader, out io.Writer) error {
+	if err := p.ask(ctx, pod, contract.HeaderDisplay, string(how), in, out); err != nil {
+		return fmt.Errorf("open the screen of pod %s: %w", pod, err)
+	}
+	return nil
+}
+
+// maxDescription is the limit of a description in bytes.
+const maxDescription = 4 << 20
+
+func (p podStreams) describe(ctx context.Context, pod types.NamespacedName) (d guest.Description, err error) {
+	text := &limited{most: maxDescription}
+	err = p.ask(ctx, pod, contract.HeaderGuest, contract.GuestDescription, nil, text)
+	if err == nil {
+		if err = json.Unmarshal(text.Bytes(), &d); err != nil {
+			err = errdefs.Unavailablef("its node sent no whole answer: %w", err)
+		}
+	}
+	if err != nil {
+		return d, fmt.Errorf("ask the guest of pod %s what it is: %w", pod, err)
+	}
+	return d, nil
+}
+
+// limited is a buffer that refuses more than most bytes.
+type limited struct {
+	bytes.Buffer
+	most int
+}
+
+func (l *limited) Write(b []byte) (int, error) {
+	if l.Len()+len(b) > l.most {
+		return 0, fmt.Errorf("the answer is larger than %d bytes", l.most)
+	}
+	return l.Buffer.Write(b)
+}
+
+// ask attaches to pod with a header in the request, which only SPDY carries to the node: a websocket is translated by the API server.
+func (p podStreams) ask(ctx context.Context, pod types.NamespacedName, header, value string, in io.Reader, out io.Writer) error {
 	at, err := p.url(pod, "attach", &corev1.PodAttachOptions{Container: container, Stdin: in != nil, Stdout: true})
 	if err != nil {
 		return err
@@ -101,7 +142,7 @@ func (p podStreams) display(ctx context.Context, pod types.NamespacedName, how c
 	asking.Wrap(func(rt http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			r = r.Clone(r.Context())
-			r.Header.Set(contract.HeaderDisplay, string(how))
+			r.Header.Set(header, value)
 			resp, err := rt.RoundTrip(r)
 			if err == nil && resp.StatusCode != http.StatusSwitchingProtocols {
 				refused = refusal(resp) // SPDY's client returns only its text
@@ -112,16 +153,13 @@ func (p podStreams) display(ctx context.Context, pod types.NamespacedName, how c
 	})
 	to, err := remotecommand.NewSPDYExecutor(asking, http.MethodPost, at)
 	if err != nil {
-		return fmt.Errorf("open the screen of pod %s: %w", pod, err)
+		return err
 	}
 	err = to.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: out})
 	if refused != nil {
-		err = refused
+		return refused
 	}
-	if err != nil {
-		return fmt.Errorf("open the screen of pod %s: %w", pod, err)
-	}
-	return nil
+	return err
 }
 
 // maxRefusal is the limit of an error in bytes.

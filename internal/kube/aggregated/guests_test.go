@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -242,6 +243,30 @@ func TestDisplayOfPod(t *testing.T) {
 		t.Errorf("a client that leaves: %v", err)
 	}
 	typed.Close()
+}
+
+func (backend) Describe(_ context.Context, namespace, pod, of string) (guest.Description, error) {
+	if namespace+"/"+pod+"/"+of != "default/web/compute" {
+		return guest.Description{}, errdefs.Unavailablef("no agent answers in the guest of pod %s", pod)
+	}
+	return described, nil
+}
+
+// What a guest tells comes whole, and the status of what its node refuses.
+func TestDescribePod(t *testing.T) {
+	p := podStreams{config: apiServer(t, true)}
+	got, err := p.describe(t.Context(), types.NamespacedName{Namespace: "default", Name: "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _ := json.Marshal(described)
+	if text, _ := json.Marshal(got); compact(t, string(text)) != compact(t, string(want)) {
+		t.Errorf("%s, want %s", text, want)
+	}
+	_, err = p.describe(t.Context(), types.NamespacedName{Namespace: "default", Name: "none"})
+	if status := statusOf(err); status.Code != http.StatusServiceUnavailable || !strings.Contains(status.Message, "no agent answers") {
+		t.Errorf("%d %s", status.Code, status.Message)
+	}
 }
 
 func TestForwardToPod(t *testing.T) {

@@ -66,9 +66,9 @@ var served = map[string]route{
 	machines + "/memorydump":       {method: http.MethodPut, serve: unoffered("memory dumps")},
 	machines + "/removememorydump": {method: http.MethodPut, serve: unoffered("memory dumps")},
 
-	instances + "/guestosinfo":    {method: http.MethodGet, serve: (*Server).agentless},
-	instances + "/userlist":       {method: http.MethodGet, serve: (*Server).agentless},
-	instances + "/filesystemlist": {method: http.MethodGet, serve: (*Server).agentless},
+	instances + "/guestosinfo":    {method: http.MethodGet, serve: (*Server).guestOSInfo},
+	instances + "/userlist":       {method: http.MethodGet, serve: (*Server).userList},
+	instances + "/filesystemlist": {method: http.MethodGet, serve: (*Server).fileSystemList},
 }
 
 // dispatch serves a request that access has passed.
@@ -185,14 +185,6 @@ func unoffered(what string) func(*Server, http.ResponseWriter, *http.Request, ta
 		}
 		return conflict(t, "Cocoon does not offer %s yet", what)
 	}
-}
-
-// agentless answers that no guest agent tells what was asked for.
-func (s *Server) agentless(_ http.ResponseWriter, r *http.Request, t target) error {
-	if err := s.exists(r.Context(), t); err != nil {
-		return err
-	}
-	return conflict(t, "VMI does not have guest agent connected")
 }
 
 func (s *Server) exists(ctx context.Context, t target) error {

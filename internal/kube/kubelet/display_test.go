@@ -37,8 +37,14 @@ func (g *guests) Screenshot(_ context.Context, _, pod, _ string, wake bool) ([]b
 	return fmt.Appendf(bytes.Repeat([]byte("pixels"), 1<<18), "woken: %v", wake), nil
 }
 
-// look attaches to a pod as how says.
+// look attaches to the screen of a pod as how says.
 func (n *node) look(t *testing.T, pod, how string, o remotecommand.StreamOptions) error {
+	t.Helper()
+	return n.ask(t, pod, contract.HeaderDisplay, how, o)
+}
+
+// ask attaches to a pod with a header.
+func (n *node) ask(t *testing.T, pod, header, value string, o remotecommand.StreamOptions) error {
 	t.Helper()
 	q := url.Values{}
 	for key, on := range map[string]bool{"input": o.Stdin != nil, "output": o.Stdout != nil, "tty": o.Tty} {
@@ -51,7 +57,7 @@ func (n *node) look(t *testing.T, pod, how string, o remotecommand.StreamOptions
 		t.Fatal(err)
 	}
 	cfg := &rest.Config{Host: n.addr, BearerToken: "good", TLSClientConfig: rest.TLSClientConfig{CAData: n.caPEM()}}
-	cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return asking{rt, how, &n.answered} })
+	cfg.Wrap(func(rt http.RoundTripper) http.RoundTripper { return asking{rt, header, value, &n.answered} })
 	to, err := remotecommand.NewSPDYExecutor(cfg, http.MethodPost, u)
 	if err != nil {
 		t.Fatal(err)
@@ -63,13 +69,13 @@ func (n *node) look(t *testing.T, pod, how string, o remotecommand.StreamOptions
 
 type asking struct {
 	http.RoundTripper
-	how  string
-	code *int // of the answer
+	header, value string
+	code          *int // of the answer
 }
 
 func (a asking) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
-	r.Header.Set(contract.HeaderDisplay, a.how)
+	r.Header.Set(a.header, a.value)
 	resp, err := a.RoundTripper.RoundTrip(r)
 	if err == nil {
 		*a.code = resp.StatusCode

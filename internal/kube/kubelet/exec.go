@@ -62,10 +62,15 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// attach connects to the standard files of a container's process for kubectl attach and kubectl run -i, or to the screen of its guest.
+// attach connects to the standard files of a container's process for kubectl attach and kubectl run -i, or to the screen of its guest. It
+// also answers what the guest tells of itself.
 func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 	if how := r.Header.Get(contract.HeaderDisplay); how != "" {
 		s.display(w, r, how)
+		return
+	}
+	if what := r.Header.Get(contract.HeaderGuest); what != "" {
+		s.describe(w, r, what)
 		return
 	}
 	want, err := parseWishes(r)

@@ -34,6 +34,8 @@ type Backend interface {
 	// Display and Screenshot are those of guest.Displays.
 	Display(ctx context.Context, namespace, pod, container string, keep bool) (io.ReadWriteCloser, error)
 	Screenshot(ctx context.Context, namespace, pod, container string, wake bool) ([]byte, error)
+	// Describe is that of guest.Describes.
+	Describe(ctx context.Context, namespace, pod, container string) (guest.Description, error)
 	// Forward copies data between stream and a TCP port of the pod's guest until the guest closes its side.
 	Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error
 }

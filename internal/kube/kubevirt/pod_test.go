@@ -338,6 +338,15 @@ func TestObserve(t *testing.T) {
 	if s.Phase != v1.Running || status(v1.VirtualMachineInstancePaused) != "" || status(v1.VirtualMachineInstanceReady) != "True " {
 		t.Errorf("%+v", s)
 	}
+	for _, agent := range []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse} {
+		look(func() {
+			pod.Status = *running.DeepCopy()
+			pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: contract.ConditionAgent, Status: agent})
+		})
+		if got := status(v1.VirtualMachineInstanceAgentConnected); (got == "True ") != (agent == corev1.ConditionTrue) || agent == corev1.ConditionFalse && got != "" {
+			t.Errorf("the pod's agent is %s, that of the instance %q", agent, got)
+		}
+	}
 	s = look(func() { pod.Status.Phase, pod.Status.Conditions = corev1.PodSucceeded, nil })
 	if s.Phase != v1.Succeeded || status(v1.VirtualMachineInstanceReady) != "False GuestNotRunning" {
 		t.Errorf("%+v", s)

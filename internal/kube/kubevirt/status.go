@@ -60,6 +60,11 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 	} else {
 		drop(&s, v1.VirtualMachineInstancePaused)
 	}
+	if condition(pod, contract.ConditionAgent).Status == corev1.ConditionTrue {
+		set(&s, v1.VirtualMachineInstanceAgentConnected, true, "", "", now)
+	} else {
+		drop(&s, v1.VirtualMachineInstanceAgentConnected)
+	}
 	if why := waiting(pod); why != nil {
 		set(&s, v1.VirtualMachineInstanceSynchronized, false, why.Reason, why.Message, now)
 	} else {

@@ -87,6 +87,19 @@ func (d *door) Screenshot(ctx context.Context, namespace, pod, container string,
 	return screens.Screenshot(ctx, id, wake)
 }
 
+// Describe returns what the pod's guest tells of itself. Errors: as for Exec. Unsupported for a guest whose agent does not tell it.
+func (d *door) Describe(ctx context.Context, namespace, pod, container string) (guest.Description, error) {
+	st, rec, _, err := d.enter(namespace, pod, container, "a description")
+	if err != nil {
+		return guest.Description{}, err
+	}
+	of, ok := st.guests.(guest.Describes)
+	if !ok {
+		return guest.Description{}, errdefs.Unsupportedf("the node of pod %q describes no guests", pod)
+	}
+	return of.Describe(ctx, string(rec.ID))
+}
+
 func (d *door) screens(namespace, pod, container string) (guest.Displays, string, error) {
 	st, rec, _, err := d.enter(namespace, pod, container, "a screen")
 	if err != nil {

@@ -94,6 +94,12 @@ func TestAttachAndForward(t *testing.T) {
 		if _, err := w.p.Screenshot(t.Context(), "default", "web", "other", true); !errdefs.IsNotFound(err) {
 			t.Errorf("a picture of no container: %v", err)
 		}
+		if d, err := w.p.Describe(t.Context(), "default", "web", "c"); err != nil || d.Hostname != "web" {
+			t.Errorf("its description: %+v, %v", d, err)
+		}
+		if _, err := w.p.Describe(t.Context(), "default", "web", "other"); !errdefs.IsNotFound(err) {
+			t.Errorf("the description of no container: %v", err)
+		}
 		in, typed := io.Pipe()
 		go func() { _, _ = typed.Write([]byte("ls")); synctest.Wait(); far.Close() }()
 		if out, err := attach("c", guest.Streams{Stdin: in}); err != nil || out != "ls" {

@@ -210,3 +210,13 @@ func (e *engine) volume(name string) string {
 	}
 	return ""
 }
+
+func (e *engine) Describe(ctx context.Context, ref string) (guest.Description, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.findFor(ctx, ref)
+	if r == nil {
+		return guest.Description{}, errdefs.NotFoundf("no VM %s", ref)
+	}
+	return guest.Description{Hostname: r.Spec.Hostname}, nil
+}

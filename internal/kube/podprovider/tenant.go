@@ -170,6 +170,15 @@ func (v ownGuests) Screenshot(ctx context.Context, ref string, wake bool) ([]byt
 	return d.Screenshot(vm.OnBehalf(ctx, v.o), ref, wake)
 }
 
+// Describe implements guest.Describes.
+func (v ownGuests) Describe(ctx context.Context, ref string) (guest.Description, error) {
+	d, ok := v.r.(guest.Describes)
+	if !ok {
+		return guest.Description{}, errdefs.Unsupportedf("the client of the VM engine describes no guests")
+	}
+	return d.Describe(vm.OnBehalf(ctx, v.o), ref)
+}
+
 func displaysOf(a guest.Access) (guest.Displays, error) {
 	d, ok := a.(guest.Displays)
 	if !ok {

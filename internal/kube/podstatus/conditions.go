@@ -96,12 +96,20 @@ func (v View) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	} else if slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == ConditionDiskFault }) {
 		set(ConditionDiskFault, false, "", "")
 	}
+	if connected := agentConnected(v.Record); connected || slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionAgent }) {
+		set(contract.ConditionAgent, connected, "", "")
+	}
 	if Paused(v.Record) {
 		set(contract.ConditionPaused, true, ReasonPaused, pausedText(v.Record))
 	} else if slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionPaused }) {
 		set(contract.ConditionPaused, false, "", "")
 	}
 	return out
+}
+
+// agentConnected reports whether a qemu-guest-agent answers in the guest. A guest without one never has the condition.
+func agentConnected(rec *vm.Record) bool {
+	return Up(rec) && rec.ImageType == vm.ImageDisk && rec.AgentReady
 }
 
 // problem returns the problem of the first container that has a known one, or "".
