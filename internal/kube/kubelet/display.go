@@ -49,11 +49,19 @@ func (s *Server) screen(r *http.Request, how contract.Display) (run func(context
 	defer cancel()
 	namespace, pod, container := r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container")
 	if how == contract.DisplayPicture || how == contract.DisplayPictureWake {
+		end, err := s.pictures.begin(namespace + "/" + pod)
+		if err != nil {
+			return nil, nil, err
+		}
 		png, err := s.cfg.Backend.Screenshot(ctx, namespace, pod, container, how == contract.DisplayPictureWake)
+		if err != nil {
+			end()
+			return nil, nil, err
+		}
 		return func(_ context.Context, se *session) (int, error) {
 			_, err := se.stdout.Write(png)
 			return 0, err
-		}, func() {}, err
+		}, end, nil
 	}
 	con, err := s.cfg.Backend.Display(ctx, namespace, pod, container, how == contract.DisplayKeep)
 	if err != nil {
@@ -87,6 +95,7 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 	reason := map[int]metav1.StatusReason{
 		http.StatusBadRequest: metav1.StatusReasonBadRequest, http.StatusNotFound: metav1.StatusReasonNotFound,
 		http.StatusConflict: metav1.StatusReasonConflict, http.StatusServiceUnavailable: metav1.StatusReasonServiceUnavailable,
+		http.StatusTooManyRequests: metav1.StatusReasonTooManyRequests,
 	}[code]
 	if reason == "" {
 		reason = metav1.StatusReasonInternalError

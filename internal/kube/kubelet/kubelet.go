@@ -58,6 +58,8 @@ type Server struct {
 	handler http.Handler
 	streams sync.WaitGroup // sessions, for which http.Server does not wait
 	life    context.Context
+
+	pictures pictures
 }
 
 // Limits of a streaming session, as in the kubelet.
@@ -180,6 +182,8 @@ func statusOf(err error) int {
 		return http.StatusBadRequest
 	case errdefs.Conflict:
 		return http.StatusConflict
+	case errdefs.ResourceExhausted:
+		return http.StatusTooManyRequests
 	case errdefs.Unavailable:
 		return http.StatusServiceUnavailable
 	default:
