@@ -38,8 +38,8 @@ func (d *door) Exec(ctx context.Context, namespace, pod, container string, e gue
 	return st.guests.Exec(ctx, string(rec.ID), e, s)
 }
 
-// Attach connects to the standard streams of a container. For a disk guest it connects to the serial console: with input from now
-// on, without input from the start of its log. Errors: as for Exec. Unsupported if the node cannot open consoles. Conflict if
+// Attach connects to the standard streams of a container. For a disk guest it connects to the serial console: with input from its
+// last screen on, without input from the start of its log. Errors: as for Exec. Unsupported if the node cannot open consoles. Conflict if
 // another program of the node uses the console.
 func (d *door) Attach(ctx context.Context, namespace, pod, container string, a guest.Attach, s guest.Streams) error {
 	st, rec, of, err := d.enter(namespace, pod, container, "attach")
@@ -57,7 +57,7 @@ func (d *door) Attach(ctx context.Context, namespace, pod, container string, a g
 			}
 			return keeper.Console(ctx, string(rec.ID))
 		}
-		return d.serial.attach(ctx, rec.ID, open, s)
+		return d.serial.attach(ctx, rec.ID, consoleSource{open, func(ctx context.Context) []byte { return screenOf(ctx, st.guests, rec.ID) }}, s)
 	}
 	return st.guests.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
 		if s.Stdout == nil {

@@ -102,7 +102,7 @@ func TestAttachAndForward(t *testing.T) {
 		}
 		in, typed := io.Pipe()
 		go func() { _, _ = typed.Write([]byte("ls")); synctest.Wait(); far.Close() }()
-		if out, err := attach("c", guest.Streams{Stdin: in}); err != nil || out != "ls" {
+		if out, err := attach("c", guest.Streams{Stdin: in}); err != nil || out != "line\nls" {
 			t.Errorf("with input: %q, %v", out, err)
 		}
 		typed.Close()

@@ -1,6 +1,7 @@
 package podprovider
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"sync"
@@ -15,10 +16,13 @@ const (
 	consoleOpen    = 10 * time.Second // timeout for opening a console
 	consoleBacklog = 256              // pieces of output that may wait for one session
 	consolePiece   = 32 << 10         // bytes of one piece, at most
+
+	screenLines = 24       // of earlier output that a session sees first
+	screenBytes = 16 << 10 // the same in bytes, at most
 )
 
 // consoles shares the serial console of each VM among its sessions, because a hypervisor has room for one reader. Each session
-// sees all output from its start on, and the guest gets the input of all sessions. The zero value is ready for use.
+// sees the last screen of output and then all output from its start on, and the guest gets the input of all sessions. The zero value is ready for use.
 type consoles struct {
 	mu   sync.Mutex
 	open map[vm.ID]*console // those that have sessions
@@ -32,15 +36,21 @@ type console struct {
 	ended    bool                 // guarded by consoles.mu
 }
 
-// attach connects s to the console that open opens, until ctx or the console ends. Input that ends leaves the session open.
-// Errors: those of open. Unavailable for a session that reads too slowly.
-func (c *consoles) attach(ctx context.Context, id vm.ID, open func(context.Context) (io.ReadWriteCloser, error), s guest.Streams) error {
+// consoleSource opens the serial console of a VM.
+type consoleSource struct {
+	open   func(context.Context) (io.ReadWriteCloser, error)
+	screen func(context.Context) []byte // the last output, as far as it is known
+}
+
+// attach connects s to the console of t, until ctx or the console ends. Input that ends leaves the session open.
+// Errors: those of t.open. Unavailable for a session that reads too slowly.
+func (c *consoles) attach(ctx context.Context, id vm.ID, t consoleSource, s guest.Streams) error {
 	out := make(chan []byte, consoleBacklog)
 	shared, first := c.join(id, out)
 	defer c.leave(id, shared, out)
 	if first {
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), consoleOpen) // other sessions may wait for it
-		shared.con, shared.err = open(limited)
+		shared.con, shared.err = t.open(limited)
 		cancel()
 		close(shared.ready)
 		if shared.err == nil {
@@ -58,22 +68,64 @@ func (c *consoles) attach(ctx context.Context, id vm.ID, open func(context.Conte
 	if s.Stdin != nil {
 		go func() { _, _ = io.Copy(writerOnly{shared.con}, s.Stdin) }() // ends when the caller closes the stream
 	}
+	show := func(piece []byte) error {
+		if s.Stdout == nil || len(piece) == 0 {
+			return nil
+		}
+		if _, err := s.Stdout.Write(piece); err != nil {
+			return errdefs.Unavailablef("write the output of the console: %w", err)
+		}
+		return nil
+	}
+	last := t.screen(ctx)
+	if err := show(append(last, unseen(last, queued(out))...)); err != nil {
+		return err
+	}
 	for {
 		select {
 		case piece, more := <-out:
 			if !more {
 				return c.why(shared)
 			}
-			if s.Stdout == nil {
-				continue
-			}
-			if _, err := s.Stdout.Write(piece); err != nil {
-				return errdefs.Unavailablef("write the output of the console: %w", err)
+			if err := show(piece); err != nil {
+				return err
 			}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// queued takes the output that waits for a session.
+func queued(out <-chan []byte) (all []byte) {
+	for range len(out) {
+		piece, more := <-out
+		if !more {
+			break
+		}
+		all = append(all, piece...)
+	}
+	return all
+}
+
+// unseen returns what of the output since the begin of a session is not at the end of the last screen, which was read after that begin.
+func unseen(screen, since []byte) []byte {
+	for k := min(len(screen), len(since)); k > 0; k-- {
+		if bytes.HasSuffix(screen, since[:k]) {
+			return since[k:]
+		}
+	}
+	return since
+}
+
+// screenOf returns the last screen of a VM's serial log.
+func screenOf(ctx context.Context, guests guest.Access, id vm.ID) []byte {
+	var all []byte
+	_ = guests.Logs(ctx, string(id), guest.LogOptions{Serial: true, Tail: screenLines}, func(e guest.LogEntry) error {
+		all = append(all, e.Data...)
+		return nil
+	})
+	return all[max(0, len(all)-screenBytes):]
 }
 
 // join adds a session. first reports whether the caller must open the console.

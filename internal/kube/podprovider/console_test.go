@@ -40,6 +40,11 @@ type opener struct {
 	con   io.ReadWriteCloser
 	err   error
 	count int
+	last  string // its last screen
+}
+
+func (o *opener) source() consoleSource {
+	return consoleSource{o.open, func(context.Context) []byte { return []byte(o.last) }}
 }
 
 func (o *opener) open(context.Context) (io.ReadWriteCloser, error) {
@@ -67,7 +72,7 @@ func TestSharedConsole(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancels[i], ends[i] = cancel, make(chan error, 1)
 			go func() {
-				ends[i] <- c.attach(ctx, "one", serial.open, guest.Streams{Stdin: in, Stdout: &seen[i]})
+				ends[i] <- c.attach(ctx, "one", serial.source(), guest.Streams{Stdin: in, Stdout: &seen[i]})
 				in.Close()
 			}()
 			synctest.Wait()
@@ -104,7 +109,7 @@ func TestConsoleEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c consoles
 		refused := &opener{err: errdefs.Conflictf("in use")}
-		if err := c.attach(t.Context(), "one", refused.open, guest.Streams{}); !errdefs.Is(err, errdefs.Conflict) {
+		if err := c.attach(t.Context(), "one", refused.source(), guest.Streams{}); !errdefs.Is(err, errdefs.Conflict) {
 			t.Errorf("a console that does not open: %v", err)
 		}
 		near, far := net.Pipe()
@@ -112,7 +117,7 @@ func TestConsoleEnds(t *testing.T) {
 		end := make(chan error, 1)
 		var seen screen
 		go func() {
-			end <- c.attach(t.Context(), "one", serial.open, guest.Streams{Stdin: strings.NewReader(""), Stdout: &seen})
+			end <- c.attach(t.Context(), "one", serial.source(), guest.Streams{Stdin: strings.NewReader(""), Stdout: &seen})
 		}()
 		synctest.Wait()
 		_, _ = far.Write([]byte("bye"))
@@ -134,9 +139,9 @@ func TestConsoleOfASlowSession(t *testing.T) {
 		serial := &opener{con: near}
 		stuck, release := io.Pipe()
 		slow, fast := make(chan error, 1), make(chan error, 1)
-		go func() { slow <- c.attach(t.Context(), vm.ID("one"), serial.open, guest.Streams{Stdout: release}) }()
+		go func() { slow <- c.attach(t.Context(), vm.ID("one"), serial.source(), guest.Streams{Stdout: release}) }()
 		var seen screen
-		go func() { fast <- c.attach(t.Context(), vm.ID("one"), serial.open, guest.Streams{Stdout: &seen}) }()
+		go func() { fast <- c.attach(t.Context(), vm.ID("one"), serial.source(), guest.Streams{Stdout: &seen}) }()
 		synctest.Wait()
 		total := 0
 		for range consoleBacklog + 10 {
@@ -157,4 +162,51 @@ func TestConsoleOfASlowSession(t *testing.T) {
 		}
 		stuck.Close()
 	})
+}
+
+// A session sees the last screen first, and nothing of it twice.
+func TestLastScreenOfConsole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c consoles
+		near, far := net.Pipe()
+		serial := &opener{con: near, last: "one\ntwo\n$ "}
+		var first, second screen
+		ends := make(chan error, 2)
+		go func() { ends <- c.attach(t.Context(), "one", serial.source(), guest.Streams{Stdout: &first}) }()
+		synctest.Wait()
+		_, _ = far.Write([]byte("ls\n"))
+		synctest.Wait()
+		if got := first.take(); got != "one\ntwo\n$ ls\n" {
+			t.Errorf("the first session sees %q", got)
+		}
+		reading := serial.source()
+		log := make(chan string)
+		reading.screen = func(context.Context) []byte { return []byte(<-log) }
+		go func() { ends <- c.attach(t.Context(), "one", reading, guest.Streams{Stdout: &second}) }()
+		synctest.Wait()
+		_, _ = far.Write([]byte("a file\n")) // the guest writes while the log is read, and afterwards
+		_, _ = far.Write([]byte("$ "))
+		synctest.Wait()
+		log <- "two\n$ ls\na file\n"
+		synctest.Wait()
+		if got := second.take(); got != "two\n$ ls\na file\n$ " {
+			t.Errorf("the second session sees %q", got)
+		}
+		far.Close()
+		for range 2 {
+			if err := <-ends; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestUnseen(t *testing.T) {
+	for _, c := range []struct{ screen, since, want string }{
+		{"", "", ""}, {"abc", "", ""}, {"", "abc", "abc"}, {"abc", "abc", ""}, {"abc", "bcd", "d"}, {"abc", "d", "d"}, {"aa", "aaa", "a"}, {"xabc", "abcabc", "abc"},
+	} {
+		if got := string(unseen([]byte(c.screen), []byte(c.since))); got != c.want {
+			t.Errorf("%q, then %q: %q, want %q", c.screen, c.since, got, c.want)
+		}
+	}
 }
