@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"syscall"
 
@@ -22,34 +24,40 @@ func (a *app) vmVNCCommand() *cobra.Command {
 		Use:   "vnc REF",
 		Short: "Let a VNC viewer connect to the screen of a VM",
 		Long: `Let a VNC viewer connect to the screen, the keyboard and the mouse of a VM that was created with --graphics. The command prints the address,
-waits for one viewer, and ends when the viewer leaves. While it waits, every user of this machine can be that viewer; with --socket only
-you and root can.
+waits for one viewer, and ends when the viewer leaves. It waits on a unix socket, to which only you and root can connect. With --port it waits
+on a port of 127.0.0.1, for viewers that need one; every user of this machine can be that viewer then.
 
 One person at a time can be connected: the last one, unless that one gives --preserve-session.` + refHelp,
-		Example: "  cocoon vm vnc --port 5901 web & vncviewer 127.0.0.1:5901\n  cocoon vm vnc --socket /tmp/web.vnc web",
+		Example: "  cocoon vm vnc --socket ./web.vnc web & vncviewer ./web.vnc\n  cocoon vm vnc --port 5901 web & vncviewer 127.0.0.1:5901",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeVMs,
-		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
-			return a.vnc(ctx, c, args[0], socket, port, keep)
-		}),
 	}
 	f := cmd.Flags()
-	f.StringVar(&socket, "socket", "", "wait on a unix socket at `PATH`, which the command makes")
-	f.Uint16Var(&port, "port", 0, "wait on this port of 127.0.0.1 (default: any free one)")
+	cmd.RunE = a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+		return a.vnc(ctx, c, args[0], keep, func() (net.Listener, func(), error) {
+			if f.Changed("port") {
+				return listenFor(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+			}
+			return listenPrivately(ctx, socket)
+		})
+	})
+	f.StringVar(&socket, "socket", "", "wait on a unix socket at `PATH`, which the command makes (default: in a folder of its own)")
+	f.Uint16Var(&port, "port", 0, "wait on this port of 127.0.0.1 instead; 0 is any free one")
 	f.BoolVar(&keep, "preserve-session", false, "fail if somebody is connected, instead of ending that connection")
 	cmd.MarkFlagsMutuallyExclusive("socket", "port")
 	return cmd
 }
 
-func (a *app) vnc(ctx context.Context, c *nodeclient.Client, ref, socket string, port uint16, keep bool) error {
+func (a *app) vnc(ctx context.Context, c *nodeclient.Client, ref string, keep bool, listen func() (net.Listener, func(), error)) error {
 	screen, err := c.Display(ctx, ref, keep)
 	if err != nil {
 		return err
 	}
 	defer screen.Close()
-	l, err := listenFor(ctx, socket, port)
+	l, done, err := listen()
 	if err != nil {
 		return err
 	}
+	defer done()
 	defer l.Close()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	a.printf("%s\n", l.Addr())
@@ -78,18 +86,29 @@ func (a *app) vnc(ctx context.Context, c *nodeclient.Client, ref, socket string,
 	}
 }
 
-// listenFor listens where a viewer of this machine can connect.
-func listenFor(ctx context.Context, socket string, port uint16) (net.Listener, error) {
-	network, address := "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port)))
+// listenPrivately listens on a unix socket to which only its owner can connect; with "" in a folder of its own, which done removes.
+func listenPrivately(ctx context.Context, socket string) (l net.Listener, done func(), err error) {
 	if socket != "" {
-		network, address = "unix", socket
-		defer syscall.Umask(syscall.Umask(0o177)) // only its owner can connect
+		defer syscall.Umask(syscall.Umask(0o177))
+		return listenFor(ctx, "unix", socket)
 	}
+	dir, err := os.MkdirTemp("", "cocoon-vnc-")
+	if err != nil {
+		return nil, nil, errdefs.Preconditionf("make a folder for the socket of a viewer: %w; give --socket", err)
+	}
+	done = func() { _ = os.RemoveAll(dir) }
+	if l, _, err = listenFor(ctx, "unix", filepath.Join(dir, "vnc")); err != nil {
+		done()
+	}
+	return l, done, err
+}
+
+func listenFor(ctx context.Context, network, address string) (net.Listener, func(), error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, network, address)
 	if err != nil {
-		return nil, errdefs.Preconditionf("wait for a viewer: %w", err)
+		return nil, nil, errdefs.Preconditionf("wait for a viewer: %w", err)
 	}
-	return l, nil
+	return l, func() {}, nil
 }
 
 func (a *app) vmScreenshotCommand() *cobra.Command {

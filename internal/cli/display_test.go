@@ -78,6 +78,49 @@ func TestVNC(t *testing.T) {
 			}
 		})
 	}
+	t.Run("without an address", func(t *testing.T) {
+		t.Setenv("TMPDIR", t.TempDir())
+		ours, theirs := net.Pipe()
+		run := serve(t, &node{console: theirs})
+		done := make(chan string, 1)
+		go func() { _, out, errOut := run("", "vm", "vnc", "web"); done <- out + errOut }()
+		at := ""
+		viewer := dial(t, "unix", func() string {
+			if made, _ := filepath.Glob(filepath.Join(os.Getenv("TMPDIR"), "cocoon-vnc-*", "vnc")); len(made) == 1 {
+				at = made[0]
+			}
+			return at
+		})
+		if st, err := os.Stat(filepath.Dir(at)); err != nil || st.Mode().Perm() != 0o700 {
+			t.Errorf("the folder of the socket: %v, %v", st.Mode(), err)
+		}
+		viewer.Close()
+		left := <-done
+		if _, err := os.Stat(filepath.Dir(at)); left != at+"\n" || err == nil {
+			t.Errorf("%q, and its folder: %v", left, err)
+		}
+		ours.Close()
+	})
+	t.Run("at a port", func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		run := serve(t, &node{console: theirs})
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		address := l.Addr().String()
+		l.Close()
+		done := make(chan string, 1)
+		go func() {
+			_, out, errOut := run("", "vm", "vnc", "--port", address[strings.LastIndexByte(address, ':')+1:], "web")
+			done <- out + errOut
+		}()
+		dial(t, "tcp", func() string { return address }).Close()
+		if out := <-done; out != address+"\n" {
+			t.Errorf("%q", out)
+		}
+		ours.Close()
+	})
 	if code, out, errOut := serve(t, &node{})("", "vm", "vnc", "web"); code == 0 || out != "" || !strings.Contains(errOut, "no graphics") {
 		t.Errorf("%d %q %q", code, out, errOut)
 	}
