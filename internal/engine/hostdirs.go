@@ -21,9 +21,13 @@ func (n *node) sharesOf(r vm.Record) ([]hypervisor.Share, error) {
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
-		out = append(out, hypervisor.Share{
+		s := hypervisor.Share{
 			Tag: vm.DirTag(i), Root: allowed.Path, Path: v.Dir.Path, ReadOnly: v.Dir.ReadOnly, Create: v.Dir.Create && !allowed.ReadOnly,
-		})
+		}
+		if v.Dir.File {
+			s.File = vm.DirFile
+		}
+		out = append(out, s)
 	}
 	return out, nil
 }
@@ -50,7 +54,7 @@ func (n *node) designDirs(r vm.Record) error {
 			return err
 		}
 		if s := shares[i]; !s.Create { // otherwise the driver makes it when the VM starts
-			dir, err := hostdir.Open(s.Root, s.Path, false)
+			dir, err := hostdir.Open(s.Root, s.Path, false, s.File != "")
 			if err != nil {
 				return fmt.Errorf("volume %s: %w", v.Name, err)
 			}

@@ -115,10 +115,54 @@ func below(p, dir string) bool {
 	return p == dir || dir == "/" || strings.HasPrefix(p, dir+"/")
 }
 
-// Open opens the folder p, which is below the allowed folder root, as a reference (O_PATH). With create, missing folders below root are
-// made with mode 0755.
-// Errors: FailedPrecondition if it is missing, no folder, or has a symbolic link in its path.
-func Open(root, p string, create bool) (*os.File, error) {
+// Open opens the folder p, which is below the allowed folder root, or with file the regular file p, as a reference (O_PATH). With create, missing
+// folders below root are made with mode 0755. A missing file is made with mode 0644 and without content, in a folder that is there.
+// Errors: FailedPrecondition if it is missing, something else, or has a symbolic link in its path.
+func Open(root, p string, create, file bool) (*os.File, error) {
+	if !file {
+		return openFolder(root, p, create)
+	}
+	if err := Clean(p); err != nil {
+		return nil, err
+	}
+	dir, err := openFolder(root, path.Dir(p), false)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	fd, err := openFile(int(dir.Fd()), path.Base(p), create)
+	if err != nil {
+		return nil, explainFile(p, err)
+	}
+	f := os.NewFile(uintptr(fd), p)
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = errdefs.Preconditionf("%s on the node is not a file", p)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// openFile opens what is called name in dir, which must not be a link.
+func openFile(dir int, name string, create bool) (int, error) {
+	fd, err := resolve(dir, name, 0)
+	if !create || !errors.Is(err, unix.ENOENT) {
+		return fd, err
+	}
+	made, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o644)
+	if err == nil {
+		err = errors.Join(unix.Fchmod(made, 0o644), unix.Close(made)) // independent of the umask
+	}
+	if err != nil && !errors.Is(err, unix.EEXIST) { // somebody else has made it
+		return -1, err
+	}
+	return resolve(dir, name, 0)
+}
+
+func openFolder(root, p string, create bool) (*os.File, error) {
 	if err := errors.Join(Clean(root), Clean(p)); err != nil {
 		return nil, err
 	}
@@ -146,7 +190,7 @@ func Open(root, p string, create bool) (*os.File, error) {
 
 // enter opens the folder called part in dir.
 func enter(dir int, part string, create bool) (int, error) {
-	fd, err := resolve(dir, part)
+	fd, err := resolve(dir, part, unix.O_DIRECTORY)
 	if !create || !errors.Is(err, unix.ENOENT) {
 		return fd, err
 	}
@@ -155,21 +199,31 @@ func enter(dir int, part string, create bool) (int, error) {
 		return -1, err
 	}
 	made := err == nil // else somebody else has made it
-	if fd, err = resolve(dir, part); err == nil && made {
+	if fd, err = resolve(dir, part, unix.O_DIRECTORY); err == nil && made {
 		err = unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o755) // independent of the umask
 	}
 	return fd, err
 }
 
-func open(p string) (int, error) { return resolve(unix.AT_FDCWD, p) }
+func open(p string) (int, error) { return resolve(unix.AT_FDCWD, p, unix.O_DIRECTORY) }
 
-func resolve(dir int, name string) (int, error) {
+func resolve(dir int, name string, kind uint64) (int, error) {
 	for {
-		fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+		fd, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | kind, Resolve: unix.RESOLVE_NO_SYMLINKS})
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) { // EAGAIN: a rename at the same time
 			return fd, err
 		}
 	}
+}
+
+func explainFile(p string, err error) error {
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		return errdefs.Preconditionf("%s on the node is a symbolic link; name the file itself", p)
+	case errors.Is(err, unix.ENOENT):
+		return errdefs.Preconditionf("the file %s does not exist on the node", p)
+	}
+	return errdefs.Preconditionf("open the file %s of the node: %w", p, err)
 }
 
 func explain(p string, err error) error {

@@ -120,7 +120,7 @@ func TestOpen(t *testing.T) {
 		{"/../secret", false, "absolute path"},
 		{"2", false, "not below"},
 	} {
-		dir, err := Open(root, root+c.path, c.create)
+		dir, err := Open(root, root+c.path, c.create, false)
 		if err == nil {
 			if at, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd())); at != root+c.path {
 				t.Errorf("%s: leads to %s", c.path, at)
@@ -137,8 +137,52 @@ func TestOpen(t *testing.T) {
 	if left, _ := os.ReadDir(secret); len(left) != 1 {
 		t.Errorf("made outside: %v", left)
 	}
-	if _, err := Open(dir+"/gone", dir+"/gone/x", true); !errdefs.Is(err, errdefs.FailedPrecondition) {
+	if _, err := Open(dir+"/gone", dir+"/gone/x", true, false); !errdefs.Is(err, errdefs.FailedPrecondition) {
 		t.Errorf("an allowed folder that does not exist: %v", err)
+	}
+}
+
+func TestOpenFile(t *testing.T) {
+	dir := realDir(t)
+	root, secret := dir+"/root", dir+"/secret"
+	must(t, os.MkdirAll(root+"/a", 0o755), os.WriteFile(secret, []byte("s"), 0o600), os.WriteFile(root+"/a/file", nil, 0o600),
+		os.Symlink(secret, root+"/abs"), os.Symlink("../secret", root+"/rel"), os.Symlink("nothing", root+"/dangling"), os.Symlink("a", root+"/inside"), unix.Mkfifo(root+"/pipe", 0o600))
+	for _, c := range []struct {
+		path   string
+		create bool
+		want   string
+	}{
+		{"/a/file", false, ""},
+		{"/a/file", true, ""},
+		{"/a/new", false, "does not exist"},
+		{"/a/new", true, ""},
+		{"/b/new", true, "does not exist"},
+		{"/a", false, "is not a file"},
+		{"/pipe", false, "is not a file"},
+		{"/abs", false, "symbolic link"},
+		{"/rel", true, "symbolic link"},
+		{"/dangling", true, "symbolic link"},
+		{"/inside/file", false, "symbolic link"},
+		{"/../secret", false, "absolute path"},
+		{"", false, "not below"},
+		{"2/x", true, "not below"},
+	} {
+		f, err := Open(root, root+c.path, c.create, true)
+		if err == nil {
+			if at, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd())); at != root+c.path {
+				t.Errorf("%s: leads to %s", c.path, at)
+			}
+			f.Close()
+		}
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+	if st, err := os.Stat(root + "/a/new"); err != nil || st.Mode() != 0o644 {
+		t.Errorf("made file: %v, %v", st.Mode(), err)
+	}
+	if _, err := os.Lstat(root + "/nothing"); err == nil {
+		t.Error("made through a link")
 	}
 }
 
@@ -161,7 +205,7 @@ func TestOpenWhileSwapped(t *testing.T) {
 	}()
 	var right, refused int
 	for i := 0; i < 100_000 && (i < 3000 || right == 0 || refused == 0); i++ {
-		got, err := Open(root, root+"/x/sub", false)
+		got, err := Open(root, root+"/x/sub", false, false)
 		if err != nil {
 			refused++
 			continue

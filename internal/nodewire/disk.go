@@ -37,7 +37,7 @@ func encodeVolume(v vm.Volume) *nodev1.Volume {
 		m.Disk = EncodeVolumeUse(*v.Disk)
 	}
 	if d := v.Dir; d != nil {
-		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch, Published: d.Published}
+		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch, Published: d.Published, File: d.File}
 	}
 	if n := v.NFS; n != nil {
 		m.Nfs = &nodev1.NFS{Server: n.Server, Path: n.Path, Options: slices.Clone(n.Options), ReadOnly: n.ReadOnly}
@@ -54,7 +54,7 @@ func decodeVolume(m *nodev1.Volume) vm.Volume {
 		v.Disk = new(DecodeVolumeUse(m.GetDisk()))
 	}
 	if d := m.GetDir(); d != nil {
-		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch(), Published: d.GetPublished()}
+		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch(), Published: d.GetPublished(), File: d.GetFile()}
 	}
 	if n := m.GetNfs(); n != nil {
 		v.NFS = &vm.NFS{Server: n.GetServer(), Path: n.GetPath(), Options: cloneSlice(n.GetOptions()), ReadOnly: n.GetReadOnly()}

@@ -25,6 +25,7 @@ func (m IDs) mappings() []syscall.SysProcIDMap {
 type Mount struct {
 	Tree *os.File // from open_tree(2), mounted nowhere yet; the caller closes it
 	Name string   // one element of a path; see Path
+	File string   // not "": Tree is that of a file, which is in the folder Path under this name, alone
 }
 
 // mountsDir is the folder in which a process sees its Mount. Each host has this folder. The process does not see the host's files in it.
@@ -47,12 +48,19 @@ func (m Mount) show() error {
 	if err := os.Mkdir(m.Path(), 0o755); err != nil {
 		return fmt.Errorf("make a place for a mount: %w", err)
 	}
+	at := m.Path()
+	if m.File != "" {
+		at = filepath.Join(at, m.File)
+		if err := os.WriteFile(at, nil, 0o444); err != nil {
+			return fmt.Errorf("make a place for a mount: %w", err)
+		}
+	}
 	tree, err := rawFd(m.Tree)
 	if err == nil {
-		err = unix.MoveMount(int(tree), "", unix.AT_FDCWD, m.Path(), unix.MOVE_MOUNT_F_EMPTY_PATH)
+		err = unix.MoveMount(int(tree), "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	}
 	if err != nil {
-		return fmt.Errorf("mount at %s: %w", m.Path(), err)
+		return fmt.Errorf("mount at %s: %w", at, err)
 	}
 	return nil
 }
@@ -79,7 +87,7 @@ func UserNamespace(ids IDs) (ns *os.File, err error) {
 	return ns, nil
 }
 
-// MappedTree returns a mount, mounted nowhere yet, of the folder dir, open in any way, without what is mounted below it. A process with
+// MappedTree returns a mount, mounted nowhere yet, of the folder or file dir, open in any way, without what is mounted below it. A process with
 // the same ids sees and makes files there with the owners that they have on the disk. Nobody can follow symbolic links there, use
 // device files, run programs, or, with readOnly, write. It needs Linux 5.14.
 // Errors: Unsupported if the file system of the folder, or the kernel, cannot do that.

@@ -18,6 +18,12 @@ var testIDs = IDs{Base: 0x71230000, Count: 65536}
 // mapped runs a script that sees dir as $D, and returns what it prints.
 func mapped(t *testing.T, dir string, readOnly bool, script string) string {
 	t.Helper()
+	return mappedAs(t, dir, "", readOnly, script)
+}
+
+// mappedAs is mapped for a file, which the script sees in $D as name.
+func mappedAs(t *testing.T, dir, name string, readOnly bool, script string) string {
+	t.Helper()
 	fd, err := os.Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +42,7 @@ func mapped(t *testing.T, dir string, readOnly bool, script string) string {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	m := &Mount{Tree: tree, Name: "shared"}
+	m := &Mount{Tree: tree, Name: "shared", File: name}
 	p, err := Start(Spec{
 		Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "D=" + m.Path()},
 		Out: out, Isolated: true, Mapped: &testIDs, Mount: m,
@@ -91,6 +97,37 @@ cp /bin/true $D/true; $D/true 2>/dev/null || echo no-program
 	}
 	got = mapped(t, dir, true, `cat $D/old; echo x 2>/dev/null >$D/old || echo fixed; mount -o remount,rw,bind $D 2>/dev/null || echo still; rm -f $D/old 2>/dev/null || echo kept`)
 	if got != "contentfixed\nstill\nkept\n" {
+		t.Errorf("read-only: %q", got)
+	}
+}
+
+// A file is alone: nothing beside it can be seen or made, on the host or for the process.
+func TestMappedFile(t *testing.T) {
+	need.Root(t)
+	dir := t.TempDir()
+	for _, err := range []error{
+		os.WriteFile(dir+"/token", []byte("content"), 0o600), os.Chown(dir+"/token", 1000, 1001), os.WriteFile(dir+"/secret", []byte("secret"), 0o644),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := mappedAs(t, dir+"/token", "file", false, `
+ls -A $D
+cat $D/file
+echo " and more" >>$D/file && cat $D/file
+echo x 2>/dev/null >$D/new || echo no-new
+rm -f $D/file 2>/dev/null || echo kept
+mv $D/file $D/other 2>/dev/null || echo there
+cat $D/../secret $D/secret 2>/dev/null || echo no-secret
+`)
+	if want := "file\ncontentcontent and more\nno-new\nkept\nthere\nno-secret\n"; got != want {
+		t.Errorf("%q\nwant %q", got, want)
+	}
+	if text, err := os.ReadFile(dir + "/token"); string(text) != "content and more\n" || err != nil {
+		t.Errorf("the host has %q, %v", text, err)
+	}
+	if got := mappedAs(t, dir+"/token", "file", true, `cat $D/file; echo x 2>/dev/null >>$D/file || echo fixed`); got != "content and more\nfixed\n" {
 		t.Errorf("read-only: %q", got)
 	}
 }

@@ -134,7 +134,12 @@ type HostDir struct {
 	GroupOnMismatch bool `json:"group_on_mismatch,omitempty"`
 	// Published says that it is the folder of a volume that a CSI driver has published for the owner of the VM (package csinode).
 	Published bool `json:"published,omitempty"`
+	// File says that Path is a regular file. The volume is a folder that has nothing but this file, called DirFile.
+	File bool `json:"file,omitempty"`
 }
+
+// DirFile is the name of a file of the node in its volume. Each mount of such a volume has it as SubPath.
+const DirFile = "file"
 
 // VolumeUse says how a VM uses a volume of the volume store.
 type VolumeUse struct {

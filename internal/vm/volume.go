@@ -46,7 +46,13 @@ func (s Spec) ValidateVolumes() error {
 	if err := validateMounts(s.Mounts, known); err != nil {
 		return err
 	}
+	if err := s.validateFileMounts(s.Mounts); err != nil {
+		return err
+	}
 	for _, c := range s.Containers {
+		if err := s.validateFileMounts(c.Mounts); err != nil {
+			return fmt.Errorf("container %s: %w", c.Name, err)
+		}
 		if len(c.Mounts) > MaxMounts {
 			return errdefs.Invalidf("container %s has %d mounts; at most %d are possible", c.Name, len(c.Mounts), MaxMounts)
 		}
@@ -142,6 +148,8 @@ func (v Volume) validate() error {
 		return errdefs.Invalidf("volume %s: a volume of kind %s names a folder of an NFS server, and no other volume does", v.Name, VolumeNFS)
 	case v.Kind == VolumeDir && (v.Memory || v.SizeLimit != 0 || len(v.Files) > 0):
 		return errdefs.Invalidf("volume %s: a folder of the node cannot have a size limit or given files, or be in memory", v.Name)
+	case v.Dir != nil && v.Dir.File && v.Group != nil:
+		return errdefs.Invalidf("volume %s: a file of the node cannot be given to a group", v.Name)
 	case (v.Kind == VolumeDir) != (v.Dir != nil):
 		return errdefs.Invalidf("volume %s: a volume of kind %s names a folder of the node, and no other volume does", v.Name, VolumeDir)
 	case v.Kind == VolumeDisk && (v.Memory || v.SizeLimit != 0 || len(v.Files) > 0):
@@ -185,7 +193,21 @@ func (u VolumeUse) validate(volume string) error {
 	return nil
 }
 
+// validateFileMounts checks the mounts of files of the node.
+func (s Spec) validateFileMounts(mounts []Mount) error {
+	for _, m := range mounts {
+		i := slices.IndexFunc(s.Volumes, func(v Volume) bool { return v.Name == m.Volume })
+		if i >= 0 && s.Volumes[i].Dir != nil && s.Volumes[i].Dir.File && m.SubPath != DirFile {
+			return errdefs.Invalidf("volume %s is a file of the node, so it has no part %q; mount its part %q", m.Volume, m.SubPath, DirFile)
+		}
+	}
+	return nil
+}
+
 func (d HostDir) validate(volume string) error {
+	if d.File && (d.Published || d.Path == "/") {
+		return errdefs.Invalidf("volume %s: %q is a folder of the node, not a file", volume, d.Path)
+	}
 	if d.Path != "/" && (!strings.HasPrefix(d.Path, "/") || !localPath(d.Path[1:])) {
 		return errdefs.Invalidf("volume %s: %q is not the path of a folder of the node: it must be absolute and have no empty, \".\" or \"..\" parts", volume, d.Path)
 	}

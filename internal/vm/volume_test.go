@@ -125,3 +125,32 @@ func TestSpecWithVolume(t *testing.T) {
 		}
 	}
 }
+
+func TestHostFile(t *testing.T) {
+	ok := Spec{
+		Name: "web", Image: "a",
+		Volumes: []Volume{{Name: "f", Kind: VolumeDir, Dir: &HostDir{Path: "/srv/f", File: true}}},
+		Mounts:  []Mount{{Volume: "f", Path: "/etc/f", SubPath: DirFile}},
+	}.Default()
+	if err := ok.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for what, change := range map[string]func(s *Spec){
+		"the folder around it": func(s *Spec) { s.Mounts[0].SubPath = "" },
+		"a part":               func(s *Spec) { s.Mounts[0].SubPath = "file/x" },
+		"a part, in a container": func(s *Spec) {
+			s.Containers = []Container{{Name: "a", Image: "a", Kind: ContainerApp, Mounts: []Mount{{Volume: "f", Path: "/f", SubPath: "x"}}}}
+		},
+		"a group":      func(s *Spec) { g := int64(1); s.Volumes[0].Group = &g },
+		"published":    func(s *Spec) { s.Volumes[0].Dir.Published = true },
+		"the root":     func(s *Spec) { s.Volumes[0].Dir.Path = "/" },
+		"of no path":   func(s *Spec) { s.Volumes[0].Dir.Path = "" },
+		"a dotted one": func(s *Spec) { s.Volumes[0].Dir.Path = "/srv/../etc/shadow" },
+	} {
+		s := ok.Clone()
+		change(&s)
+		if err := s.Validate(); !errdefs.IsInvalid(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

@@ -2030,6 +2030,7 @@ type HostDir struct {
 	Create          bool                   `protobuf:"varint,3,opt,name=create,proto3" json:"create,omitempty"` // it is made if it is missing
 	GroupOnMismatch bool                   `protobuf:"varint,4,opt,name=group_on_mismatch,json=groupOnMismatch,proto3" json:"group_on_mismatch,omitempty"`
 	Published       bool                   `protobuf:"varint,5,opt,name=published,proto3" json:"published,omitempty"` // the folder of a published volume of the owner
+	File            bool                   `protobuf:"varint,6,opt,name=file,proto3" json:"file,omitempty"`           // path is a regular file
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2095,6 +2096,13 @@ func (x *HostDir) GetGroupOnMismatch() bool {
 func (x *HostDir) GetPublished() bool {
 	if x != nil {
 		return x.Published
+	}
+	return false
+}
+
+func (x *HostDir) GetFile() bool {
+	if x != nil {
+		return x.File
 	}
 	return false
 }
@@ -12993,13 +13001,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
 	"\aoptions\x18\x03 \x03(\tR\aoptions\x12\x1b\n" +
-	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\x9c\x01\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\xb0\x01\n" +
 	"\aHostDir\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x16\n" +
 	"\x06create\x18\x03 \x01(\bR\x06create\x12*\n" +
 	"\x11group_on_mismatch\x18\x04 \x01(\bR\x0fgroupOnMismatch\x12\x1c\n" +
-	"\tpublished\x18\x05 \x01(\bR\tpublished\"\x7f\n" +
+	"\tpublished\x18\x05 \x01(\bR\tpublished\x12\x12\n" +
+	"\x04file\x18\x06 \x01(\bR\x04file\"\x7f\n" +
 	"\tVolumeUse\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x17\n" +

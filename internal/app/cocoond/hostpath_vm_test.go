@@ -32,6 +32,11 @@ func TestVMHostPath(t *testing.T) {
 	dir := func(name, path string, readOnly bool) vm.Volume {
 		return vm.Volume{Name: name, Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: root + path, ReadOnly: readOnly, Create: !readOnly}}
 	}
+	file := func(name, path string, readOnly bool) vm.Volume {
+		v := dir(name, path, readOnly)
+		v.Dir.File = true
+		return v
+	}
 	group := int64(2000)
 	grouped := dir("grouped", "/data/grouped", false)
 	grouped.Group = &group
@@ -40,15 +45,16 @@ func TestVMHostPath(t *testing.T) {
 	}
 	spec := vm.Spec{
 		Name: "web", Image: demo, CPUs: 1, Memory: 256 << 20, Storage: 64 << 20,
-		Volumes: []vm.Volume{dir("data", "/data", false), dir("fixed", "/fixed", true), grouped},
+		Volumes: []vm.Volume{dir("data", "/data", false), dir("fixed", "/fixed", true), grouped, file("log", "/data/log", false), file("one", "/fixed/f", true)},
 		Containers: []vm.Container{
-			container("a", vm.Mount{Volume: "data", Path: "/data"}, vm.Mount{Volume: "fixed", Path: "/fixed"}, vm.Mount{Volume: "grouped", Path: "/grouped"}),
+			container("a", vm.Mount{Volume: "data", Path: "/data"}, vm.Mount{Volume: "fixed", Path: "/fixed"}, vm.Mount{Volume: "grouped", Path: "/grouped"},
+				vm.Mount{Volume: "log", Path: "/var/log/app", SubPath: vm.DirFile}, vm.Mount{Volume: "one", Path: "/etc/one", SubPath: vm.DirFile}),
 			container("b", vm.Mount{Volume: "data", Path: "/look", ReadOnly: true}, vm.Mount{Volume: "data", Path: "/part", SubPath: "made/here"}),
 		},
 	}
 	for what, bad := range map[string]vm.Volume{"closed": dir("data", "/closed", false), "write to a read-only one": dir("data", "/fixed", false), "a link": dir("data", "/data/out", false)} {
 		refused := spec
-		refused.Volumes = []vm.Volume{bad, spec.Volumes[1], spec.Volumes[2]}
+		refused.Volumes = append([]vm.Volume{bad}, spec.Volumes[1:]...)
 		if _, err := n.Launch(t.Context(), refused); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -60,6 +66,8 @@ func TestVMHostPath(t *testing.T) {
 	for _, c := range []struct{ container, script, want string }{
 		{"a", "echo -n of-a >/data/file; cat /fixed/f; echo x 2>/dev/null >/fixed/x || echo -n ' denied'", "fixed denied"},
 		{"a", "stat -c '%g %A' /grouped", "2000 drwxrwsr-x"},
+		{"a", "echo -n logged >>/var/log/app; cat /etc/one /data/log; echo x 2>/dev/null >/etc/one || echo -n ' denied'", "fixedlogged denied"},
+		{"a", "rm /var/log/app 2>/dev/null || echo -n kept; stat -c ' %F %a' /var/log/app", "kept regular file 644"},
 		{"b", "cat /look/file; echo x 2>/dev/null >/look/x || echo -n ' denied'; echo -n of-b >/part/file", "of-a denied"},
 		{"a", "cat /data/made/here/file", "of-b"},
 		{"a", "ln -s ../secret /data/up; cat /data/up /data/out/secret 2>/dev/null || echo none", "none"},

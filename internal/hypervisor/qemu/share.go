@@ -238,7 +238,7 @@ func (l *launch) share(ctx context.Context) error {
 
 // serve starts one server. The folder is opened once: who replaces it later changes nothing of what the guest has.
 func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervisor.Share) (*server, error) {
-	dir, err := hostdir.Open(s.Root, s.Path, s.Create)
+	dir, err := hostdir.Open(s.Root, s.Path, s.Create, s.File != "")
 	if err != nil {
 		return nil, err
 	}
@@ -269,7 +269,7 @@ func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervis
 	if err != nil {
 		return nil, fmt.Errorf("connect its server: %w", err)
 	}
-	mount := &proc.Mount{Tree: tree, Name: uuidOf(l.plan.ID)}
+	mount := &proc.Mount{Tree: tree, Name: uuidOf(l.plan.ID), File: s.File}
 	p, err := proc.Start(proc.Spec{
 		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{listener}, Out: log, CgroupDir: l.cgroup,
 		Args:     []string{filepath.Base(bin), "--fd=" + strconv.Itoa(firstFileFd), "-o", marker(mount.Name), "-o", "sandbox=namespace,cache=auto", "-f", "--rlimit-nofile=0"},

@@ -73,7 +73,7 @@ func several(pod *corev1.Pod, env Environment) []vm.Container {
 // app returns c as an app container without an image of its own.
 func app(pod *corev1.Pod, c *corev1.Container, env Environment) vm.Container {
 	x := vm.Container{
-		Name: c.Name, Kind: vm.ContainerApp, Process: process(pod, c, env[c.Name]), Mounts: mounts(c, env[c.Name].values()), Restart: ownRestart(c),
+		Name: c.Name, Kind: vm.ContainerApp, Process: process(pod, c, env[c.Name]), Mounts: mounts(pod, c, env[c.Name].values()), Restart: ownRestart(c),
 	}
 	if c.TerminationMessagePath != "" { // the API server has filled in the default
 		x.MessagePath = path.Join("/", c.TerminationMessagePath)

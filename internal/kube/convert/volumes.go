@@ -86,7 +86,7 @@ func unservable(v *corev1.Volume) string {
 	return "the volume has no source"
 }
 
-// HostDir returns the folder of the node that src names. If a VM cannot have it, why says the reason. HostDir does not know which folders
+// HostDir returns the folder or file of the node that src names. If a VM cannot have it, why says the reason. HostDir does not know which folders
 // the node's operator allows: the engine checks that. A missing folder is made if src has no type, as container runtimes do.
 func HostDir(src *corev1.HostPathVolumeSource) (dir vm.HostDir, why string) {
 	dir.Path = path.Clean(src.Path)
@@ -94,13 +94,24 @@ func HostDir(src *corev1.HostPathVolumeSource) (dir vm.HostDir, why string) {
 	case corev1.HostPathUnset, corev1.HostPathDirectoryOrCreate:
 		dir.Create = true
 	case corev1.HostPathDirectory:
+	case corev1.HostPathFile, corev1.HostPathFileOrCreate:
+		dir.File, dir.Create = true, kind == corev1.HostPathFileOrCreate
 	default:
-		return dir, fmt.Sprintf("hostPath of type %s: a VM can share only folders of its node; use type %s", kind, corev1.HostPathDirectory)
+		return dir, fmt.Sprintf("hostPath of type %s: a VM can have only folders and regular files of its node; use type %s or %s", kind, corev1.HostPathDirectory, corev1.HostPathFile)
 	}
 	if !path.IsAbs(dir.Path) || slices.Contains(strings.Split(src.Path, "/"), "..") {
 		return dir, fmt.Sprintf("hostPath: %q is not an absolute path without \"..\"", src.Path)
 	}
 	return dir, ""
+}
+
+// isFile reports whether src is a file of the node.
+func isFile(src *corev1.HostPathVolumeSource) bool {
+	if src == nil {
+		return false
+	}
+	dir, _ := HostDir(src)
+	return dir.File
 }
 
 // NFS returns the folder of a server that src names, mounted with options. It does not check it.
@@ -228,7 +239,7 @@ func uses(c *corev1.Container, volume string) bool {
 }
 
 // mounts returns the mounts and devices of a container. A mount comes before the mounts inside it.
-func mounts(c *corev1.Container, values map[string]string) []vm.Mount {
+func mounts(pod *corev1.Pod, c *corev1.Container, values map[string]string) []vm.Mount {
 	var out []vm.Mount
 	for _, m := range c.VolumeMounts {
 		mount := vm.Mount{Volume: m.Name, Path: path.Clean("/" + m.MountPath), ReadOnly: m.ReadOnly, SubPath: m.SubPath}
@@ -239,6 +250,9 @@ func mounts(c *corev1.Container, values map[string]string) []vm.Mount {
 			if mount.SubPath = path.Clean(mount.SubPath); mount.SubPath == "." {
 				mount.SubPath = ""
 			}
+		}
+		if mount.SubPath == "" && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name && isFile(v.HostPath) }) {
+			mount.SubPath = vm.DirFile
 		}
 		out = append(out, mount)
 	}

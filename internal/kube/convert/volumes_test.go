@@ -16,6 +16,7 @@ import (
 	labelset "k8s.io/apimachinery/pkg/labels"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -109,9 +110,7 @@ func ref(name string) corev1.LocalObjectReference { return corev1.LocalObjectRef
 
 func TestVolumesThatAreRefused(t *testing.T) {
 	for want, src := range map[string]corev1.VolumeSource{
-		"hostPath of type Socket: a VM can share only":    {HostPath: &corev1.HostPathVolumeSource{Path: "/run/x.sock", Type: ptr(corev1.HostPathSocket)}},
-		"hostPath of type File: a VM can share only":      {HostPath: &corev1.HostPathVolumeSource{Path: "/etc/passwd", Type: ptr(corev1.HostPathFile)}},
-		"hostPath of type FileOrCreate":                   {HostPath: &corev1.HostPathVolumeSource{Path: "/etc/passwd", Type: ptr(corev1.HostPathFileOrCreate)}},
+		"hostPath of type Socket: a VM can have only":     {HostPath: &corev1.HostPathVolumeSource{Path: "/run/x.sock", Type: ptr(corev1.HostPathSocket)}},
 		"hostPath of type CharDevice":                     {HostPath: &corev1.HostPathVolumeSource{Path: "/dev/null", Type: ptr(corev1.HostPathCharDev)}},
 		"hostPath of type BlockDevice":                    {HostPath: &corev1.HostPathVolumeSource{Path: "/dev/sda", Type: ptr(corev1.HostPathBlockDev)}},
 		`hostPath: "srv" is not an absolute path`:         {HostPath: &corev1.HostPathVolumeSource{Path: "srv"}},
@@ -370,5 +369,38 @@ func TestImageVolumes(t *testing.T) {
 	}
 	if names, _ := Live(pod); slices.Contains(names, "data") {
 		t.Errorf("an image has content that changes: %q", names)
+	}
+}
+
+func TestHostFile(t *testing.T) {
+	file := &corev1.HostPathVolumeSource{Path: "/srv/token", Type: ptr(corev1.HostPathFile)}
+	made := &corev1.HostPathVolumeSource{Path: "/srv/log", Type: ptr(corev1.HostPathFileOrCreate)}
+	pod := &corev1.Pod{Spec: corev1.PodSpec{
+		Volumes: []corev1.Volume{
+			{Name: "token", VolumeSource: corev1.VolumeSource{HostPath: file}},
+			{Name: "log", VolumeSource: corev1.VolumeSource{HostPath: made}},
+			{Name: "dir", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/srv"}}},
+		},
+		Containers: []corev1.Container{{Name: "c", VolumeMounts: []corev1.VolumeMount{
+			{Name: "token", MountPath: "/token", ReadOnly: true}, {Name: "log", MountPath: "/log"}, {Name: "log", MountPath: "/part", SubPath: "x"}, {Name: "dir", MountPath: "/dir"},
+		}}},
+	}}
+	for i := range pod.Spec.Volumes {
+		if why := unservable(&pod.Spec.Volumes[i]); why != "" {
+			t.Error(why)
+		}
+	}
+	want := []vm.HostDir{{Path: "/srv/token", File: true, ReadOnly: true}, {Path: "/srv/log", File: true, Create: true}, {Path: "/srv", Create: true}}
+	for i, v := range volumes(pod) {
+		if d := diff.Of(want[i], *v.Dir); d != "" {
+			t.Errorf("%s: %s", v.Name, d)
+		}
+	}
+	var parts []string
+	for _, m := range mounts(pod, &pod.Spec.Containers[0], nil) {
+		parts = append(parts, m.Path+"="+m.SubPath)
+	}
+	if d := diff.Of("/token=file /log=file /part=x /dir=", strings.Join(parts, " ")); d != "" { // a part of a file is refused by its name
+		t.Error(d)
 	}
 }

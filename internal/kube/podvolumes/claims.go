@@ -115,6 +115,9 @@ func (s source) folder(ctx context.Context, pod *corev1.Pod, pv *corev1.Persiste
 		return convert.Disk{Dir: &vm.HostDir{Path: path.Clean(l.Path)}, ReadOnly: readOnly, Group: true}, nil
 	}
 	dir, why := convert.HostDir(pv.Spec.HostPath)
+	if why == "" && dir.File {
+		why = "it is a file of the node, and a claim is a folder; use the hostPath in the pod"
+	}
 	if why != "" {
 		return convert.Disk{}, errdefs.Preconditionf("persistentvolume %q of persistentvolumeclaim %q: %s", pv.Name, claim, why)
 	}
