@@ -72,6 +72,9 @@ func mountable(r vm.Record, v vm.Volume) error {
 	if v.Group != nil {
 		return errdefs.Invalidf("image %s boots itself, so nobody gives the files of volume %s to group %d; leave out the group", r.Spec.Image, v.Name, *v.Group)
 	}
+	if v.Dir.File {
+		return errdefs.Invalidf("image %s boots itself, so the file %s of volume %s cannot be mounted in it; share the folder of the file", r.Spec.Image, v.Dir.Path, v.Name)
+	}
 	for _, m := range r.Spec.Mounts {
 		if m.Volume == v.Name && m.SubPath != "" {
 			return errdefs.Invalidf("image %s boots itself, so the part %s of volume %s cannot be mounted alone; share that folder itself", r.Spec.Image, m.SubPath, v.Name)

@@ -136,7 +136,10 @@ func TestHostDirsOfDiskGuests(t *testing.T) {
 		return s
 	}
 	for says, change := range map[string]func(*vm.Spec){
-		"the part in of volume data":          func(s *vm.Spec) { s.Mounts[0].SubPath = "in" },
+		"the part in of volume data": func(s *vm.Spec) { s.Mounts[0].SubPath = "in" },
+		"share the folder of the file": func(s *vm.Spec) {
+			s.Volumes[0].Dir.Path, s.Volumes[0].Dir.File, s.Mounts[0].SubPath = root+"/all/f", true, vm.DirFile
+		},
 		"to group 2000":                       func(s *vm.Spec) { s.Volumes[0].Group = new(int64(2000)) },
 		"has spaces":                          func(s *vm.Spec) { s.Mounts[0].Path = "/a b" },
 		"shared folders need a #cloud-config": func(s *vm.Spec) { s.CloudInit = &vm.CloudInit{UserData: "#!/bin/sh\n", VendorData: "#!/bin/sh\n"} },
@@ -151,6 +154,34 @@ func TestHostDirsOfDiskGuests(t *testing.T) {
 	}
 	_, err := r.Hibernate(t.Context(), "web", "")
 	r.refused("hibernate it", errdefs.FailedPrecondition, err)
+	if err := r.Remove(t.Context(), "web", true); err != nil {
+		t.Fatal(err)
+	}
+	r.clean()
+}
+
+// A file of the node must be there, or is made by the driver, which gets the name that the guest has for it.
+func TestHostFile(t *testing.T) {
+	var seen shares
+	r, root := folders(t, seen.watch)
+	file := func(name string, create bool) vm.Spec {
+		s := sharing(vm.HostDir{Path: root + "/all/" + name, File: true, Create: create})
+		for i := range s.Mounts {
+			s.Mounts[i].SubPath = vm.DirFile
+		}
+		return s
+	}
+	_, err := r.Launch(t.Context(), file("f", false))
+	r.refused("a file that is missing", errdefs.FailedPrecondition, err)
+	if err := os.Mkdir(root+"/all/folder", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.Launch(t.Context(), file("folder", false))
+	r.refused("a folder", errdefs.FailedPrecondition, err)
+	r.must(r.Launch(t.Context(), file("f", true)))
+	if got := seen.get(); len(got) != 1 || got[0].Path != root+"/all/f" || got[0].File != vm.DirFile || !got[0].Create {
+		t.Errorf("the driver gets %+v", got)
+	}
 	if err := r.Remove(t.Context(), "web", true); err != nil {
 		t.Fatal(err)
 	}
