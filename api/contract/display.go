@@ -1,7 +1,7 @@
 package contract
 
-// HeaderDisplay is a header of a request to attach to a pod over SPDY. With it the stream is not that of the console, but of the screen of
-// the guest, as its value (Display) says. Whoever may attach to a pod may see and use its screen.
+// HeaderDisplay is a header of a request to attach to a pod over SPDY. The streams of such a request belong to the screen of the guest, not to
+// its console. The value is a Display. Whoever may attach to a pod may see and use its screen.
 const HeaderDisplay = "Cocoon-Display"
 
 // Display is what a client wants of the screen of a guest.
@@ -22,9 +22,9 @@ func ParseDisplay(value string) (Display, error) {
 	return d, r.errs.err()
 }
 
-// HeaderGuest is a header of a request to attach to a pod over SPDY. With it the standard output is not that of the pod, but what its value asks
-// for. Whoever may attach to a pod may ask.
+// HeaderGuest is a header of a request to attach to a pod over SPDY. The standard output of such a request is the answer to the value of the
+// header. Whoever may attach to a pod may ask.
 const HeaderGuest = "Cocoon-Guest"
 
-// GuestDescription asks, in HeaderGuest, what the guest tells of itself: its qemu-guest-agent's answers, as a JSON object.
+// GuestDescription is the only value of HeaderGuest. The answer is a JSON object with what the guest's qemu-guest-agent tells.
 const GuestDescription = "description"

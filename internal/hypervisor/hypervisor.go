@@ -111,7 +111,7 @@ type Plan struct {
 	Accel    vm.Accel
 	Boot     vm.Boot
 	SMBIOS   *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
-	Graphics bool       // the guest has a screen, a keyboard and a mouse; a driver without Displayer ignores it
+	Graphics bool       // the guest has a screen, a keyboard and a mouse, if the driver's instances are Displayers
 	Disks    []vm.Disk
 	NICs     []vm.NIC
 	Agent    string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none

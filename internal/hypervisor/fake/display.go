@@ -58,7 +58,7 @@ func (i *Instance) shows(ctx context.Context) error {
 	return nil
 }
 
-// greet is the server's part of the begin of an RFB session (RFC 6143, 7.1 and 7.3), without a password.
+// greet begins an RFB session as its server, without a password (RFC 6143, sections 7.1 and 7.3).
 func greet(client io.ReadWriter) error {
 	const version, name = "RFB 003.008\n", "fake"
 	pixels := []byte{32, 24, 0, 1, 0, 255, 0, 255, 0, 255, 16, 8, 0, 0, 0, 0}

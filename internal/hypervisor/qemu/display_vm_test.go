@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -19,7 +20,7 @@ func TestScreenOfFirmware(t *testing.T) {
 	for firmware, says := range map[vm.Firmware]string{vm.FirmwareBIOS: "SeaBIOS", vm.FirmwareUEFI: "BdsDxe"} {
 		t.Run(string(firmware), func(t *testing.T) {
 			if code, _ := d.ovmf(); firmware == vm.FirmwareUEFI && code == "" {
-				t.Skip("no OVMF")
+				need.Missing(t, "OVMF; run `apt-get install ovmf`")
 			}
 			p := a.firmware(t)
 			p.Boot.Firmware, p.Graphics = firmware, true

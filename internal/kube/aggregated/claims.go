@@ -17,8 +17,8 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
-// prepare refuses a claim that the VM cannot have, as far as can be known here; its node finds out the rest. The scheduler sees no pod with
-// the claim, so the volume of a claim that waits for its first pod is made on the node on which the VM runs.
+// prepare refuses a claim that the VM cannot have. The node checks what only the node knows. A claim may wait for its first pod; then prepare
+// chooses the node of the VM for its volume, because the scheduler sees no pod with the claim.
 func (s *Server) prepare(ctx context.Context, x volumes, name string) error {
 	claim := &corev1.PersistentVolumeClaim{}
 	err := s.opts.Client.Get(ctx, types.NamespacedName{Namespace: x.Namespace, Name: name}, claim)

@@ -19,8 +19,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// A volume that is added to a machine is in its template, for the next instance, and in an annotation of the pod of the instance that runs,
-// whose node plugs it. One that is added to an instance is in the annotation only. What has failed half-way is completed by the same request.
+// A request to add a volume to a machine writes it to two places: to the template of the machine, for the next instance, and to an annotation
+// of the pod that runs now. The node of the pod plugs the volume. A request to add a volume to an instance writes the annotation only. If a
+// request fails between the two writes, the client sends it again, and the second write follows.
 
 // volumes is what a request about a volume is about.
 type volumes struct {

@@ -62,8 +62,8 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// attach connects to the standard files of a container's process for kubectl attach and kubectl run -i, or to the screen of its guest. It
-// also answers what the guest tells of itself.
+// attach serves kubectl attach and kubectl run -i: it connects to the standard streams of a container's process. A header of the request can
+// ask for the screen of the guest instead, or for its description.
 func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 	if how := r.Header.Get(contract.HeaderDisplay); how != "" {
 		s.display(w, r, how)
