@@ -18,7 +18,7 @@ import (
 )
 
 // storage makes the part that serves claims. nil: the VMs are reached by the cocoon binary, which gives no access to volumes.
-func (n *Node) storage(c clients, events record.EventRecorder, self *node.Node, others storage.Others) (*storage.Storage, error) {
+func (n *Node) storage(ctx context.Context, c clients, events record.EventRecorder, self *node.Node, others storage.Others) (*storage.Storage, error) {
 	volumes := volumesOf(n.runtime)
 	if volumes == nil {
 		return nil, nil
@@ -27,7 +27,7 @@ func (n *Node) storage(c clients, events record.EventRecorder, self *node.Node, 
 	if err != nil {
 		return nil, fmt.Errorf("set up volumes: %w", err)
 	}
-	s, err := storage.New(storage.Config{
+	s, err := storage.New(ctx, storage.Config{
 		Node: n.cfg.NodeName, Client: c.main, Volumes: volumes, Snapshots: volumes, Snapshotted: snapshots, Others: others, Events: events, Log: n.log,
 		Free: free(volumes, func() int64 {
 			room := self.Object().Status.Allocatable[corev1.ResourceEphemeralStorage]

@@ -283,7 +283,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if p.mappings, err = n.mappings(c); err != nil {
 		return nil, err
 	}
-	if p.storage, err = n.storage(c, recorder, p.node, p.others()); err != nil {
+	if p.storage, err = n.storage(ctx, c, recorder, p.node, p.others()); err != nil {
 		return nil, err
 	}
 	p.provider.OnHealth(func() {

@@ -78,6 +78,8 @@ type Storage struct {
 	grown   workqueue.TypedRateLimitingInterface[cache.ObjectName]
 	changed chan struct{} // the room has changed
 	once    sync.Once     // says that the node lacks rights
+	maker   *controller.ProvisionController
+	making  sync.WaitGroup // the goroutines of maker
 }
 
 // The provisioner's pauses between attempts, and its number of claims at a time.
@@ -87,8 +89,11 @@ const (
 	workers    = 16
 )
 
-// New returns a Storage. It sends nothing before Run.
-func New(cfg Config) (*Storage, error) {
+// New returns a Storage, whose Run must end with ctx. It sends nothing before Run.
+//
+// The provisioner's library adds types to client-go's scheme, which every request of the process reads. So New must be called
+// before the process talks with an API server.
+func New(ctx context.Context, cfg Config) (*Storage, error) {
 	s := &Storage{Config: cfg, factory: informers.NewSharedInformerFactoryWithOptions(cfg.Client, 0, informers.WithTransform(slim)), changed: make(chan struct{}, 1)}
 	core, storage := s.factory.Core().V1(), s.factory.Storage().V1()
 	s.claims, s.volumes, s.classes = core.PersistentVolumeClaims().Lister(), core.PersistentVolumes().Lister(), storage.StorageClasses().Lister()
@@ -106,6 +111,15 @@ func New(cfg Config) (*Storage, error) {
 	if _, err := storage.StorageClasses().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: poke, DeleteFunc: poke, UpdateFunc: func(any, any) { s.poke() }}); err != nil {
 		return nil, fmt.Errorf("watch storage classes: %w", err)
 	}
+	s.maker = controller.NewProvisionController(ctx, s.Client, contract.VolumeDriver, s.provisioner(),
+		controller.LeaderElection(false), // each node serves the claims that are scheduled to it
+		controller.AddFinalizer(true), controller.Threadiness(workers), controller.RateLimiter(limiter[string]()),
+		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
+		controller.CreateProvisionedPVBackoff(wait.Backoff{Duration: retryFirst / 4, Factor: 2, Steps: 8}), // then the volume is removed, and made anew
+		controller.ClaimsInformer(core.PersistentVolumeClaims().Informer()),
+		controller.VolumesInformer(core.PersistentVolumes().Informer()),
+		controller.ClassesInformer(storage.StorageClasses().Informer()))
+	s.maker.ControllerWaitGroup(&s.making)
 	return s, nil
 }
 
@@ -139,26 +153,18 @@ func (s *Storage) Run(ctx context.Context) error {
 	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
 		return ctx.Err()
 	}
-	core, storage := s.factory.Core().V1(), s.factory.Storage().V1()
-	provisioner := controller.NewProvisionController(ctx, s.Client, contract.VolumeDriver, s.provisioner(),
-		controller.LeaderElection(false), // each node serves the claims that are scheduled to it
-		controller.AddFinalizer(true), controller.Threadiness(workers), controller.RateLimiter(limiter[string]()),
-		controller.FailedProvisionThreshold(0), controller.FailedDeleteThreshold(0),
-		controller.CreateProvisionedPVBackoff(wait.Backoff{Duration: retryFirst / 4, Factor: 2, Steps: 8}), // then the volume is removed, and made anew
-		controller.ClaimsInformer(core.PersistentVolumeClaims().Informer()),
-		controller.VolumesInformer(core.PersistentVolumes().Informer()),
-		controller.ClassesInformer(storage.StorageClasses().Informer()))
 	if err := s.tellLeft(ctx, began); err != nil && ctx.Err() == nil {
 		s.Log.Warn("node has not looked for volumes that nobody has", "err", err)
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { provisioner.Run(ctx) })
+	wg.Go(func() { s.maker.Run(ctx) })
 	wg.Go(func() { s.grow(ctx) })
 	wg.Go(func() { s.announce(ctx) })
 	if s.Snapshots != nil {
 		wg.Go(func() { s.snapshots(ctx) })
 	}
 	wg.Wait()
+	s.making.Wait()
 	return ctx.Err()
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
 	ktesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	component "k8s.io/component-helpers/storage/volume"
@@ -39,6 +40,8 @@ type node struct {
 	thin   atomic.Int64 // room of its thin pool; -1: it has none
 	busy   atomic.Bool  // the guest does not use a new size yet
 	events *record.FakeRecorder
+
+	readying func() // called between New and Run
 }
 
 func start(t *testing.T, objects ...runtime.Object) *node {
@@ -92,11 +95,14 @@ func (s stored) Grow(ctx context.Context, ref string, size int64) (volume.Resize
 
 func (n *node) run() {
 	n.t.Helper()
-	s, err := New(Config{Node: "node-1", Client: n.client, Volumes: stored{n.store, n}, Free: n.room, Events: n.events, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(n.t.Context())
+	s, err := New(ctx, Config{Node: "node-1", Client: n.client, Volumes: stored{n.store, n}, Free: n.room, Events: n.events, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(n.t.Context())
+	if n.readying != nil {
+		n.readying()
+	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -247,6 +253,31 @@ func TestVolumeOfAClaim(t *testing.T) {
 	if _, err := n.client.CoreV1().PersistentVolumes().Get(t.Context(), "pvc-uid-elsewhere", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the claim of another node: %v", err)
 	}
+}
+
+// Other parts of the process read client-go's scheme in each request, so a Storage must not write to it once it runs. The race
+// detector sees it if it does.
+func TestRunLeavesTheSchemeAlone(t *testing.T) {
+	n := prepare(t)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	n.readying = func() {
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _, _ = scheme.Scheme.ObjectKinds(&corev1.PersistentVolumeClaim{})
+				}
+			}
+		}()
+	}
+	n.run()
+	n.create(claim("data", "node-1"))
+	n.volume("data")
+	close(stop)
+	<-stopped
 }
 
 // The class of a claim chooses the file system, which the agent of the guest makes. A disk without a file system has no such choice.
