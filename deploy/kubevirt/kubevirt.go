@@ -32,9 +32,17 @@ var (
 	ClusterPreferences []byte
 )
 
+// The CustomResourceDefinitions of the group snapshot.kubevirt.io.
+var (
+	//go:embed crds/snapshot.kubevirt.io_virtualmachinesnapshots.yaml
+	Snapshots []byte
+	//go:embed crds/snapshot.kubevirt.io_virtualmachinesnapshotcontents.yaml
+	SnapshotContents []byte
+)
+
 // Kinds are all kinds.
 func Kinds() [][]byte {
-	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences}
+	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences, Snapshots, SnapshotContents}
 }
 
 // Rights are those of users: KubeVirt's ClusterRoles, which the built-in ones include.

@@ -182,6 +182,45 @@ func TestInstancetypeKinds(t *testing.T) {
 	}
 }
 
+// Snapshots: what KubeVirt's webhooks refuse, their schemas refuse, and a machine is protected while one of it is taken.
+func TestSnapshotKinds(t *testing.T) {
+	c := kubetest.Up(t)
+	for _, text := range kubevirt.Kinds() {
+		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
+	}
+	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/virtualmachinesnapshots.snapshot.kubevirt.io", "crd/virtualmachines.kubevirt.io")
+	source := "source: {apiGroup: kubevirt.io, kind: VirtualMachine, name: a}"
+	for what, tc := range map[string]struct{ spec, refused string }{
+		"plain":    {source, ""},
+		"all":      {source + ", deletionPolicy: Retain, failureDeadline: 1m30s", ""},
+		"instance": {strings.Replace(source, "VirtualMachine,", "VirtualMachineInstance,", 1), "source must be a VirtualMachine"},
+		"group":    {strings.Replace(source, "apiGroup: kubevirt.io, ", "", 1), "source must be a VirtualMachine"},
+		"policy":   {source + ", deletionPolicy: Keep", "deletionPolicy must be Delete or Retain"},
+		"deadline": {source + ", failureDeadline: soon", "failureDeadline"},
+		"negative": {source + ", failureDeadline: -1s", "failureDeadline must be a duration"},
+	} {
+		out, err := c.TryKubectl(t, "{apiVersion: snapshot.kubevirt.io/v1beta1, kind: VirtualMachineSnapshot, metadata: {name: "+what+"}, spec: {"+tc.spec+"}}", "create", "-f", "-")
+		if (err != nil) != (tc.refused != "") || !strings.Contains(out, tc.refused) {
+			t.Errorf("%s: %v: %s", what, err, out)
+		}
+	}
+	c.Kubectl(t, machine("a", "  runStrategy: Halted\n"), "create", "-f", "-")
+	c.Kubectl(t, "", "patch", "vm", "a", "--subresource=status", "--type=merge", "-p", `{"status":{"snapshotInProgress":"plain"}}`)
+	for patch, refused := range map[string]string{
+		`{"spec":{"runStrategy":"Always"}}`:                                                       "cannot be started or stopped while a snapshot",
+		`{"spec":{"runStrategy":null,"running":false}}`:                                           "cannot be started or stopped while a snapshot",
+		`{"spec":{"template":{"spec":{"volumes":[]}}}}`:                                           "volumes of a VirtualMachine cannot change while a snapshot",
+		`{"spec":{"template":{"spec":{"domain":{"memory":{"guest":"1Gi"}}}}}}`:                    "",
+		`{"metadata":{"labels":{"a":"b"}},"spec":{"template":{"metadata":{"labels":{"c":"d"}}}}}`: "",
+	} {
+		if out, err := c.TryKubectl(t, "", "patch", "vm", "a", "--type=merge", "-p", patch); (err != nil) != (refused != "") || !strings.Contains(out, refused) {
+			t.Errorf("%s: %v: %s", patch, err, out)
+		}
+	}
+	c.Kubectl(t, "", "patch", "vm", "a", "--subresource=status", "--type=merge", "-p", `{"status":{"snapshotInProgress":null}}`)
+	c.Kubectl(t, "", "patch", "vm", "a", "--type=merge", "-p", `{"spec":{"runStrategy":"Always"}}`)
+}
+
 // Who may edit a namespace may use its VMs, who may view it may look, and the manager reads no Secret.
 func TestRights(t *testing.T) {
 	c := kubetest.Up(t)
@@ -199,7 +238,7 @@ func TestRights(t *testing.T) {
 			resourceAttributes: {namespace: default, verb: %s, group: %q, resource: %s, subresource: %q}}}`, user, verb, group, resource, part)
 		return c.Kubectl(t, strings.ReplaceAll(review, "\t", ""), "create", "-f", "-", "-o", "jsonpath={.status.allowed}")
 	}
-	kube, sub, types := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io"
+	kube, sub, types, snap := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io", ".snapshot.kubevirt.io"
 	for range 100 { // until the controller has aggregated the roles
 		if can("edit", "update", "virtualmachines"+sub+"/start") == "true" {
 			break
@@ -225,6 +264,16 @@ func TestRights(t *testing.T) {
 		{"view", "patch", "virtualmachineinstancereplicasets" + kube + "/scale", "false"},
 		{"manager", "update", "virtualmachineinstancereplicasets" + kube + "/status", "true"},
 		{"manager", "patch", "virtualmachineinstancereplicasets" + kube, "false"},
+		{"admin", "deletecollection", "virtualmachinesnapshots" + snap, "true"},
+		{"edit", "create", "virtualmachinesnapshots" + snap, "true"},
+		{"edit", "create", "virtualmachinesnapshotcontents" + snap, "false"},
+		{"edit", "delete", "virtualmachinesnapshotcontents" + snap, "true"},
+		{"view", "list", "virtualmachinesnapshotcontents" + snap, "true"},
+		{"view", "create", "virtualmachinesnapshots" + snap, "false"},
+		{"manager", "update", "virtualmachinesnapshots" + snap + "/status", "true"},
+		{"manager", "list", "virtualmachinesnapshotcontents" + snap, "false"},
+		{"manager", "create", "volumesnapshots.snapshot.storage.k8s.io", "true"},
+		{"manager", "delete", "volumesnapshots.snapshot.storage.k8s.io", "false"},
 		{"edit", "update", "virtualmachines" + sub + "/start", "true"},
 		{"edit", "get", "virtualmachines" + sub + "/portforward", "true"},
 		{"edit", "update", "virtualmachines" + kube + "/status", "false"},

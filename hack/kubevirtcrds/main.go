@@ -30,6 +30,7 @@ type kind struct {
 	status     bool                // it has a status subresource
 	scaled     bool                // it has a scale subresource; status.labelSelector selects its pods
 	spec       []map[string]string // rules (CEL) of its spec
+	whole      []map[string]string // rules (CEL) of the object
 }
 
 var age = column{name: "Age", kind: "date", path: ".metadata.creationTimestamp"}
@@ -48,6 +49,7 @@ var kinds = map[string]kind{
 			"rule":    "has(self.running) != has(self.runStrategy)",
 			"message": "exactly one of runStrategy and running must be set; running is deprecated",
 		}},
+		whole: machineRules,
 	},
 	"virtualmachineinstances": {
 		shortNames: []string{"vmi", "vmis"},
@@ -89,7 +91,50 @@ var kinds = map[string]kind{
 	"virtualmachineclusterinstancetypes": {group: "instancetype.", cluster: true, shortNames: []string{"vmclusterinstancetype", "vmclusterinstancetypes", "vmcf", "vmcfs"}, spec: instancetypeRules},
 	"virtualmachinepreferences":          {group: "instancetype.", shortNames: []string{"vmpref", "vmprefs", "vmps"}, spec: preferenceRules}, // vmp is a VMPlacement
 	"virtualmachineclusterpreferences":   {group: "instancetype.", cluster: true, shortNames: []string{"vmcp", "vmcps"}, spec: preferenceRules},
+	"virtualmachinesnapshots": {
+		group: "snapshot.", shortNames: []string{"vmsnapshot", "vmsnapshots"}, status: true, spec: snapshotRules,
+		columns: []column{
+			{name: "SourceKind", kind: "string", path: ".spec.source.kind"},
+			{name: "SourceName", kind: "string", path: ".spec.source.name"},
+			{name: "Phase", kind: "string", path: ".status.phase"},
+			{name: "ReadyToUse", kind: "boolean", path: ".status.readyToUse"},
+			{name: "CreationTime", kind: "date", path: ".status.creationTime"},
+			{name: "Error", kind: "string", path: ".status.error.message"},
+		},
+	},
+	"virtualmachinesnapshotcontents": {
+		group: "snapshot.", shortNames: []string{"vmsnapshotcontent", "vmsnapshotcontents"}, status: true,
+		spec: []map[string]string{{"rule": "self == oldSelf", "message": "the spec of a VirtualMachineSnapshotContent cannot change; it is what was there when the snapshot was taken"}},
+		columns: []column{
+			{name: "ReadyToUse", kind: "boolean", path: ".status.readyToUse"},
+			{name: "CreationTime", kind: "date", path: ".status.creationTime"},
+			{name: "Error", kind: "string", path: ".status.error.message"},
+		},
+	},
 }
+
+// What KubeVirt's webhooks check of snapshots, and of machines while a snapshot of them is taken.
+var (
+	snapshotRules = []map[string]string{
+		{"rule": "self == oldSelf", "message": "the spec of a VirtualMachineSnapshot cannot change; take another snapshot"},
+		{
+			"rule":    "has(self.source.apiGroup) && self.source.apiGroup == 'kubevirt.io' && self.source.kind == 'VirtualMachine'",
+			"message": "source must be a VirtualMachine of the apiGroup kubevirt.io; a VirtualMachineInstance has no snapshots",
+		},
+		{"rule": "!has(self.deletionPolicy) || self.deletionPolicy in ['Delete', 'Retain']", "message": "deletionPolicy must be Delete or Retain"},
+		{"rule": "!has(self.failureDeadline) || duration(self.failureDeadline) >= duration('0s')", "message": "failureDeadline must be a duration of at least 0s, such as 5m"},
+	}
+	machineRules = []map[string]string{
+		{
+			"rule":    "!has(self.status) || !has(self.status.snapshotInProgress) || " + same("template.spec.volumes"),
+			"message": "the volumes of a VirtualMachine cannot change while a snapshot of it is taken; wait for the snapshot in status.snapshotInProgress",
+		},
+		{
+			"rule":    "!has(self.status) || !has(self.status.snapshotInProgress) || " + same("runStrategy") + " && " + same("running"),
+			"message": "a VirtualMachine cannot be started or stopped while a snapshot of it is taken; wait for the snapshot in status.snapshotInProgress",
+		},
+	}
+)
 
 // Where a kind that can be scaled has its numbers.
 const (
@@ -128,6 +173,12 @@ var (
 		},
 	}
 )
+
+// same is a rule that a field of the spec, which may be missing, does not change.
+func same(of string) string {
+	is, was := "self.spec."+of, "oldSelf.spec."+of
+	return fmt.Sprintf("has(%[1]s) == has(%[2]s) && (!has(%[1]s) || %[1]s == %[2]s)", is, was)
+}
 
 func condition(of string) string {
 	return fmt.Sprintf(".status.conditions[?(@.type=='%s')].status", of)
@@ -216,12 +267,17 @@ func (k kind) describe(version map[string]any) error {
 	if len(subresources) > 0 {
 		version["subresources"] = subresources
 	}
-	if len(k.spec) == 0 {
+	return errors.Join(checkBy(k.spec, version, "schema", "openAPIV3Schema", "properties", "spec"), checkBy(k.whole, version, "schema", "openAPIV3Schema"))
+}
+
+// checkBy adds rules to the schema at a path of version.
+func checkBy(rules []map[string]string, version map[string]any, path ...string) error {
+	if len(rules) == 0 {
 		return nil
 	}
-	rules := make([]any, 0, len(k.spec))
-	for _, r := range k.spec {
-		rules = append(rules, map[string]any{"rule": r["rule"], "message": r["message"]})
+	out := make([]any, 0, len(rules))
+	for _, r := range rules {
+		out = append(out, map[string]any{"rule": r["rule"], "message": r["message"]})
 	}
-	return unstructured.SetNestedSlice(version, rules, "schema", "openAPIV3Schema", "properties", "spec", "x-kubernetes-validations")
+	return unstructured.SetNestedSlice(version, out, append(path, "x-kubernetes-validations")...)
 }

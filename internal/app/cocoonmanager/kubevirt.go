@@ -18,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachine"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachineinstance"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachineinstancereplicaset"
+	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinesnapshot"
 )
 
 // KubeVirtConfig configures the door for KubeVirt's objects.
@@ -64,6 +65,7 @@ func (c Config) serveKubeVirt(m ctrl.Manager, log *slog.Logger) error {
 	machines := &virtualmachine.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now, Jitter: rand.Float64}
 	instances := &virtualmachineinstance.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
 	sets := &virtualmachineinstancereplicaset.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
-	return errors.Join(machines.Setup(m, workers), instances.Setup(m, workers), sets.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
+	snapshots := &virtualmachinesnapshot.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("snapshot-controller"), Now: time.Now}
+	return errors.Join(machines.Setup(m, workers), instances.Setup(m, workers), sets.Setup(m, workers), snapshots.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
 		m.AddReadyzCheck("virtctl-api", func(*http.Request) error { return api.Ready() }))
 }

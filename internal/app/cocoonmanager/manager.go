@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	volumesnapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -161,7 +162,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	rc.UserAgent = "cocoon-manager/" + version.Version
 	rc.QPS, rc.Burst = 200, 400
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1.AddToScheme(scheme), kubevirt.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1.AddToScheme(scheme), volumesnapshotv1.AddToScheme(scheme), kubevirt.AddToScheme(scheme)); err != nil {
 		return fmt.Errorf("create scheme: %w", err)
 	}
 	m, err := ctrl.NewManager(rc, ctrl.Options{

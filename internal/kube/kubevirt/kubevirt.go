@@ -7,12 +7,15 @@
 package kubevirt
 
 import (
+	"errors"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"kubevirt.io/api/core"
 	v1 "kubevirt.io/api/core/v1"
 	"kubevirt.io/api/instancetype/v1beta1"
+	snapshotv1beta1 "kubevirt.io/api/snapshot/v1beta1"
 )
 
 // AddToScheme registers the kinds of KubeVirt that Cocoon serves, in the versions that are stored.
@@ -21,5 +24,5 @@ func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(group, &v1.VirtualMachine{}, &v1.VirtualMachineList{}, &v1.VirtualMachineInstance{}, &v1.VirtualMachineInstanceList{},
 		&v1.VirtualMachineInstanceReplicaSet{}, &v1.VirtualMachineInstanceReplicaSetList{}, &v1.KubeVirt{}, &v1.KubeVirtList{})
 	metav1.AddToGroupVersion(s, group)
-	return v1beta1.AddToScheme(s)
+	return errors.Join(v1beta1.AddToScheme(s), snapshotv1beta1.AddToScheme(s))
 }
