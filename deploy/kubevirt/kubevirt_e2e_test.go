@@ -307,6 +307,8 @@ func TestRights(t *testing.T) {
 		{"manager", "get", "storageclasses.storage.k8s.io", "true"},
 		{"edit", "update", "virtualmachines" + sub + "/addvolume", "true"},
 		{"edit", "update", "virtualmachineinstances" + sub + "/removevolume", "true"},
+		{"edit", "update", "virtualmachineinstances" + sub + "/freeze", "true"},
+		{"view", "update", "virtualmachineinstances" + sub + "/unfreeze", "false"},
 		{"view", "update", "virtualmachineinstances" + sub + "/addvolume", "false"},
 		{"manager", "create", "secrets", "true"},
 		{"manager", "get", "secrets", "false"},

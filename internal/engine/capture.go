@@ -187,11 +187,18 @@ func (c *capture) saveMemory(ctx context.Context, dir string, based bool, overla
 	if c.freezer != nil {
 		limited, cancel := context.WithTimeout(ctx, freezeTimeout)
 		defer cancel()
-		thaw := sync.OnceFunc(func() { c.thaw(ctx) })
-		defer thaw()
-		plan.Taken = thaw
-		if _, err := c.freezer.Freeze(limited); err != nil {
-			return s, false, errdefs.Preconditionf("freeze the guest's file systems: %w; save without quiescing", err)
+		done, frozen, err := c.proc.link.Still(limited)
+		if err != nil {
+			return s, false, err
+		}
+		defer done()
+		if !frozen {
+			thaw := sync.OnceFunc(func() { c.thaw(ctx) })
+			defer thaw()
+			plan.Taken = thaw
+			if _, err := c.freezer.Freeze(limited); err != nil {
+				return s, false, errdefs.Preconditionf("freeze the guest's file systems: %w; save without quiescing", err)
+			}
 		}
 		quiesced = true
 	}
@@ -259,12 +266,20 @@ func (m *machine) quiet(ctx context.Context, name string) (thaw func()) {
 	if err != nil || !ok {
 		return thaw
 	}
+	done, frozen, err := proc.link.Still(limited)
+	if err != nil || frozen {
+		return thaw
+	}
 	if _, err := freezer.Freeze(limited); err != nil {
+		done()
 		m.log.Warn("file systems of guest not frozen, its volume is as after a power cut", "vm", m.id, "volume", name, "err", err)
 		return thaw
 	}
 	c := capture{machine: m, freezer: freezer}
-	return func() { c.thaw(ctx) }
+	return func() {
+		c.thaw(ctx)
+		done()
+	}
 }
 
 // thaw runs even if the caller has gone away: otherwise the guest thaws itself, but only after a while.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
@@ -55,6 +56,8 @@ func TestOwners(t *testing.T) {
 			"picture": func() error { _, err := r.Screenshot(ctx, ref, false); return err },
 			"stats":   func() error { _, err := r.Stats(ctx, ref); return err },
 			"what":    func() error { _, err := r.Describe(ctx, ref); return err },
+			"freeze":  func() error { return r.Freeze(ctx, ref, time.Minute) },
+			"thaw":    func() error { _, err := r.Thaw(ctx, ref); return err },
 			"volume":  func() error { return r.UpdateVolume(ctx, ref, "v", nil) },
 			"kill":    func() error { return r.KillContainer(ctx, ref, "c", 1, 0) },
 			"release": func() error { return r.ReleaseContainer(ctx, ref, "c") },

@@ -87,6 +87,12 @@ type Freezer interface {
 	Thaw(ctx context.Context) (int, error)
 }
 
+// FreezeReporter is the ability of an Agent that does not thaw file systems by itself to report whether it has frozen some.
+type FreezeReporter interface {
+	Freezer
+	Frozen(ctx context.Context) (bool, error)
+}
+
 // NetworkReporter is the ability of an Agent to report the addresses that the guest has configured.
 type NetworkReporter interface {
 	Interfaces(ctx context.Context) ([]Interface, error)

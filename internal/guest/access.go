@@ -48,6 +48,16 @@ type Describes interface {
 	Describe(ctx context.Context, ref string) (Description, error)
 }
 
+// Freezes is the ability of an Access to freeze the file systems of guests; ref and errors are as for Access.
+type Freezes interface {
+	// Freeze freezes the file systems of the guest until Thaw, and at most for a time, after which the node thaws them. Freezing a guest again
+	// only changes that time.
+	// Errors: InvalidArgument for a time that is too long, Unsupported when its guest has no agent that can.
+	Freeze(ctx context.Context, ref string, most time.Duration) error
+	// Thaw ends a freeze. It reports whether the file systems were frozen all the time until now. Without a freeze it does nothing.
+	Thaw(ctx context.Context, ref string) (held bool, err error)
+}
+
 // Containers is what can be done with the containers in the guests of a node; ref and errors are as for Access.
 type Containers interface {
 	// UpdateVolume replaces the content of a file volume, also in the running guest.

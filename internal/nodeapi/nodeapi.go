@@ -78,6 +78,7 @@ type guests interface {
 	Console(ctx context.Context, ref string) (io.ReadWriteCloser, error)
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
 	guest.Describes
+	guest.Freezes
 }
 
 type attacher interface {

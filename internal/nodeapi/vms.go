@@ -104,6 +104,15 @@ func (v *vms) Describe(ctx context.Context, r *nodev1.DescribeRequest) (*nodev1.
 	return nodewire.EncodeDescription(d), err
 }
 
+func (v *vms) Freeze(ctx context.Context, r *nodev1.FreezeRequest) (*nodev1.FreezeResponse, error) {
+	return &nodev1.FreezeResponse{}, v.guests.Freeze(ctx, r.GetRef(), time.Duration(r.GetMostMs())*time.Millisecond)
+}
+
+func (v *vms) Thaw(ctx context.Context, r *nodev1.ThawRequest) (*nodev1.ThawResponse, error) {
+	held, err := v.guests.Thaw(ctx, r.GetRef())
+	return &nodev1.ThawResponse{Held: held}, err
+}
+
 func (v *vms) UpdateVolume(ctx context.Context, r *nodev1.UpdateVolumeRequest) (*nodev1.UpdateVolumeResponse, error) {
 	return &nodev1.UpdateVolumeResponse{}, v.containers.UpdateVolume(ctx, r.GetRef(), r.GetVolume(), nodewire.DecodeVolumeFiles(r.GetFiles()))
 }

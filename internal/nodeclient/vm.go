@@ -96,6 +96,17 @@ func (c *Client) Describe(ctx context.Context, ref string) (guest.Description, e
 	return ask(ctx, c, c.vms.Describe, &nodev1.DescribeRequest{Ref: ref}, nodewire.DecodeDescription)
 }
 
+// Freeze freezes the file systems of the guest until Thaw, and at most for a time.
+func (c *Client) Freeze(ctx context.Context, ref string, most time.Duration) error {
+	_, err := ask(ctx, c, c.vms.Freeze, &nodev1.FreezeRequest{Ref: ref, MostMs: most.Milliseconds()}, func(*nodev1.FreezeResponse) struct{} { return struct{}{} })
+	return err
+}
+
+// Thaw ends a freeze, and reports whether the file systems were frozen until now.
+func (c *Client) Thaw(ctx context.Context, ref string) (held bool, err error) {
+	return ask(ctx, c, c.vms.Thaw, &nodev1.ThawRequest{Ref: ref}, (*nodev1.ThawResponse).GetHeld)
+}
+
 // UpdateVolume replaces the content of a volume of files.
 func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	return do(ctx, c, c.vms.UpdateVolume, &nodev1.UpdateVolumeRequest{Ref: ref, Volume: volume, Files: nodewire.EncodeVolumeFiles(files)})

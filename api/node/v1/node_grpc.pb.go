@@ -50,6 +50,8 @@ const (
 	VMs_Screenshot_FullMethodName       = "/cocoon.node.v1.VMs/Screenshot"
 	VMs_Stats_FullMethodName            = "/cocoon.node.v1.VMs/Stats"
 	VMs_Describe_FullMethodName         = "/cocoon.node.v1.VMs/Describe"
+	VMs_Freeze_FullMethodName           = "/cocoon.node.v1.VMs/Freeze"
+	VMs_Thaw_FullMethodName             = "/cocoon.node.v1.VMs/Thaw"
 	VMs_UpdateVolume_FullMethodName     = "/cocoon.node.v1.VMs/UpdateVolume"
 	VMs_KillContainer_FullMethodName    = "/cocoon.node.v1.VMs/KillContainer"
 	VMs_ReleaseContainer_FullMethodName = "/cocoon.node.v1.VMs/ReleaseContainer"
@@ -110,6 +112,10 @@ type VMsClient interface {
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
 	// Describe asks the guest what it is.
 	Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeResponse, error)
+	// Freeze freezes the file systems of the guest until Thaw, for a limited time.
+	Freeze(ctx context.Context, in *FreezeRequest, opts ...grpc.CallOption) (*FreezeResponse, error)
+	// Thaw ends a freeze.
+	Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.CallOption) (*ThawResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error)
 	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
@@ -406,6 +412,26 @@ func (c *vMsClient) Describe(ctx context.Context, in *DescribeRequest, opts ...g
 	return out, nil
 }
 
+func (c *vMsClient) Freeze(ctx context.Context, in *FreezeRequest, opts ...grpc.CallOption) (*FreezeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FreezeResponse)
+	err := c.cc.Invoke(ctx, VMs_Freeze_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.CallOption) (*ThawResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ThawResponse)
+	err := c.cc.Invoke(ctx, VMs_Thaw_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(UpdateVolumeResponse)
@@ -563,6 +589,10 @@ type VMsServer interface {
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
 	// Describe asks the guest what it is.
 	Describe(context.Context, *DescribeRequest) (*DescribeResponse, error)
+	// Freeze freezes the file systems of the guest until Thaw, for a limited time.
+	Freeze(context.Context, *FreezeRequest) (*FreezeResponse, error)
+	// Thaw ends a freeze.
+	Thaw(context.Context, *ThawRequest) (*ThawResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error)
 	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
@@ -660,6 +690,12 @@ func (UnimplementedVMsServer) Stats(context.Context, *StatsRequest) (*StatsRespo
 }
 func (UnimplementedVMsServer) Describe(context.Context, *DescribeRequest) (*DescribeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Describe not implemented")
+}
+func (UnimplementedVMsServer) Freeze(context.Context, *FreezeRequest) (*FreezeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Freeze not implemented")
+}
+func (UnimplementedVMsServer) Thaw(context.Context, *ThawRequest) (*ThawResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Thaw not implemented")
 }
 func (UnimplementedVMsServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
@@ -1010,6 +1046,42 @@ func _VMs_Describe_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_Freeze_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FreezeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Freeze(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Freeze_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Freeze(ctx, req.(*FreezeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_Thaw_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ThawRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Thaw(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Thaw_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Thaw(ctx, req.(*ThawRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateVolumeRequest)
 	if err := dec(in); err != nil {
@@ -1262,6 +1334,14 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Describe",
 			Handler:    _VMs_Describe_Handler,
+		},
+		{
+			MethodName: "Freeze",
+			Handler:    _VMs_Freeze_Handler,
+		},
+		{
+			MethodName: "Thaw",
+			Handler:    _VMs_Thaw_Handler,
 		},
 		{
 			MethodName: "UpdateVolume",

@@ -65,7 +65,7 @@ func (c Config) serveKubeVirt(m ctrl.Manager, log *slog.Logger) error {
 	machines := &virtualmachine.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now, Jitter: rand.Float64}
 	instances := &virtualmachineinstance.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
 	sets := &virtualmachineinstancereplicaset.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
-	snapshots := &virtualmachinesnapshot.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("snapshot-controller"), Now: time.Now}
+	snapshots := &virtualmachinesnapshot.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("snapshot-controller"), Guests: aggregated.NewFreezer(m.GetConfig()), Now: time.Now}
 	return errors.Join(machines.Setup(m, workers), instances.Setup(m, workers), sets.Setup(m, workers), snapshots.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
 		m.AddReadyzCheck("virtctl-api", func(*http.Request) error { return api.Ready() }))
 }

@@ -212,6 +212,8 @@ func (a Agents) Connect(ctx context.Context, dial guest.Dial) (guest.Agent, erro
 	agent := guest.Agent(s)
 	if !a.w.Old && (a.w.Told || a.port == guest.PortCocoon) {
 		agent = resumer{s}
+	} else if a.port == guest.PortQEMU {
+		agent = reporter{s}
 	}
 	go func() { // ends with the session
 		select {

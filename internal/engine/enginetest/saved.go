@@ -21,6 +21,7 @@ var (
 	_ hypervisor.NICSwapper    = (*Guest)(nil)
 	_ hypervisor.MachineTeller = Driver{}
 	_ guest.Resumer            = resumer{}
+	_ guest.FreezeReporter     = reporter{}
 )
 
 // Machine implements hypervisor.MachineTeller.
@@ -301,4 +302,13 @@ func (s *session) Freeze(context.Context) (int, error) {
 // Thaw implements guest.Freezer.
 func (s *session) Thaw(context.Context) (int, error) {
 	return 1, s.g.w.around("agent.Thaw", func() error { s.g.change(func() { s.g.p.Frozen = false }); return nil })
+}
+
+// reporter is a session with an agent that does not thaw file systems by itself.
+type reporter struct{ *session }
+
+// Frozen implements guest.FreezeReporter.
+func (s reporter) Frozen(context.Context) (bool, error) {
+	p, _ := s.g.look()
+	return p.Frozen, nil
 }

@@ -53,6 +53,7 @@ type Config struct {
 type Link struct {
 	Identity Turn // held while a resumed guest gets its identity, and while a save reads it
 	volumes  Turn // held while volumes are sent to the guest
+	freeze   freeze
 
 	cfg   Config
 	vm    VM
@@ -72,7 +73,7 @@ type Link struct {
 func New(cfg Config, m VM, proc *process.Process, logs *proclog.Set, agent guest.Connector, dial guest.Dial) *Link {
 	return &Link{
 		cfg: cfg, vm: m, proc: proc, logs: logs, agent: agent, dial: dial, kind: m.Record().ImageType,
-		Identity: newTurn(), volumes: newTurn(), done: make(chan struct{}), quit: make(chan struct{}),
+		Identity: newTurn(), volumes: newTurn(), freeze: freeze{turn: newTurn()}, done: make(chan struct{}), quit: make(chan struct{}),
 		state: state{changed: make(chan struct{})},
 	}
 }
@@ -176,6 +177,7 @@ func (l *Link) serve(ctx context.Context) (served bool, err error) {
 	defer func() { err = errors.Join(err, agent.Close()) }()
 	l.state.set(agent, false)
 	defer l.state.set(nil, false)
+	l.thawLeft(ctx, agent)
 	setUp := l.setUp
 	if l.vm.Record().Resume != nil {
 		setUp = l.setUpResumed

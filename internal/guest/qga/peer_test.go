@@ -244,7 +244,7 @@ func TestFreeze(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer a.Close()
-		f := a.(guest.Freezer)
+		f := a.(guest.FreezeReporter)
 		if _, err := f.Freeze(t.Context()); err == nil {
 			t.Error("a freeze without answer succeeded")
 		}

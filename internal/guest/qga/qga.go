@@ -83,7 +83,7 @@ type session struct {
 
 var (
 	_ guest.Agent           = (*session)(nil)
-	_ guest.Freezer         = (*session)(nil)
+	_ guest.FreezeReporter  = (*session)(nil)
 	_ guest.NetworkReporter = (*session)(nil)
 	_ guest.Resumer         = (*session)(nil)
 	_ guest.ClockReader     = (*session)(nil)

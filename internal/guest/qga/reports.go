@@ -80,6 +80,13 @@ func (s *session) Freeze(ctx context.Context) (int, error) {
 	return n, nil
 }
 
+// Frozen implements guest.FreezeReporter. Only what the agent has frozen counts.
+func (s *session) Frozen(ctx context.Context) (bool, error) {
+	var state string
+	err := s.call(ctx, "guest-fsfreeze-status", nil, &state, answerLimit)
+	return state == "frozen", err
+}
+
 // Thaw implements guest.Freezer.
 func (s *session) Thaw(ctx context.Context) (int, error) {
 	var n int

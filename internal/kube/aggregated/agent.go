@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	v1 "kubevirt.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/internal/guest"
@@ -56,9 +57,18 @@ func (s *Server) tell(w http.ResponseWriter, r *http.Request, t target, shape fu
 }
 
 func (s *Server) described(ctx context.Context, t target) (guest.Description, error) {
-	vmi, err := s.instance(ctx, t)
+	pod, err := s.answering(ctx, t)
 	if err != nil {
 		return guest.Description{}, err
+	}
+	return s.guests.describe(ctx, pod)
+}
+
+// answering returns the pod of an instance whose guest has an agent that answers. Errors: 404, 409.
+func (s *Server) answering(ctx context.Context, t target) (pod types.NamespacedName, err error) {
+	vmi, err := s.instance(ctx, t)
+	if err != nil {
+		return pod, err
 	}
 	is := func(kind v1.VirtualMachineInstanceConditionType) bool {
 		c := kubevirt.Condition(vmi, kind)
@@ -66,20 +76,20 @@ func (s *Server) described(ctx context.Context, t target) (guest.Description, er
 	}
 	switch {
 	case !vmi.IsRunning():
-		return guest.Description{}, conflict(t, "VMI is not running")
+		return pod, conflict(t, "VMI is not running")
 	case is(v1.VirtualMachineInstancePaused):
-		return guest.Description{}, conflict(t, "VMI is paused")
+		return pod, conflict(t, "VMI is paused")
 	case !is(v1.VirtualMachineInstanceAgentConnected):
-		return guest.Description{}, conflict(t, "VMI does not have guest agent connected")
+		return pod, conflict(t, "VMI does not have guest agent connected")
 	}
-	pod, err := s.runningPod(ctx, vmi)
-	if err != nil {
-		return guest.Description{}, err
+	runs, err := s.runningPod(ctx, vmi)
+	switch {
+	case err != nil:
+		return pod, err
+	case runs == nil:
+		return pod, conflict(t, "VMI is not running: it has no pod that runs")
 	}
-	if pod == nil {
-		return guest.Description{}, conflict(t, "VMI is not running: it has no pod that runs")
-	}
-	return s.guests.describe(ctx, *pod)
+	return *runs, nil
 }
 
 func typeOf(t target, kind string) metav1.TypeMeta {

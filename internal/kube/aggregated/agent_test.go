@@ -3,6 +3,7 @@ package aggregated
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -25,6 +26,47 @@ func (g *fakeGuests) describe(ctx context.Context, pod types.NamespacedName) (gu
 		return guest.Description{}, err
 	}
 	return described, nil
+}
+
+func (g *fakeGuests) freeze(ctx context.Context, pod types.NamespacedName, most time.Duration) error {
+	g.note(fmt.Sprintf("freeze %s %s", pod, most))
+	return g.connect(ctx)
+}
+
+func (g *fakeGuests) thaw(ctx context.Context, pod types.NamespacedName) (bool, error) {
+	g.note("thaw " + pod.String())
+	return true, g.connect(ctx)
+}
+
+// Whoever freezes a guest says for how long, and the node is asked for no more than it grants.
+func TestFreezeInstance(t *testing.T) {
+	vmi := connected(instance("web", v1.Running))
+	r := start(t, machine("Always"), vmi, podOf(vmi))
+	at := prefix + "virtualmachineinstances/web/"
+	for _, c := range []struct {
+		sub, body string
+		code      int
+		asked     string
+	}{
+		{"freeze", `{"unfreezeTimeout": "30s"}`, http.StatusAccepted, "freeze default/virt-launcher-web 30s"},
+		{"freeze", `{"unfreezeTimeout": "0s"}`, http.StatusAccepted, "freeze default/virt-launcher-web 5m0s"},
+		{"freeze", "", http.StatusAccepted, "freeze default/virt-launcher-web 5m0s"},
+		{"freeze", `{"unfreezeTimeout": "5m1s"}`, http.StatusBadRequest, ""},
+		{"freeze", `{"unfreezeTimeout": "-1s"}`, http.StatusBadRequest, ""},
+		{"freeze", `{"unfreezeTimeout": "soon"}`, http.StatusBadRequest, ""},
+		{"unfreeze", "", http.StatusAccepted, "thaw default/virt-launcher-web"},
+	} {
+		before := r.guests.calls()
+		code, body, _ := r.do(call{method: http.MethodPut, path: at + c.sub, body: c.body, cert: r.proxy})
+		if asked := strings.Trim(strings.TrimPrefix(r.guests.calls(), before), " \n,;"); code != c.code || asked != c.asked {
+			t.Errorf("%s %s: %d %s, asked %q", c.sub, c.body, code, body, asked)
+		}
+	}
+	bare := instance("web", v1.Running)
+	r = start(t, machine("Always"), bare, podOf(bare))
+	if code, body, _ := r.do(call{method: http.MethodPut, path: at + "freeze", cert: r.proxy}); code != http.StatusConflict || !strings.Contains(body, "guest agent") {
+		t.Errorf("without an agent: %d %s", code, body)
+	}
 }
 
 var described = guest.Description{

@@ -38,6 +38,10 @@ type guests interface {
 	display(ctx context.Context, pod types.NamespacedName, how contract.Display, in io.Reader, out io.Writer) error
 	// describe returns what the guest tells of itself. An error has the status of the node's answer.
 	describe(ctx context.Context, pod types.NamespacedName) (guest.Description, error)
+	// freeze freezes the file systems of the guest, at most for a time; thaw ends that, and reports whether it lasted until now. An error has the
+	// status of the node's answer.
+	freeze(ctx context.Context, pod types.NamespacedName, most time.Duration) error
+	thaw(ctx context.Context, pod types.NamespacedName) (held bool, err error)
 	// forward connects to a TCP port of the guest. ctx ends the connection. The caller closes it.
 	forward(ctx context.Context, pod types.NamespacedName, port uint16) (tunnel, error)
 }
@@ -101,21 +105,41 @@ func (p podStreams) display(ctx context.Context, pod types.NamespacedName, how c
 	return nil
 }
 
-// maxDescription is the limit of a description in bytes.
+// maxDescription is the limit of the answer of a guest in bytes.
 const maxDescription = 4 << 20
 
 func (p podStreams) describe(ctx context.Context, pod types.NamespacedName) (d guest.Description, err error) {
-	text := &limited{most: maxDescription}
-	err = p.ask(ctx, pod, contract.HeaderGuest, contract.GuestDescription, nil, text)
-	if err == nil {
-		if err = json.Unmarshal(text.Bytes(), &d); err != nil {
-			err = errdefs.Unavailablef("its node sent no whole answer: %w", err)
-		}
-	}
-	if err != nil {
+	if err := p.askGuest(ctx, pod, contract.GuestDescription, &d); err != nil {
 		return d, fmt.Errorf("ask the guest of pod %s what it is: %w", pod, err)
 	}
 	return d, nil
+}
+
+func (p podStreams) freeze(ctx context.Context, pod types.NamespacedName, most time.Duration) error {
+	if err := p.askGuest(ctx, pod, contract.GuestFreeze(most), &struct{}{}); err != nil {
+		return fmt.Errorf("freeze the file systems of the guest of pod %s: %w", pod, err)
+	}
+	return nil
+}
+
+func (p podStreams) thaw(ctx context.Context, pod types.NamespacedName) (held bool, err error) {
+	var answer contract.GuestThawed
+	if err := p.askGuest(ctx, pod, contract.GuestThaw, &answer); err != nil {
+		return false, fmt.Errorf("thaw the file systems of the guest of pod %s: %w", pod, err)
+	}
+	return answer.Held, nil
+}
+
+// askGuest asks the node of pod what contract.HeaderGuest says.
+func (p podStreams) askGuest(ctx context.Context, pod types.NamespacedName, what string, answer any) error {
+	text := &limited{most: maxDescription}
+	if err := p.ask(ctx, pod, contract.HeaderGuest, what, nil, text); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text.Bytes(), answer); err != nil {
+		return errdefs.Unavailablef("its node sent no whole answer: %w", err)
+	}
+	return nil
 }
 
 // limited is a buffer that refuses more than most bytes.

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -250,6 +251,33 @@ func (backend) Describe(_ context.Context, namespace, pod, of string) (guest.Des
 		return guest.Description{}, errdefs.Unavailablef("no agent answers in the guest of pod %s", pod)
 	}
 	return described, nil
+}
+
+func (backend) Freeze(_ context.Context, _, pod, _ string, most time.Duration) error {
+	if pod != "web" || most != time.Minute {
+		return errdefs.Unsupportedf("the guest of pod %s is not frozen", pod)
+	}
+	return nil
+}
+
+func (backend) Thaw(_ context.Context, _, pod, _ string) (bool, error) { return pod == "web", nil }
+
+// A node freezes and thaws, and tells whether that lasted.
+func TestFreezePod(t *testing.T) {
+	f := NewFreezer(apiServer(t, true))
+	web, none := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "none"}
+	if err := f.Freeze(t.Context(), web, time.Minute); err != nil {
+		t.Error(err)
+	}
+	if held, err := f.Thaw(t.Context(), web); err != nil || !held {
+		t.Error(held, err)
+	}
+	if held, err := f.Thaw(t.Context(), none); err != nil || held {
+		t.Error(held, err)
+	}
+	if err := f.Freeze(t.Context(), none, time.Minute); err == nil || !strings.Contains(statusOf(err).Message, "is not frozen") {
+		t.Error(err)
+	}
 }
 
 // What a guest tells comes whole, and the status of what its node refuses.

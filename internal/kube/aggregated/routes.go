@@ -56,8 +56,8 @@ var served = map[string]route{
 	instances + "/reset":      {method: http.MethodPut, serve: reboot(true)},
 	instances + "/softreboot": {method: http.MethodPut, serve: reboot(false)},
 
-	instances + "/freeze":          {method: http.MethodPut, serve: unoffered("freeze")},
-	instances + "/unfreeze":        {method: http.MethodPut, serve: unoffered("unfreeze")},
+	instances + "/freeze":          {method: http.MethodPut, serve: (*Server).freeze},
+	instances + "/unfreeze":        {method: http.MethodPut, serve: (*Server).unfreeze},
 	instances + "/addvolume":       {method: http.MethodPut, serve: (*Server).addVolume},
 	instances + "/removevolume":    {method: http.MethodPut, serve: (*Server).removeVolume},
 	machines + "/addvolume":        {method: http.MethodPut, serve: (*Server).addVolume},

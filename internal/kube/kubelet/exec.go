@@ -70,7 +70,7 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if what := r.Header.Get(contract.HeaderGuest); what != "" {
-		s.describe(w, r, what)
+		s.askGuest(w, r, what)
 		return
 	}
 	want, err := parseWishes(r)

@@ -36,6 +36,9 @@ type Backend interface {
 	Screenshot(ctx context.Context, namespace, pod, container string, wake bool) ([]byte, error)
 	// Describe is that of guest.Describes.
 	Describe(ctx context.Context, namespace, pod, container string) (guest.Description, error)
+	// Freeze and Thaw are those of guest.Freezes.
+	Freeze(ctx context.Context, namespace, pod, container string, most time.Duration) error
+	Thaw(ctx context.Context, namespace, pod, container string) (held bool, err error)
 	// Forward copies data between stream and a TCP port of the pod's guest until the guest closes its side.
 	Forward(ctx context.Context, namespace, pod string, port int, stream io.ReadWriter) error
 }

@@ -100,6 +100,36 @@ func (d *door) Describe(ctx context.Context, namespace, pod, container string) (
 	return of.Describe(ctx, string(rec.ID))
 }
 
+// Freeze freezes the file systems of the pod's guest; see guest.Freezes. Errors: as for Describe.
+func (d *door) Freeze(ctx context.Context, namespace, pod, container string, most time.Duration) error {
+	of, id, err := d.freezes(namespace, pod, container)
+	if err != nil {
+		return err
+	}
+	return of.Freeze(ctx, id, most)
+}
+
+// Thaw ends a freeze.
+func (d *door) Thaw(ctx context.Context, namespace, pod, container string) (held bool, err error) {
+	of, id, err := d.freezes(namespace, pod, container)
+	if err != nil {
+		return false, err
+	}
+	return of.Thaw(ctx, id)
+}
+
+func (d *door) freezes(namespace, pod, container string) (guest.Freezes, string, error) {
+	st, rec, _, err := d.enter(namespace, pod, container, "a freeze")
+	if err != nil {
+		return nil, "", err
+	}
+	of, ok := st.guests.(guest.Freezes)
+	if !ok {
+		return nil, "", errdefs.Unsupportedf("the node of pod %q freezes no guests", pod)
+	}
+	return of, string(rec.ID), nil
+}
+
 func (d *door) screens(namespace, pod, container string) (guest.Displays, string, error) {
 	st, rec, _, err := d.enter(namespace, pod, container, "a screen")
 	if err != nil {

@@ -97,6 +97,12 @@ func TestAttachAndForward(t *testing.T) {
 		if d, err := w.p.Describe(t.Context(), "default", "web", "c"); err != nil || d.Hostname != "web" {
 			t.Errorf("its description: %+v, %v", d, err)
 		}
+		if err := w.p.Freeze(t.Context(), "default", "web", "c", time.Second); err != nil {
+			t.Error(err)
+		}
+		if held, err := w.p.Thaw(t.Context(), "default", "web", "c"); err != nil || !held {
+			t.Error(held, err)
+		}
 		if _, err := w.p.Describe(t.Context(), "default", "web", "other"); !errdefs.IsNotFound(err) {
 			t.Errorf("the description of no container: %v", err)
 		}

@@ -179,6 +179,32 @@ func (v ownGuests) Describe(ctx context.Context, ref string) (guest.Description,
 	return d.Describe(vm.OnBehalf(ctx, v.o), ref)
 }
 
+// Freeze implements guest.Freezes.
+func (v ownGuests) Freeze(ctx context.Context, ref string, most time.Duration) error {
+	f, err := v.freezes()
+	if err != nil {
+		return err
+	}
+	return f.Freeze(vm.OnBehalf(ctx, v.o), ref, most)
+}
+
+// Thaw implements guest.Freezes.
+func (v ownGuests) Thaw(ctx context.Context, ref string) (bool, error) {
+	f, err := v.freezes()
+	if err != nil {
+		return false, err
+	}
+	return f.Thaw(vm.OnBehalf(ctx, v.o), ref)
+}
+
+func (v ownGuests) freezes() (guest.Freezes, error) {
+	f, ok := v.r.(guest.Freezes)
+	if !ok {
+		return nil, errdefs.Unsupportedf("the client of the VM engine freezes no guests")
+	}
+	return f, nil
+}
+
 func displaysOf(a guest.Access) (guest.Displays, error) {
 	d, ok := a.(guest.Displays)
 	if !ok {

@@ -260,10 +260,20 @@ func preferenceRevision(vm *v1.VirtualMachine) string {
 }
 
 // take makes the copies of the instancetype and the preference, and creates the VolumeSnapshots that are missing.
-func (r *Reconciler) take(ctx context.Context, x *seen) error {
+func (r *Reconciler) take(ctx context.Context, x *seen, s *step) error {
 	if err := r.copies(ctx, x); err != nil {
 		return err
 	}
+	if x.freezes() {
+		if err := r.Guests.Freeze(ctx, x.pod(), x.freezeTime()); err != nil {
+			s.do, s.wait = nothing, freezePause
+			s.err(fmt.Sprintf("the file systems of the guest cannot be frozen, so a snapshot of several disks would be of different instants; stop the machine first: %s", err), x.now)
+			s.condition(v1beta1.ConditionProgressing, corev1.ConditionFalse, "In error state", x.now)
+			return nil
+		}
+	}
+	s.err("", x.now)
+	s.condition(v1beta1.ConditionProgressing, corev1.ConditionTrue, "Source locked and operation in progress", x.now)
 	for i, b := range x.content.Spec.VolumeBackups {
 		if i >= len(x.taken) || x.taken[i] != nil {
 			continue
@@ -304,6 +314,11 @@ func (r *Reconciler) copies(ctx context.Context, x *seen) error {
 		names[m.RevisionName] = preferenceRevision(x.vm)
 	}
 	for to, from := range names {
+		if ok, err := get(ctx, r.Live, client.ObjectKey{Namespace: x.vm.Namespace, Name: to}, &appsv1.ControllerRevision{}); err != nil {
+			return err
+		} else if ok {
+			continue // of an earlier try
+		}
 		is := &appsv1.ControllerRevision{}
 		if ok, err := get(ctx, r.Live, client.ObjectKey{Namespace: x.vm.Namespace, Name: from}, is); err != nil {
 			return err
@@ -327,6 +342,9 @@ func (r *Reconciler) copies(ctx context.Context, x *seen) error {
 // finish notes that all volumes are kept. A content that is to outlive its snapshot is set free before anybody can see that.
 func (r *Reconciler) finish(ctx context.Context, x *seen, s *step) error {
 	content := x.content
+	if x.together() && !r.thaw(ctx, x) {
+		s.indication(v1beta1.VMSnapshotQuiesceTimeoutIndication)
+	}
 	if len(content.Spec.VolumeBackups) == 0 && x.vm != nil { // nothing was taken
 		if err := r.copies(ctx, x); err != nil {
 			return err

@@ -31,7 +31,7 @@ const (
 
 // Bounds of the time until a snapshot in progress is looked at again: a tenth of the time that it has taken so far.
 const (
-	firstLook = time.Second
+	firstLook = 500 * time.Millisecond
 	lastLook  = 30 * time.Second
 )
 
@@ -161,6 +161,7 @@ func (s *step) progress(x seen) {
 	case problem != "":
 		s.err(problem, x.now)
 		s.condition(v1beta1.ConditionProgressing, corev1.ConditionFalse, "In error state", x.now)
+	case s.do == take: // take says whether it could
 	case x.locked():
 		s.status.Error = nil
 		s.condition(v1beta1.ConditionProgressing, corev1.ConditionTrue, "Source locked and operation in progress", x.now)

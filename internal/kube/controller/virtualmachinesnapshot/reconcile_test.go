@@ -41,6 +41,35 @@ type world struct {
 	now    time.Time
 	writes int
 	killAt int // the write after which the reconciler hears nothing more; 0: none
+
+	frozen  bool
+	asked   []string // of the guest
+	refuses error    // a freeze
+}
+
+// Freeze implements Guests.
+func (w *world) Freeze(_ context.Context, pod types.NamespacedName, most time.Duration) error {
+	w.asked = append(w.asked, fmt.Sprintf("freeze %s %s", pod, most))
+	if w.refuses == nil {
+		w.frozen = true
+	}
+	return w.refuses
+}
+
+// Thaw implements Guests.
+func (w *world) Thaw(_ context.Context, pod types.NamespacedName) (bool, error) {
+	w.asked = append(w.asked, "thaw "+pod.String())
+	was := w.frozen
+	w.frozen = false
+	return was, nil
+}
+
+func indications(s v1beta1.VirtualMachineSnapshotStatus) string {
+	var all []string
+	for _, i := range s.SourceIndications {
+		all = append(all, string(i.Indication))
+	}
+	return strings.Join(all, " ")
 }
 
 var errKilled = errors.New("killed")
@@ -77,7 +106,7 @@ func newWorld(t *testing.T, objects ...client.Object) *world {
 			return write(c.SubResource(sub).Update(ctx, o, opts...))
 		},
 	})
-	w.Reconciler = &Reconciler{Client: w.api, Live: w.api, Events: w.events, Now: func() time.Time { return w.now }}
+	w.Reconciler = &Reconciler{Client: w.api, Live: w.api, Events: w.events, Guests: w, Now: func() time.Time { return w.now }}
 	return w
 }
 
@@ -206,8 +235,8 @@ func TestKilledAfterEachWrite(t *testing.T) {
 			break // it was never killed
 		}
 		s := w.snapshot(t)
-		got := fmt.Sprint(s.Phase, *s.ReadyToUse, s.Error == nil, s.CreationTime != nil, s.Indications, *s.SnapshotVolumes, *s.SourceUID)
-		if want := "Succeeded true true true [PartialSnapshot] {[data log] [image other]} vm"; !strings.EqualFold(strings.ReplaceAll(got, " ", ""), strings.ReplaceAll(want, " ", "")) {
+		got := fmt.Sprint(s.Phase, *s.ReadyToUse, s.Error == nil, s.CreationTime != nil, indications(s), *s.SnapshotVolumes, *s.SourceUID)
+		if want := "Succeeded true true true PartialSnapshot {[data log] [image other]} vm"; !strings.EqualFold(strings.ReplaceAll(got, " ", ""), strings.ReplaceAll(want, " ", "")) {
 			t.Errorf("killed after write %d: %s", at, got)
 		}
 		if d := diff.Of("", w.locked(t)); d != "" {
@@ -352,5 +381,76 @@ func TestRetain(t *testing.T) {
 	w.run(t)
 	if w.get(t, "vmsnapshot-content-s", content); len(content.OwnerReferences) != 0 || w.snapshot(t).Phase != v1beta1.Succeeded {
 		t.Errorf("after: %v", content.OwnerReferences)
+	}
+}
+
+// running is the machine's instance, with the conditions.
+func running(conditions ...v1.VirtualMachineInstanceConditionType) *v1.VirtualMachineInstance {
+	vmi := &v1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: "ns", UID: "i", OwnerReferences: []metav1.OwnerReference{{Kind: "VirtualMachine", Name: "db", UID: "vm", Controller: ptr(true)}}}}
+	vmi.Status.Phase = v1.Running
+	for _, c := range conditions {
+		vmi.Status.Conditions = append(vmi.Status.Conditions, v1.VirtualMachineInstanceCondition{Type: c, Status: corev1.ConditionTrue})
+	}
+	return vmi
+}
+
+// A guest that runs is frozen once for all its disks, and thawed in every outcome.
+func TestOnline(t *testing.T) {
+	pod := "ns/" + kubevirt.PodName(running())
+	for name, c := range map[string]struct {
+		conditions  []v1.VirtualMachineInstanceConditionType
+		meanwhile   func(t *testing.T, w *world) // after the VolumeSnapshots were asked for
+		asked       string
+		indications string
+	}{
+		"agent":    {[]v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceAgentConnected}, func(*testing.T, *world) {}, "freeze " + pod + " 1m0s, thaw " + pod, "Online GuestAgent PartialSnapshot"},
+		"no agent": {nil, func(*testing.T, *world) {}, "", "Online NoGuestAgent PartialSnapshot"},
+		"paused":   {[]v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceAgentConnected, v1.VirtualMachineInstancePaused}, func(*testing.T, *world) {}, "", "Online Paused PartialSnapshot"},
+		"too late": {[]v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceAgentConnected}, func(_ *testing.T, w *world) { w.frozen = false }, "freeze " + pod + " 1m0s, thaw " + pod, "Online GuestAgent PartialSnapshot QuiesceTimeout"},
+		"refused first": {[]v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceAgentConnected}, func(t *testing.T, w *world) {
+			w.answer(t, "a VM writes to it")
+			w.run(t)
+			if w.frozen {
+				t.Error("the guest stays frozen")
+			}
+		}, "freeze " + pod + " 1m0s, thaw " + pod + ", thaw " + pod, "Online GuestAgent PartialSnapshot QuiesceTimeout"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, append(things(), running(c.conditions...))...)
+			w.run(t)
+			c.meanwhile(t, w)
+			w.answer(t, "")
+			w.run(t)
+			s := w.snapshot(t)
+			got := slices.Compact(strings.Split(strings.Join(w.asked, ", "), ", "))
+			if d := diff.Of(c.indications, indications(s)); d != "" || s.Phase != v1beta1.Succeeded {
+				t.Errorf("%s: %s", s.Phase, d)
+			}
+			if want := strings.Split(c.asked, ", "); got[0] != want[0] || len(got) < len(slices.Compact(want)) || w.frozen || strings.Count(strings.Join(w.asked, ","), "freeze") > 1 {
+				t.Errorf("asked %q, want %q", w.asked, want)
+			}
+		})
+	}
+}
+
+// A guest that cannot be frozen has no snapshot of several disks, and the reason is told. One that is deleted while its guest is frozen thaws it.
+func TestFreezeFails(t *testing.T) {
+	w := newWorld(t, append(things(), running(v1.VirtualMachineInstanceAgentConnected))...)
+	w.refuses = errors.New("it is busy")
+	if result := w.run(t); result.RequeueAfter != freezePause {
+		t.Errorf("again after %s", result.RequeueAfter)
+	}
+	if s := w.snapshot(t); s.Error == nil || !strings.HasSuffix(*s.Error.Message, "stop the machine first: it is busy") || len(w.volumeSnapshots(t)) > 0 {
+		t.Errorf("%+v", s)
+	}
+	w.refuses = nil
+	w.run(t)
+	if s := w.snapshot(t); s.Error != nil || !w.frozen {
+		t.Errorf("%+v", s)
+	}
+	w.remove(t, &v1beta1.VirtualMachineSnapshot{}, "before")
+	w.run(t)
+	if w.frozen || w.locked(t) != "" {
+		t.Error("the guest stays frozen, or the machine locked")
 	}
 }

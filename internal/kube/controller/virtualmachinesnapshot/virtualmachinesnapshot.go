@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	v1 "kubevirt.io/api/core/v1"
@@ -40,7 +41,15 @@ type Reconciler struct {
 	Client client.Client
 	Live   client.Reader // without a cache
 	Events events.EventRecorder
+	Guests Guests
 	Now    func() time.Time
+}
+
+// Guests freezes the file systems of the guests of pods. The node thaws them after a time, whatever becomes of the manager.
+type Guests interface {
+	Freeze(ctx context.Context, pod types.NamespacedName, most time.Duration) error
+	// Thaw reports whether they were frozen until now.
+	Thaw(ctx context.Context, pod types.NamespacedName) (held bool, err error)
 }
 
 // Setup adds the reconciler to m, with that many concurrent workers.
@@ -114,6 +123,12 @@ func (r *Reconciler) forget(ctx context.Context, key types.NamespacedName) error
 		if err := r.Live.Get(ctx, key, &v1beta1.VirtualMachineSnapshot{}); !apierrors.IsNotFound(err) {
 			return err // there is another one now, or it is not known
 		}
+		vmi := &v1.VirtualMachineInstance{}
+		if ok, err := get(ctx, r.Live, client.ObjectKeyFromObject(vm), vmi); err != nil {
+			return err
+		} else if ok && metav1.IsControlledBy(vmi, vm) {
+			r.thaw(ctx, &seen{vm: vm, vmi: vmi})
+		}
 		if err := r.unlock(ctx, vm); err != nil {
 			return err
 		}
@@ -129,12 +144,16 @@ func (r *Reconciler) carryOut(ctx context.Context, x *seen, s *step) error {
 	case begin:
 		return r.begin(ctx, x)
 	case take:
-		return r.take(ctx, x)
+		return r.take(ctx, x, s)
 	case finish:
 		return r.finish(ctx, x, s)
 	case refresh:
+		if s.status.Error != nil && x.snapshot.Status.Error == nil { // the guest does not wait until it can go on
+			r.thaw(ctx, x)
+		}
 		return r.writeContent(ctx, x.content, s.content)
 	case unlock:
+		r.thaw(ctx, x)
 		return r.unlock(ctx, x.vm)
 	case discard:
 		err := r.Client.Delete(ctx, x.content, client.Preconditions{UID: &x.content.UID})
