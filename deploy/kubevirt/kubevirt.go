@@ -38,11 +38,18 @@ var (
 	Snapshots []byte
 	//go:embed crds/snapshot.kubevirt.io_virtualmachinesnapshotcontents.yaml
 	SnapshotContents []byte
+	//go:embed crds/snapshot.kubevirt.io_virtualmachinerestores.yaml
+	Restores []byte
 )
+
+// Clones defines VirtualMachineClone.
+//
+//go:embed crds/clone.kubevirt.io_virtualmachineclones.yaml
+var Clones []byte
 
 // Kinds are all kinds.
 func Kinds() [][]byte {
-	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences, Snapshots, SnapshotContents}
+	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences, Snapshots, SnapshotContents, Restores, Clones}
 }
 
 // Rights are those of users: KubeVirt's ClusterRoles, which the built-in ones include.

@@ -188,7 +188,7 @@ func TestSnapshotKinds(t *testing.T) {
 	for _, text := range kubevirt.Kinds() {
 		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
-	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/virtualmachinesnapshots.snapshot.kubevirt.io", "crd/virtualmachines.kubevirt.io")
+	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/virtualmachinesnapshots.snapshot.kubevirt.io", "crd/virtualmachinerestores.snapshot.kubevirt.io", "crd/virtualmachineclones.clone.kubevirt.io", "crd/virtualmachines.kubevirt.io")
 	source := "source: {apiGroup: kubevirt.io, kind: VirtualMachine, name: a}"
 	for what, tc := range map[string]struct{ spec, refused string }{
 		"plain":    {source, ""},
@@ -204,6 +204,33 @@ func TestSnapshotKinds(t *testing.T) {
 			t.Errorf("%s: %v: %s", what, err, out)
 		}
 	}
+	target := "target: {apiGroup: kubevirt.io, kind: VirtualMachine, name: a}, virtualMachineSnapshotName: plain"
+	for what, tc := range map[string]struct{ spec, refused string }{
+		"plain":    {target, ""},
+		"all":      {target + ", targetReadinessPolicy: StopTarget, volumeRestorePolicy: PrefixTargetName, volumeOwnershipPolicy: None", ""},
+		"instance": {strings.Replace(target, "VirtualMachine,", "VirtualMachineInstance,", 1), "target must be a VirtualMachine"},
+		"in-place": {target + ", volumeRestorePolicy: InPlace", "InPlace"},
+		"policy":   {target + ", targetReadinessPolicy: Hope", "targetReadinessPolicy"},
+		"owner":    {target + ", volumeOwnershipPolicy: Me", "volumeOwnershipPolicy must be"},
+	} {
+		out, err := c.TryKubectl(t, "{apiVersion: snapshot.kubevirt.io/v1beta1, kind: VirtualMachineRestore, metadata: {name: "+what+"}, spec: {"+tc.spec+"}}", "create", "-f", "-")
+		if (err != nil) != (tc.refused != "") || !strings.Contains(out, tc.refused) {
+			t.Errorf("restore, %s: %v: %s", what, err, out)
+		}
+	}
+	for what, tc := range map[string]struct{ spec, refused string }{
+		"machine":  {source, ""},
+		"snapshot": {"source: {apiGroup: snapshot.kubevirt.io, kind: VirtualMachineSnapshot, name: plain}, " + target[:strings.Index(target, "}")+1], ""},
+		"no group": {strings.Replace(source, "apiGroup: kubevirt.io, ", "", 1), "source must be"},
+		"itself":   {source + ", " + target[:strings.Index(target, "}")+1], "another name than source"},
+		"instance": {source + ", target: {apiGroup: kubevirt.io, kind: VirtualMachineInstance, name: b}", "target must be a VirtualMachine"},
+		"policy":   {source + ", volumeNamePolicy: InPlace", "volumeNamePolicy"},
+	} {
+		out, err := c.TryKubectl(t, "{apiVersion: clone.kubevirt.io/v1beta1, kind: VirtualMachineClone, metadata: {name: "+strings.ReplaceAll(what, " ", "-")+"}, spec: {"+tc.spec+"}}", "create", "-f", "-")
+		if (err != nil) != (tc.refused != "") || !strings.Contains(out, tc.refused) {
+			t.Errorf("clone, %s: %v: %s", what, err, out)
+		}
+	}
 	c.Kubectl(t, machine("a", "  runStrategy: Halted\n"), "create", "-f", "-")
 	c.Kubectl(t, "", "patch", "vm", "a", "--subresource=status", "--type=merge", "-p", `{"status":{"snapshotInProgress":"plain"}}`)
 	for patch, refused := range map[string]string{
@@ -217,7 +244,11 @@ func TestSnapshotKinds(t *testing.T) {
 			t.Errorf("%s: %v: %s", patch, err, out)
 		}
 	}
-	c.Kubectl(t, "", "patch", "vm", "a", "--subresource=status", "--type=merge", "-p", `{"status":{"snapshotInProgress":null}}`)
+	c.Kubectl(t, "", "patch", "vm", "a", "--subresource=status", "--type=merge", "-p", `{"status":{"snapshotInProgress":null,"restoreInProgress":"plain"}}`)
+	if out, err := c.TryKubectl(t, "", "patch", "vm", "a", "--type=merge", "-p", `{"spec":{"runStrategy":"Always"}}`); err == nil || !strings.Contains(out, "cannot be started while it is restored") {
+		t.Errorf("a start while it is restored: %v: %s", err, out)
+	}
+	c.Kubectl(t, "", "patch", "vm", "a", "--subresource=status", "--type=merge", "-p", `{"status":{"restoreInProgress":null}}`)
 	c.Kubectl(t, "", "patch", "vm", "a", "--type=merge", "-p", `{"spec":{"runStrategy":"Always"}}`)
 }
 
@@ -238,7 +269,7 @@ func TestRights(t *testing.T) {
 			resourceAttributes: {namespace: default, verb: %s, group: %q, resource: %s, subresource: %q}}}`, user, verb, group, resource, part)
 		return c.Kubectl(t, strings.ReplaceAll(review, "\t", ""), "create", "-f", "-", "-o", "jsonpath={.status.allowed}")
 	}
-	kube, sub, types, snap := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io", ".snapshot.kubevirt.io"
+	kube, sub, types, snap, clones := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io", ".snapshot.kubevirt.io", "virtualmachineclones.clone.kubevirt.io"
 	for range 100 { // until the controller has aggregated the roles
 		if can("edit", "update", "virtualmachines"+sub+"/start") == "true" {
 			break
@@ -270,6 +301,20 @@ func TestRights(t *testing.T) {
 		{"edit", "delete", "virtualmachinesnapshotcontents" + snap, "true"},
 		{"view", "list", "virtualmachinesnapshotcontents" + snap, "true"},
 		{"view", "create", "virtualmachinesnapshots" + snap, "false"},
+		{"edit", "create", "virtualmachinerestores" + snap, "true"},
+		{"edit", "create", clones, "true"},
+		{"view", "create", clones, "false"},
+		{"view", "watch", clones, "true"},
+		{"manager", "update", clones + "/status", "true"},
+		{"manager", "create", clones, "false"},
+		{"manager", "create", "virtualmachinerestores" + snap, "true"},
+		{"manager", "delete", "virtualmachinesnapshots" + snap, "false"},
+		{"view", "list", "virtualmachinerestores" + snap, "true"},
+		{"manager", "update", "virtualmachinerestores" + snap + "/status", "true"},
+		{"manager", "patch", "virtualmachinerestores" + snap, "false"},
+		{"manager", "create", "virtualmachines" + kube, "true"},
+		{"manager", "delete", "virtualmachines" + kube, "false"},
+		{"manager", "create", "persistentvolumeclaims", "true"},
 		{"manager", "update", "virtualmachinesnapshots" + snap + "/status", "true"},
 		{"manager", "list", "virtualmachinesnapshotcontents" + snap, "false"},
 		{"manager", "create", "volumesnapshots.snapshot.storage.k8s.io", "true"},

@@ -102,6 +102,23 @@ var kinds = map[string]kind{
 			{name: "Error", kind: "string", path: ".status.error.message"},
 		},
 	},
+	"virtualmachinerestores": {
+		group: "snapshot.", shortNames: []string{"vmrestore", "vmrestores"}, status: true, spec: restoreRules,
+		columns: []column{
+			{name: "TargetKind", kind: "string", path: ".spec.target.kind"},
+			{name: "TargetName", kind: "string", path: ".spec.target.name"},
+			{name: "Complete", kind: "boolean", path: ".status.complete"},
+			{name: "RestoreTime", kind: "date", path: ".status.restoreTime"},
+		},
+	},
+	"virtualmachineclones": {
+		group: "clone.", shortNames: []string{"vmclone", "vmclones"}, status: true, spec: cloneRules,
+		columns: []column{
+			{name: "Phase", kind: "string", path: ".status.phase"},
+			{name: "SourceVirtualMachine", kind: "string", path: ".spec.source.name"},
+			{name: "TargetVirtualMachine", kind: "string", path: ".spec.target.name"},
+		},
+	},
 	"virtualmachinesnapshotcontents": {
 		group: "snapshot.", shortNames: []string{"vmsnapshotcontent", "vmsnapshotcontents"}, status: true,
 		spec: []map[string]string{{"rule": "self == oldSelf", "message": "the spec of a VirtualMachineSnapshotContent cannot change; it is what was there when the snapshot was taken"}},
@@ -124,7 +141,40 @@ var (
 		{"rule": "!has(self.deletionPolicy) || self.deletionPolicy in ['Delete', 'Retain']", "message": "deletionPolicy must be Delete or Retain"},
 		{"rule": "!has(self.failureDeadline) || duration(self.failureDeadline) >= duration('0s')", "message": "failureDeadline must be a duration of at least 0s, such as 5m"},
 	}
+	restoreRules = []map[string]string{
+		{"rule": "self == oldSelf", "message": "the spec of a VirtualMachineRestore cannot change; create another restore"},
+		{
+			"rule":    "has(self.target.apiGroup) && self.target.apiGroup == 'kubevirt.io' && self.target.kind == 'VirtualMachine'",
+			"message": "target must be a VirtualMachine of the apiGroup kubevirt.io",
+		},
+		{
+			"rule":    "!has(self.volumeRestorePolicy) || self.volumeRestorePolicy in ['RandomizeNames', 'PrefixTargetName']",
+			"message": "volumeRestorePolicy must be RandomizeNames or PrefixTargetName; InPlace, which deletes the claims of the target, is not offered",
+		},
+		{"rule": "!has(self.volumeOwnershipPolicy) || self.volumeOwnershipPolicy in ['Vm', 'None']", "message": "volumeOwnershipPolicy must be Vm or None"},
+	}
+	cloneRules = []map[string]string{
+		{"rule": "self == oldSelf", "message": "the spec of a VirtualMachineClone cannot change; create another clone"},
+		{
+			"rule": "has(self.source.apiGroup) && (self.source.apiGroup == 'kubevirt.io' && self.source.kind == 'VirtualMachine' || " +
+				"self.source.apiGroup == 'snapshot.kubevirt.io' && self.source.kind == 'VirtualMachineSnapshot')",
+			"message": "source must be a VirtualMachine of the apiGroup kubevirt.io, or a VirtualMachineSnapshot of the apiGroup snapshot.kubevirt.io",
+		},
+		{
+			"rule":    "!has(self.target) || has(self.target.apiGroup) && self.target.apiGroup == 'kubevirt.io' && self.target.kind == 'VirtualMachine'",
+			"message": "target must be a VirtualMachine of the apiGroup kubevirt.io",
+		},
+		{
+			"rule":    "!has(self.target) || self.source.kind != 'VirtualMachine' || self.target.name != self.source.name",
+			"message": "target must have another name than source",
+		},
+	}
 	machineRules = []map[string]string{
+		{
+			"rule": "!has(self.status) || !has(self.status.restoreInProgress) || " + same("runStrategy") + " && " + same("running") +
+				" || has(self.spec.runStrategy) && self.spec.runStrategy == 'Halted' || has(self.spec.running) && !self.spec.running",
+			"message": "a VirtualMachine cannot be started while it is restored; wait for the restore in status.restoreInProgress",
+		},
 		{
 			"rule":    "!has(self.status) || !has(self.status.snapshotInProgress) || " + same("template.spec.volumes"),
 			"message": "the volumes of a VirtualMachine cannot change while a snapshot of it is taken; wait for the snapshot in status.snapshotInProgress",

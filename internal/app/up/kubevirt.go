@@ -37,7 +37,8 @@ var kubeVirtKinds = []string{
 	"kubevirts.kubevirt.io", "virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io", "virtualmachineinstancereplicasets.kubevirt.io",
 	"virtualmachineinstancetypes.instancetype.kubevirt.io", "virtualmachineclusterinstancetypes.instancetype.kubevirt.io",
 	"virtualmachinepreferences.instancetype.kubevirt.io", "virtualmachineclusterpreferences.instancetype.kubevirt.io",
-	"virtualmachinesnapshots.snapshot.kubevirt.io", "virtualmachinesnapshotcontents.snapshot.kubevirt.io",
+	"virtualmachinesnapshots.snapshot.kubevirt.io", "virtualmachinesnapshotcontents.snapshot.kubevirt.io", "virtualmachinerestores.snapshot.kubevirt.io",
+	"virtualmachineclones.clone.kubevirt.io",
 }
 
 //go:embed kubevirt.yaml

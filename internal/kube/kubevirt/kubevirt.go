@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	clonev1beta1 "kubevirt.io/api/clone/v1beta1"
 	"kubevirt.io/api/core"
 	v1 "kubevirt.io/api/core/v1"
 	"kubevirt.io/api/instancetype/v1beta1"
@@ -24,5 +25,5 @@ func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(group, &v1.VirtualMachine{}, &v1.VirtualMachineList{}, &v1.VirtualMachineInstance{}, &v1.VirtualMachineInstanceList{},
 		&v1.VirtualMachineInstanceReplicaSet{}, &v1.VirtualMachineInstanceReplicaSetList{}, &v1.KubeVirt{}, &v1.KubeVirtList{})
 	metav1.AddToGroupVersion(s, group)
-	return errors.Join(v1beta1.AddToScheme(s), snapshotv1beta1.AddToScheme(s))
+	return errors.Join(v1beta1.AddToScheme(s), snapshotv1beta1.AddToScheme(s), clonev1beta1.AddToScheme(s))
 }

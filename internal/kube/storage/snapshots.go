@@ -30,11 +30,12 @@ type Snapshots interface {
 	FromSnapshot(ctx context.Context, ref string, s volume.Spec) (volume.Volume, error)
 }
 
-// snapshotWorkers is how many snapshots are taken or removed at a time, resync how often all are looked at again.
+// snapshotWorkers is how many snapshots are taken or removed at a time, resync how often all are looked at again. Until then, the library does
+// not see that a snapshot was taken at last whose removal was asked for before.
 const (
 	snapshotWorkers = 4
 	snapshotTime    = 10 * time.Minute
-	resync          = 15 * time.Minute
+	resync          = time.Minute
 )
 
 // snapshots serves the VolumeSnapshotContents of this node until ctx ends. It waits until the cluster has that kind of objects. The

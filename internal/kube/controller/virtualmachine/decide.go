@@ -55,7 +55,7 @@ func decide(x seen) step {
 	case vmi.DeletionTimestamp == nil:
 		s.end(vmi, strategy)
 	}
-	if s.start && x.refusal != "" { // once the machine is changed, it starts
+	if s.start && (x.refusal != "" || vm.Status.RestoreInProgress != nil) { // once the machine is changed, or restored, it starts
 		s.start, s.status.StateChangeRequests = false, vm.Status.StateChangeRequests
 		strategy = vm.Status.RunStrategy
 	}

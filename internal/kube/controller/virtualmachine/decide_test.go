@@ -119,6 +119,7 @@ func TestDecide(t *testing.T) {
 		"no room":                  {machine(v1.RunStrategyAlways), with(in(v1.Scheduling), "PodScheduled", "False", "Unschedulable"), " ErrorUnschedulable []"},
 		"no image":                 {machine(v1.RunStrategyAlways), with(in(v1.Scheduled), v1.VirtualMachineInstanceSynchronized, "False", "ImagePullBackOff"), " ImagePullBackOff []"},
 		"paused":                   {machine(v1.RunStrategyAlways), with(in(v1.Running), v1.VirtualMachineInstancePaused, "True", ""), " Paused []"},
+		"restored":                 {machine(v1.RunStrategyManual, asks("Start"), func(vm *v1.VirtualMachine) { vm.Status.RestoreInProgress = ptr[string]("back") }), nil, " Stopped [Start]"},
 		"receives":                 {machine(v1.RunStrategyWaitAsReceiver), nil, " Stopped []"},
 		"once, waits and is later": {machine(v1.RunStrategyOnce, fresh, failed(1, time.Second)), nil, "wait 1s CrashLoopBackOff []"},
 	} {
