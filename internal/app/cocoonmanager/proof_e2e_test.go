@@ -31,6 +31,7 @@ func TestManager(t *testing.T) {
 	t.Run("upgrade", func(t *testing.T) { upgrade(t, r) })
 	t.Run("killed", func(t *testing.T) { killed(t, r) })
 	t.Run("machines", func(t *testing.T) { machines(t, r) })
+	t.Run("snapshots of machines", func(t *testing.T) { machineSnapshots(t, r) })
 	t.Run("with two", func(t *testing.T) { withTwo(t, r) })
 	for what, n := range r.denied(t) {
 		if n != before[what] {

@@ -342,8 +342,10 @@ func (r *Reconciler) copies(ctx context.Context, x *seen) error {
 // finish notes that all volumes are kept. A content that is to outlive its snapshot is set free before anybody can see that.
 func (r *Reconciler) finish(ctx context.Context, x *seen, s *step) error {
 	content := x.content
-	if x.together() && !r.thaw(ctx, x) {
+	if x.together() && (content.Status == nil || content.Status.CreationTime == nil) && !r.thaw(ctx, x) && !has(x.snapshot.Status, v1beta1.VMSnapshotQuiesceTimeoutIndication) {
+		s.status = *x.snapshot.Status.DeepCopy() // the snapshot says so before its content says that it is whole
 		s.indication(v1beta1.VMSnapshotQuiesceTimeoutIndication)
+		return nil
 	}
 	if len(content.Spec.VolumeBackups) == 0 && x.vm != nil { // nothing was taken
 		if err := r.copies(ctx, x); err != nil {

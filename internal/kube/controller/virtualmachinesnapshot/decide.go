@@ -22,6 +22,7 @@ const (
 	nothing action = iota
 	lock           // the machine names the snapshot as the one in progress
 	begin          // the content is created
+	note           // the status says in which state the machine is, before anything of it is taken
 	take           // the VolumeSnapshots that are missing are created
 	finish         // all volumes are kept: the content gets its time
 	refresh        // the status of the content changes
@@ -151,6 +152,9 @@ func (s *step) progress(x seen) {
 	}
 	if x.vm != nil && !slices.ContainsFunc(x.taken, func(v *volumesnapshotv1.VolumeSnapshot) bool { return v != nil }) {
 		s.indicate(x)
+		if s.do == take && (x.snapshot.Status == nil || !slices.Equal(x.snapshot.Status.SourceIndications, s.status.SourceIndications)) {
+			s.do = note
+		}
 	}
 	if x.content != nil {
 		s.status.VirtualMachineSnapshotContentName = ptr(x.content.Name)
@@ -161,7 +165,7 @@ func (s *step) progress(x seen) {
 	case problem != "":
 		s.err(problem, x.now)
 		s.condition(v1beta1.ConditionProgressing, corev1.ConditionFalse, "In error state", x.now)
-	case s.do == take: // take says whether it could
+	case s.do == note, s.do == take: // take says whether it could
 	case x.locked():
 		s.status.Error = nil
 		s.condition(v1beta1.ConditionProgressing, corev1.ConditionTrue, "Source locked and operation in progress", x.now)
@@ -170,7 +174,9 @@ func (s *step) progress(x seen) {
 		s.condition(v1beta1.ConditionProgressing, corev1.ConditionFalse, "Source not locked", x.now)
 	}
 	if s.do == finish {
-		s.content.CreationTime = ptr(metav1.NewTime(x.now))
+		if s.content.CreationTime == nil { // else a manager was killed after it had finished
+			s.content.CreationTime = ptr(metav1.NewTime(x.now))
+		}
 		s.complete(x)
 	}
 }
@@ -238,11 +244,16 @@ func (s *step) indicate(x seen) {
 }
 
 func (s *step) indication(i v1beta1.Indication) {
-	if slices.ContainsFunc(s.status.SourceIndications, func(has v1beta1.SourceIndication) bool { return has.Indication == i }) {
+	if has(&s.status, i) {
 		return
 	}
 	s.status.Indications = append(s.status.Indications, i) //nolint:staticcheck // see indicate
 	s.status.SourceIndications = append(s.status.SourceIndications, v1beta1.SourceIndication{Indication: i, Message: meanings[i]})
+}
+
+// has reports whether the status has an indication.
+func has(s *v1beta1.VirtualMachineSnapshotStatus, i v1beta1.Indication) bool {
+	return slices.ContainsFunc(s.SourceIndications, func(x v1beta1.SourceIndication) bool { return x.Indication == i })
 }
 
 func isTrue(vmi *v1.VirtualMachineInstance, kind v1.VirtualMachineInstanceConditionType) bool {

@@ -40,7 +40,7 @@ type world struct {
 	events *events.FakeRecorder
 	now    time.Time
 	writes int
-	killAt int // the write after which the reconciler hears nothing more; 0: none
+	killAt int // the write after which the reconciler hears nothing more; 0: none; below 0: each
 
 	frozen  bool
 	asked   []string // of the guest
@@ -82,7 +82,7 @@ func newWorld(t *testing.T, objects ...client.Object) *world {
 	}
 	w := &world{events: events.NewFakeRecorder(100), now: epoch}
 	write := func(err error) error {
-		if w.writes++; err == nil && w.writes == w.killAt {
+		if w.writes++; err == nil && (w.writes == w.killAt || w.killAt < 0) {
 			return errKilled
 		}
 		return err
@@ -222,7 +222,7 @@ func (w *world) run(t *testing.T) (last reconcile.Result) {
 
 // A snapshot of a machine that is stopped ends up the same wherever the manager is killed: one VolumeSnapshot for each claim that can be kept.
 func TestKilledAfterEachWrite(t *testing.T) {
-	for at := 0; ; at++ {
+	for at := -1; ; at++ {
 		w := newWorld(t, things()...)
 		w.killAt = at
 		w.run(t)
@@ -258,6 +258,19 @@ func TestKilledAfterEachWrite(t *testing.T) {
 		if name := content.Spec.Source.VirtualMachine.Spec.Instancetype.RevisionName; !w.get(t, name, revision) || !metav1.IsControlledBy(revision, content) {
 			t.Errorf("killed after write %d: the copy of the instancetype, %s, is missing", at, name)
 		}
+	}
+}
+
+// A manager that is killed after each write comes to an end, too, and what it saw of the machine is not lost.
+func TestAlwaysKilled(t *testing.T) {
+	w := newWorld(t, append(things(), running(v1.VirtualMachineInstanceAgentConnected))...)
+	w.killAt = -1
+	w.run(t)
+	w.answer(t, "")
+	w.now = epoch.Add(time.Second)
+	w.run(t)
+	if s := w.snapshot(t); s.Phase != v1beta1.Succeeded || indications(s) != "Online GuestAgent PartialSnapshot" || w.locked(t) != "" || w.frozen {
+		t.Errorf("%s: %s, locked by %q", s.Phase, indications(s), w.locked(t))
 	}
 }
 
@@ -406,14 +419,14 @@ func TestOnline(t *testing.T) {
 		"agent":    {[]v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceAgentConnected}, func(*testing.T, *world) {}, "freeze " + pod + " 1m0s, thaw " + pod, "Online GuestAgent PartialSnapshot"},
 		"no agent": {nil, func(*testing.T, *world) {}, "", "Online NoGuestAgent PartialSnapshot"},
 		"paused":   {[]v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceAgentConnected, v1.VirtualMachineInstancePaused}, func(*testing.T, *world) {}, "", "Online Paused PartialSnapshot"},
-		"too late": {[]v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceAgentConnected}, func(_ *testing.T, w *world) { w.frozen = false }, "freeze " + pod + " 1m0s, thaw " + pod, "Online GuestAgent PartialSnapshot QuiesceTimeout"},
+		"too late": {[]v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceAgentConnected}, func(_ *testing.T, w *world) { w.frozen = false }, "freeze " + pod + " 1m0s, thaw " + pod, "Online GuestAgent QuiesceTimeout PartialSnapshot"},
 		"refused first": {[]v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceAgentConnected}, func(t *testing.T, w *world) {
 			w.answer(t, "a VM writes to it")
 			w.run(t)
 			if w.frozen {
 				t.Error("the guest stays frozen")
 			}
-		}, "freeze " + pod + " 1m0s, thaw " + pod + ", thaw " + pod, "Online GuestAgent PartialSnapshot QuiesceTimeout"},
+		}, "freeze " + pod + " 1m0s, thaw " + pod + ", thaw " + pod, "Online GuestAgent QuiesceTimeout PartialSnapshot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, append(things(), running(c.conditions...))...)

@@ -158,7 +158,7 @@ func (r *Reconciler) carryOut(ctx context.Context, x *seen, s *step) error {
 	case discard:
 		err := r.Client.Delete(ctx, x.content, client.Preconditions{UID: &x.content.UID})
 		return controller.IgnoreStale(err)
-	case nothing:
+	case nothing, note:
 	}
 	return nil
 }
