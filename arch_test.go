@@ -81,7 +81,7 @@ var rooms = map[string][]string{
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
 		"podstatus", "csi", "podvolumes", "podsnapshots", "podhealth", "podprovider", "netpolicy", "storage", "node",
-		"kubevirt", "machinebase", "aggregated", "controller", "controller/virtualmachineinstance", "controller/virtualmachineinstancereplicaset", "controller/virtualmachine", "controller/eviction", "controller/hibernation", "controller/unplaced", "controller/vmplacement", "controller/cocoonset", "admission",
+		"kubevirt", "machinebase", "aggregated", "controller", "controller/virtualmachineinstance", "controller/virtualmachineinstancereplicaset", "controller/virtualmachine", "controller/eviction", "controller/hibernation", "controller/unplaced", "controller/kubevirtstatus", "controller/vmplacement", "controller/cocoonset", "admission",
 	},
 }
 

@@ -42,6 +42,11 @@ func Kinds() [][]byte {
 //go:embed rbac.yaml
 var Rights []byte
 
+// Namespace is the namespace of the object that tells of the version.
+//
+//go:embed namespace.yaml
+var Namespace []byte
+
 // ManagerRights are the ClusterRole cocoon-manager-kubevirt, which the manager has besides its own.
 //
 //go:embed manager.yaml

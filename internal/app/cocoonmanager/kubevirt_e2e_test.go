@@ -235,7 +235,7 @@ spec: {cpu: {preferredCPUTopology: cores}}
 // installKubeVirt installs the kinds of KubeVirt, and gives the manager its rights on them.
 func (r *rig) installKubeVirt(t *testing.T) {
 	t.Helper()
-	for _, text := range append(deploykubevirt.Kinds(), deploykubevirt.ManagerRights) {
+	for _, text := range append(deploykubevirt.Kinds(), deploykubevirt.ManagerRights, deploykubevirt.Namespace) {
 		r.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
 	r.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager")

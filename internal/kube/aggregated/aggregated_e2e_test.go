@@ -163,8 +163,8 @@ func TestVirtctl(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-	cert, key, _ := signed(t, c, "virt-api.default.svc", ip)
-	api, err := New(Options{Addr: l.Addr().String(), Cert: cert, Key: key, Config: c.Config, Client: live, Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)})
+	_, _, own := signed(t, c, "virt-api.default.svc", ip)
+	api, err := New(Options{Addr: l.Addr().String(), Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &own, nil }, Config: c.Config, Client: live, Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
