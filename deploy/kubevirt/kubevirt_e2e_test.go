@@ -131,6 +131,24 @@ func TestKinds(t *testing.T) {
 	}
 }
 
+// Where a kind and the API belong to another KubeVirt, kubectl does not install ours over them.
+func TestBesideAnotherKubeVirt(t *testing.T) {
+	c := kubetest.Up(t)
+	kind := strings.Replace(string(kubevirt.Machines), "      - vms\n", "", 1)
+	const api = "{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.subresources.kubevirt.io}, spec: {group: subresources.kubevirt.io, version: v1, " +
+		"service: {namespace: kubevirt, name: virt-api}, insecureSkipTLSVerify: true, groupPriorityMinimum: 1000, versionPriority: 15}}"
+	for _, theirs := range []string{kind, api} {
+		c.Kubectl(t, theirs, "create", "--field-manager=virt-operator", "-f", "-")
+	}
+	c.Kubectl(t, "", "create", "namespace", kubetest.Namespace)
+	if out, err := c.TryKubectl(t, "", "apply", "--server-side", "-k", "."); err == nil || strings.Count(out, `with "virt-operator"`) != 2 {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out := c.Kubectl(t, "", "get", "apiservice", "v1.subresources.kubevirt.io", "-o", "jsonpath={.spec.service.name} {.metadata.labels}"); strings.TrimSpace(out) != "virt-api" {
+		t.Errorf("the API of the other is now %s", out)
+	}
+}
+
 // Instancetypes and preferences: what KubeVirt's webhooks refuse, their schemas refuse.
 func TestInstancetypeKinds(t *testing.T) {
 	c := kubetest.Up(t)
