@@ -134,7 +134,7 @@ func TestKinds(t *testing.T) {
 // Where a kind and the API belong to another KubeVirt, kubectl does not install ours over them.
 func TestBesideAnotherKubeVirt(t *testing.T) {
 	c := kubetest.Up(t)
-	kind := strings.Replace(string(kubevirt.Machines), "      - vms\n", "", 1)
+	kind := strings.Replace(string(kubevirt.Machines), "listKind: VirtualMachineList", "listKind: VirtualMachines", 1)
 	const api = "{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.subresources.kubevirt.io}, spec: {group: subresources.kubevirt.io, version: v1, " +
 		"service: {namespace: kubevirt, name: virt-api}, insecureSkipTLSVerify: true, groupPriorityMinimum: 1000, versionPriority: 15}}"
 	for _, theirs := range []string{kind, api} {
