@@ -36,6 +36,7 @@ const (
 	KeyFirmware    = PrefixVM + "firmware"
 	KeySMBIOS      = PrefixVM + "smbios"
 	KeyGraphics    = PrefixVM + "graphics"
+	KeyFileDisks   = PrefixVM + "file-disks"
 	KeyNetworkData = PrefixVM + "network-data-source"
 )
 

@@ -33,8 +33,9 @@ type Chassis struct {
 type Machine struct {
 	Firmware    Firmware
 	SMBIOS      SMBIOS
-	Graphics    bool   // a screen, a keyboard and a mouse, for a guest that boots itself
-	NetworkData Source // of the guest's network configuration, instead of the generated one; an empty key is networkdata
+	Graphics    bool              // a screen, a keyboard and a mouse, for a guest that boots itself
+	FileDisks   map[string]string // labels of disks by the names of the pod's volumes: a guest that boots itself has their files on these disks
+	NetworkData Source            // of the guest's network configuration, instead of the generated one; an empty key is networkdata
 }
 
 // NetworkDataKey is the key of Machine.NetworkData if it names none.
@@ -47,6 +48,7 @@ func ParseMachine(annotations map[string]string) (Machine, error) {
 		Firmware:    oneOf(r, KeyFirmware, FirmwareBIOS, FirmwareUEFI),
 		SMBIOS:      r.smbios(),
 		Graphics:    r.flag(KeyGraphics),
+		FileDisks:   r.ofVolumes(KeyFileDisks, diskLabel, "must be a list of NAME=LABEL by comma, each NAME once; a LABEL has at most 16 letters, digits, '.', '_' and '-'"),
 		NetworkData: r.source(KeyNetworkData, true),
 	}
 	return m, r.errs.err()
@@ -76,5 +78,6 @@ func (m Machine) Apply(annotations map[string]string) {
 	}
 	put(annotations, KeySMBIOS, text)
 	put(annotations, KeyGraphics, flagText(m.Graphics))
+	put(annotations, KeyFileDisks, VolumesText(m.FileDisks))
 	put(annotations, KeyNetworkData, m.NetworkData.String())
 }

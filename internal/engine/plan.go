@@ -82,6 +82,9 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 	if spec.CloudInit != nil {
 		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave out SSH keys, user data and the like", spec.Image)
 	}
+	if i := slices.IndexFunc(spec.Volumes, func(v vm.Volume) bool { return v.Label != "" }); i >= 0 {
+		return r, errdefs.Invalidf("image %s is a container image, whose guest mounts the files of volume %s; give it a path instead of the label %s", spec.Image, spec.Volumes[i].Name, spec.Volumes[i].Label)
+	}
 	if len(spec.Containers) > 0 { // each has its own process
 		return r, nil
 	}

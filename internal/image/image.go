@@ -181,11 +181,12 @@ type Image struct {
 	UsedAt    time.Time    `json:"used_at,omitzero"` // last time it was pulled or a VM was made from it
 }
 
-// Seeder makes the disk that configures a cloud image through cloud-init.
+// Seeder makes the disks that tell a disk guest things.
 type Seeder interface {
-	// Seed writes the seed of a VM into dir and returns it as a read-only disk. It is idempotent and replaces an older one.
-	// Errors: InvalidArgument when the documents of s.CloudInit cannot be used.
-	Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir string) (vm.Disk, error)
+	// Seed writes the disks of a VM into dir and returns them: the one that configures it through cloud-init, and one for each volume
+	// with a label, in the order of s.Volumes. All are read-only. It is idempotent and replaces older ones.
+	// Errors: InvalidArgument when the documents of s.CloudInit cannot be used, or a disk cannot have the name of a file.
+	Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir string) ([]vm.Disk, error)
 }
 
 // Rootfs is what a VM of an image needs to boot.

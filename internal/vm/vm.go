@@ -119,6 +119,7 @@ type Volume struct {
 	SizeLimit int64        `json:"size_limit,omitempty"` // bytes; VolumeEmpty only. 0: none, but that of the memory or the disk
 	Group     *int64       `json:"group,omitempty"`      // group id that may use it (fsGroup)
 	Files     []VolumeFile `json:"-"`                    // initial content; may be secret, so no record holds it
+	Label     string       `json:"label,omitempty"`      // VolumeFiles of a disk guest: the files are a read-only disk with this label, and are not mounted
 	Image     string       `json:"image,omitempty"`      // VolumeImage: name, name:tag or digest, as given
 	Disk      *VolumeUse   `json:"disk,omitempty"`       // VolumeDisk
 	Dir       *HostDir     `json:"dir,omitempty"`        // VolumeDir

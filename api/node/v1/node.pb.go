@@ -1845,6 +1845,7 @@ type Volume struct {
 	SizeLimit     int64                  `protobuf:"varint,4,opt,name=size_limit,json=sizeLimit,proto3" json:"size_limit,omitempty"` // bytes
 	Group         *int64                 `protobuf:"varint,5,opt,name=group,proto3,oneof" json:"group,omitempty"`
 	Files         []*VolumeFile          `protobuf:"bytes,6,rep,name=files,proto3" json:"files,omitempty"`  // in requests only
+	Label         string                 `protobuf:"bytes,44,opt,name=label,proto3" json:"label,omitempty"` // of kind files: of the read-only disk that they are in a guest that boots itself
 	Image         string                 `protobuf:"bytes,40,opt,name=image,proto3" json:"image,omitempty"` // of kind image: name, name:tag or digest
 	Disk          *VolumeUse             `protobuf:"bytes,41,opt,name=disk,proto3" json:"disk,omitempty"`   // of kind disk
 	Dir           *HostDir               `protobuf:"bytes,42,opt,name=dir,proto3" json:"dir,omitempty"`     // of kind dir
@@ -1923,6 +1924,13 @@ func (x *Volume) GetFiles() []*VolumeFile {
 		return x.Files
 	}
 	return nil
+}
+
+func (x *Volume) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
 }
 
 func (x *Volume) GetImage() string {
@@ -12983,7 +12991,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x0enetwork_config\x18\x05 \x01(\tR\rnetworkConfig\x12\x19\n" +
 	"\bssh_keys\x18\x06 \x03(\tR\asshKeys\x12\x12\n" +
 	"\x04user\x18\a \x01(\tR\x04user\x12#\n" +
-	"\rpassword_hash\x18\b \x01(\tR\fpasswordHash\"\xd5\x02\n" +
+	"\rpassword_hash\x18\b \x01(\tR\fpasswordHash\"\xeb\x02\n" +
 	"\x06Volume\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -12992,6 +13000,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"size_limit\x18\x04 \x01(\x03R\tsizeLimit\x12\x19\n" +
 	"\x05group\x18\x05 \x01(\x03H\x00R\x05group\x88\x01\x01\x120\n" +
 	"\x05files\x18\x06 \x03(\v2\x1a.cocoon.node.v1.VolumeFileR\x05files\x12\x14\n" +
+	"\x05label\x18, \x01(\tR\x05label\x12\x14\n" +
 	"\x05image\x18( \x01(\tR\x05image\x12-\n" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +

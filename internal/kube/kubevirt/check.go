@@ -239,6 +239,7 @@ func (c *check) volumes() {
 				c.errs = append(c.errs, field.Required(at.Child("persistentVolumeClaim", "claimName"), ""))
 			}
 		}
+		c.files(v, at)
 		if seed, name := cloudInit(v); seed != nil {
 			seeds++
 			if seeds == 2 {

@@ -25,6 +25,14 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 		m.SMBIOS.Chassis = contract.Chassis{Manufacturer: c.Manufacturer, Version: c.Version, Serial: c.Serial, Asset: c.Asset, SKU: c.Sku}
 	}
 	m.Graphics = graphics(&vmi.Spec)
+	for _, v := range vmi.Spec.Volumes {
+		if _, label, name := files(v); name != "" {
+			if m.FileDisks == nil {
+				m.FileDisks = map[string]string{}
+			}
+			m.FileDisks[v.Name] = label
+		}
+	}
 	return m
 }
 

@@ -102,7 +102,7 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 			RestartPolicy:                 corev1.RestartPolicyNever,
 			TerminationGracePeriodSeconds: grace(s),
 			AutomountServiceAccountToken:  &no,
-			ServiceAccountName:            s.ServiceAccountName,
+			ServiceAccountName:            serviceAccount(s),
 			PriorityClassName:             s.PriorityClassName,
 			SchedulerName:                 s.SchedulerName,
 			Affinity:                      s.Affinity,
@@ -128,6 +128,9 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 		}
 		if seed, _ := cloudInit(v); seed != nil {
 			seed.apply(pod, v.Name, seedName(vmi))
+		}
+		if volume, _, name := files(v); name != "" {
+			pod.Spec.Volumes = append(pod.Spec.Volumes, volume) // an annotation makes it a disk
 		}
 		if dataDisk(v) {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, data(v))
