@@ -59,6 +59,7 @@ type Spec struct {
 	Firmware  Firmware          `json:"firmware,omitempty"` // disk guests only
 	SMBIOS    *SMBIOS           `json:"smbios,omitempty"`
 	Graphics  bool              `json:"graphics,omitempty"` // disk guests only: a screen, a keyboard and a mouse
+	Hardware  *Hardware         `json:"hardware,omitempty"` // disk guests only; nil: the usual machine
 	Hostname  string            `json:"hostname,omitempty"`
 	Process   Process           `json:"process"` // OCI guests only: overrides of the image's own configuration
 	NICs      []NICSpec         `json:"nics,omitempty"`

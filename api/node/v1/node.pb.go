@@ -738,6 +738,7 @@ type Spec struct {
 	Smbios        *SMBIOS                `protobuf:"bytes,24,opt,name=smbios,proto3" json:"smbios,omitempty"`
 	Paused        bool                   `protobuf:"varint,25,opt,name=paused,proto3" json:"paused,omitempty"`     // each boot by Cocoon begins paused, before the guest's first instruction
 	Graphics      bool                   `protobuf:"varint,26,opt,name=graphics,proto3" json:"graphics,omitempty"` // disk guests: a screen, a keyboard and a mouse
+	Hardware      *Hardware              `protobuf:"bytes,27,opt,name=hardware,proto3" json:"hardware,omitempty"`  // disk guests; absent: the usual machine
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -952,6 +953,13 @@ func (x *Spec) GetGraphics() bool {
 		return x.Graphics
 	}
 	return false
+}
+
+func (x *Spec) GetHardware() *Hardware {
+	if x != nil {
+		return x.Hardware
+	}
+	return nil
 }
 
 // SMBIOS is what the firmware tells a guest about its machine. Empty fields are the hypervisor's.
@@ -1961,6 +1969,144 @@ func (x *Volume) GetNfs() *NFS {
 	return nil
 }
 
+// Hardware is what the machine of a disk guest is like beyond its CPUs, memory and firmware.
+type Hardware struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sockets       int32                  `protobuf:"varint,1,opt,name=sockets,proto3" json:"sockets,omitempty"`                                                                      // with cores and threads: how the guest sees its CPUs; all 0: one socket with a core for each
+	Cores         int32                  `protobuf:"varint,2,opt,name=cores,proto3" json:"cores,omitempty"`                                                                          // of each socket
+	Threads       int32                  `protobuf:"varint,3,opt,name=threads,proto3" json:"threads,omitempty"`                                                                      // of each core
+	Watchdog      string                 `protobuf:"bytes,4,opt,name=watchdog,proto3" json:"watchdog,omitempty"`                                                                     // reset, poweroff or shutdown: what happens to a guest that stops its watchdog timer from being reset; "": no watchdog
+	Disks         map[string]*DiskDevice `protobuf:"bytes,5,rep,name=disks,proto3" json:"disks,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by the name of a volume that is a disk, or @image or @cloud-init
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hardware) Reset() {
+	*x = Hardware{}
+	mi := &file_node_v1_node_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hardware) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hardware) ProtoMessage() {}
+
+func (x *Hardware) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hardware.ProtoReflect.Descriptor instead.
+func (*Hardware) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Hardware) GetSockets() int32 {
+	if x != nil {
+		return x.Sockets
+	}
+	return 0
+}
+
+func (x *Hardware) GetCores() int32 {
+	if x != nil {
+		return x.Cores
+	}
+	return 0
+}
+
+func (x *Hardware) GetThreads() int32 {
+	if x != nil {
+		return x.Threads
+	}
+	return 0
+}
+
+func (x *Hardware) GetWatchdog() string {
+	if x != nil {
+		return x.Watchdog
+	}
+	return ""
+}
+
+func (x *Hardware) GetDisks() map[string]*DiskDevice {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
+}
+
+// DiskDevice says by which device a guest sees a disk.
+type DiskDevice struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bus           string                 `protobuf:"bytes,1,opt,name=bus,proto3" json:"bus,omitempty"` // virtio, sata, scsi or usb; "": virtio
+	Cdrom         bool                   `protobuf:"varint,2,opt,name=cdrom,proto3" json:"cdrom,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskDevice) Reset() {
+	*x = DiskDevice{}
+	mi := &file_node_v1_node_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskDevice) ProtoMessage() {}
+
+func (x *DiskDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskDevice.ProtoReflect.Descriptor instead.
+func (*DiskDevice) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *DiskDevice) GetBus() string {
+	if x != nil {
+		return x.Bus
+	}
+	return ""
+}
+
+func (x *DiskDevice) GetCdrom() bool {
+	if x != nil {
+		return x.Cdrom
+	}
+	return false
+}
+
+func (x *DiskDevice) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 // NFS names a folder of an NFS server, which the guest mounts.
 type NFS struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1974,7 +2120,7 @@ type NFS struct {
 
 func (x *NFS) Reset() {
 	*x = NFS{}
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2132,7 @@ func (x *NFS) String() string {
 func (*NFS) ProtoMessage() {}
 
 func (x *NFS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[28]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2145,7 @@ func (x *NFS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NFS.ProtoReflect.Descriptor instead.
 func (*NFS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *NFS) GetServer() string {
@@ -2045,7 +2191,7 @@ type HostDir struct {
 
 func (x *HostDir) Reset() {
 	*x = HostDir{}
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2057,7 +2203,7 @@ func (x *HostDir) String() string {
 func (*HostDir) ProtoMessage() {}
 
 func (x *HostDir) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2070,7 +2216,7 @@ func (x *HostDir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostDir.ProtoReflect.Descriptor instead.
 func (*HostDir) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HostDir) GetPath() string {
@@ -2128,7 +2274,7 @@ type VolumeUse struct {
 
 func (x *VolumeUse) Reset() {
 	*x = VolumeUse{}
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2140,7 +2286,7 @@ func (x *VolumeUse) String() string {
 func (*VolumeUse) ProtoMessage() {}
 
 func (x *VolumeUse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2153,7 +2299,7 @@ func (x *VolumeUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeUse.ProtoReflect.Descriptor instead.
 func (*VolumeUse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VolumeUse) GetRef() string {
@@ -2197,7 +2343,7 @@ type AttachedVolume struct {
 
 func (x *AttachedVolume) Reset() {
 	*x = AttachedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2355,7 @@ func (x *AttachedVolume) String() string {
 func (*AttachedVolume) ProtoMessage() {}
 
 func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2368,7 @@ func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachedVolume.ProtoReflect.Descriptor instead.
 func (*AttachedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AttachedVolume) GetVolume() string {
@@ -2266,7 +2412,7 @@ type ImageVolume struct {
 
 func (x *ImageVolume) Reset() {
 	*x = ImageVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2278,7 +2424,7 @@ func (x *ImageVolume) String() string {
 func (*ImageVolume) ProtoMessage() {}
 
 func (x *ImageVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2291,7 +2437,7 @@ func (x *ImageVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageVolume.ProtoReflect.Descriptor instead.
 func (*ImageVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ImageVolume) GetVolume() string {
@@ -2334,7 +2480,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2346,7 +2492,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2359,7 +2505,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -2403,7 +2549,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2415,7 +2561,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2428,7 +2574,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Mount) GetVolume() string {
@@ -2477,7 +2623,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2635,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2648,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UpdateVolumeRequest) GetRef() string {
@@ -2534,7 +2680,7 @@ type UpdateVolumeResponse struct {
 
 func (x *UpdateVolumeResponse) Reset() {
 	*x = UpdateVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2692,7 @@ func (x *UpdateVolumeResponse) String() string {
 func (*UpdateVolumeResponse) ProtoMessage() {}
 
 func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2705,7 @@ func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 type KillContainerRequest struct {
@@ -2574,7 +2720,7 @@ type KillContainerRequest struct {
 
 func (x *KillContainerRequest) Reset() {
 	*x = KillContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2586,7 +2732,7 @@ func (x *KillContainerRequest) String() string {
 func (*KillContainerRequest) ProtoMessage() {}
 
 func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2599,7 +2745,7 @@ func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerRequest.ProtoReflect.Descriptor instead.
 func (*KillContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *KillContainerRequest) GetRef() string {
@@ -2638,7 +2784,7 @@ type KillContainerResponse struct {
 
 func (x *KillContainerResponse) Reset() {
 	*x = KillContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2796,7 @@ func (x *KillContainerResponse) String() string {
 func (*KillContainerResponse) ProtoMessage() {}
 
 func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2809,7 @@ func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerResponse.ProtoReflect.Descriptor instead.
 func (*KillContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 type ReleaseContainerRequest struct {
@@ -2676,7 +2822,7 @@ type ReleaseContainerRequest struct {
 
 func (x *ReleaseContainerRequest) Reset() {
 	*x = ReleaseContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2688,7 +2834,7 @@ func (x *ReleaseContainerRequest) String() string {
 func (*ReleaseContainerRequest) ProtoMessage() {}
 
 func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2701,7 +2847,7 @@ func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReleaseContainerRequest) GetRef() string {
@@ -2726,7 +2872,7 @@ type ReleaseContainerResponse struct {
 
 func (x *ReleaseContainerResponse) Reset() {
 	*x = ReleaseContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2738,7 +2884,7 @@ func (x *ReleaseContainerResponse) String() string {
 func (*ReleaseContainerResponse) ProtoMessage() {}
 
 func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2751,7 +2897,7 @@ func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 type AddContainerRequest struct {
@@ -2764,7 +2910,7 @@ type AddContainerRequest struct {
 
 func (x *AddContainerRequest) Reset() {
 	*x = AddContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2776,7 +2922,7 @@ func (x *AddContainerRequest) String() string {
 func (*AddContainerRequest) ProtoMessage() {}
 
 func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2789,7 +2935,7 @@ func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
 func (*AddContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AddContainerRequest) GetRef() string {
@@ -2816,7 +2962,7 @@ type ResizeContainersRequest struct {
 
 func (x *ResizeContainersRequest) Reset() {
 	*x = ResizeContainersRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +2974,7 @@ func (x *ResizeContainersRequest) String() string {
 func (*ResizeContainersRequest) ProtoMessage() {}
 
 func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +2987,7 @@ func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersRequest.ProtoReflect.Descriptor instead.
 func (*ResizeContainersRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ResizeContainersRequest) GetRef() string {
@@ -2869,7 +3015,7 @@ type AttachVolumeRequest struct {
 
 func (x *AttachVolumeRequest) Reset() {
 	*x = AttachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +3027,7 @@ func (x *AttachVolumeRequest) String() string {
 func (*AttachVolumeRequest) ProtoMessage() {}
 
 func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +3040,7 @@ func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AttachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AttachVolumeRequest) GetRef() string {
@@ -2928,7 +3074,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3086,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3099,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DetachVolumeRequest) GetRef() string {
@@ -2991,7 +3137,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3149,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +3162,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Process) GetEntrypoint() []string {
@@ -3118,7 +3264,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3130,7 +3276,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3143,7 +3289,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FileKey) GetName() string {
@@ -3203,7 +3349,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3215,7 +3361,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3228,7 +3374,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -3283,7 +3429,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3295,7 +3441,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3308,7 +3454,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Sysctl) GetName() string {
@@ -3335,7 +3481,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3493,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3506,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EnvVar) GetName() string {
@@ -3389,7 +3535,7 @@ type NICSpec struct {
 
 func (x *NICSpec) Reset() {
 	*x = NICSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3547,7 @@ func (x *NICSpec) String() string {
 func (*NICSpec) ProtoMessage() {}
 
 func (x *NICSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3560,7 @@ func (x *NICSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICSpec.ProtoReflect.Descriptor instead.
 func (*NICSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NICSpec) GetNetwork() string {
@@ -3458,7 +3604,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +3616,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +3629,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PortMapping) GetProtocol() string {
@@ -3556,7 +3702,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3568,7 +3714,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3581,7 +3727,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Record) GetId() string {
@@ -3826,7 +3972,7 @@ type Ephemeral struct {
 
 func (x *Ephemeral) Reset() {
 	*x = Ephemeral{}
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3838,7 +3984,7 @@ func (x *Ephemeral) String() string {
 func (*Ephemeral) ProtoMessage() {}
 
 func (x *Ephemeral) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3851,7 +3997,7 @@ func (x *Ephemeral) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ephemeral.ProtoReflect.Descriptor instead.
 func (*Ephemeral) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Ephemeral) GetSpec() *Container {
@@ -3881,7 +4027,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3893,7 +4039,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3906,7 +4052,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Owner) GetNamespace() string {
@@ -3946,7 +4092,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3958,7 +4104,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3971,7 +4117,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Resume) GetClone() bool {
@@ -4035,7 +4181,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4047,7 +4193,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4060,7 +4206,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Boot) GetKernel() string {
@@ -4107,7 +4253,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4119,7 +4265,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4132,7 +4278,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Disk) GetPath() string {
@@ -4212,7 +4358,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4224,7 +4370,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4237,7 +4383,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -4341,7 +4487,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4353,7 +4499,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4366,7 +4512,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Route) GetTo() string {
@@ -4394,7 +4540,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4406,7 +4552,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4419,7 +4565,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Event) GetType() string {
@@ -4459,7 +4605,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4471,7 +4617,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4484,7 +4630,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -4591,7 +4737,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4603,7 +4749,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4616,7 +4762,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -4699,7 +4845,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +4857,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +4870,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -4759,7 +4905,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4771,7 +4917,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4784,7 +4930,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -4882,7 +5028,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4894,7 +5040,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4907,7 +5053,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -4932,7 +5078,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4944,7 +5090,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4957,7 +5103,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -5022,7 +5168,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5034,7 +5180,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5047,7 +5193,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -5099,7 +5245,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5111,7 +5257,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5124,7 +5270,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -5194,7 +5340,7 @@ type DisplayOpen struct {
 
 func (x *DisplayOpen) Reset() {
 	*x = DisplayOpen{}
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5206,7 +5352,7 @@ func (x *DisplayOpen) String() string {
 func (*DisplayOpen) ProtoMessage() {}
 
 func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5219,7 +5365,7 @@ func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisplayOpen.ProtoReflect.Descriptor instead.
 func (*DisplayOpen) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DisplayOpen) GetRef() string {
@@ -5246,7 +5392,7 @@ type ScreenshotRequest struct {
 
 func (x *ScreenshotRequest) Reset() {
 	*x = ScreenshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5258,7 +5404,7 @@ func (x *ScreenshotRequest) String() string {
 func (*ScreenshotRequest) ProtoMessage() {}
 
 func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5271,7 +5417,7 @@ func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScreenshotRequest.ProtoReflect.Descriptor instead.
 func (*ScreenshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ScreenshotRequest) GetRef() string {
@@ -5301,7 +5447,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5313,7 +5459,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5326,7 +5472,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -5389,7 +5535,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5401,7 +5547,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5414,7 +5560,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -5510,7 +5656,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5522,7 +5668,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5535,7 +5681,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DescribeResponse) GetAgent() string {
@@ -5604,7 +5750,7 @@ type GuestOS struct {
 
 func (x *GuestOS) Reset() {
 	*x = GuestOS{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5616,7 +5762,7 @@ func (x *GuestOS) String() string {
 func (*GuestOS) ProtoMessage() {}
 
 func (x *GuestOS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5629,7 +5775,7 @@ func (x *GuestOS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestOS.ProtoReflect.Descriptor instead.
 func (*GuestOS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GuestOS) GetId() string {
@@ -5700,7 +5846,7 @@ type GuestUser struct {
 
 func (x *GuestUser) Reset() {
 	*x = GuestUser{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5712,7 +5858,7 @@ func (x *GuestUser) String() string {
 func (*GuestUser) ProtoMessage() {}
 
 func (x *GuestUser) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5725,7 +5871,7 @@ func (x *GuestUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestUser.ProtoReflect.Descriptor instead.
 func (*GuestUser) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GuestUser) GetName() string {
@@ -5764,7 +5910,7 @@ type GuestFileSystem struct {
 
 func (x *GuestFileSystem) Reset() {
 	*x = GuestFileSystem{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5776,7 +5922,7 @@ func (x *GuestFileSystem) String() string {
 func (*GuestFileSystem) ProtoMessage() {}
 
 func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5789,7 +5935,7 @@ func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFileSystem.ProtoReflect.Descriptor instead.
 func (*GuestFileSystem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *GuestFileSystem) GetDevice() string {
@@ -5844,7 +5990,7 @@ type GuestDisk struct {
 
 func (x *GuestDisk) Reset() {
 	*x = GuestDisk{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5856,7 +6002,7 @@ func (x *GuestDisk) String() string {
 func (*GuestDisk) ProtoMessage() {}
 
 func (x *GuestDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5869,7 +6015,7 @@ func (x *GuestDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDisk.ProtoReflect.Descriptor instead.
 func (*GuestDisk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GuestDisk) GetSerial() string {
@@ -5901,7 +6047,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5913,7 +6059,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5926,7 +6072,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -5983,7 +6129,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5995,7 +6141,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6008,7 +6154,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -6045,7 +6191,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6057,7 +6203,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6070,7 +6216,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -6123,7 +6269,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6135,7 +6281,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6148,7 +6294,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ImportStart) GetName() string {
@@ -6171,7 +6317,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6183,7 +6329,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6196,7 +6342,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -6248,7 +6394,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6260,7 +6406,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6273,7 +6419,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 type GetImageRequest struct {
@@ -6285,7 +6431,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6297,7 +6443,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6310,7 +6456,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -6329,7 +6475,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6341,7 +6487,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6354,7 +6500,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -6372,7 +6518,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6384,7 +6530,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6397,7 +6543,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 type Image struct {
@@ -6418,7 +6564,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6430,7 +6576,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6443,7 +6589,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Image) GetId() string {
@@ -6528,7 +6674,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6540,7 +6686,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6553,7 +6699,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *PullRequest) GetName() string {
@@ -6597,7 +6743,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6609,7 +6755,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6622,7 +6768,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -6666,7 +6812,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6678,7 +6824,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6691,7 +6837,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -6746,7 +6892,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6758,7 +6904,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6771,7 +6917,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Progress) GetPhase() string {
@@ -6804,7 +6950,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6816,7 +6962,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6829,7 +6975,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -6856,7 +7002,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6868,7 +7014,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6881,7 +7027,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -6962,7 +7108,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6974,7 +7120,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6987,7 +7133,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -7042,7 +7188,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7054,7 +7200,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7067,7 +7213,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -7093,7 +7239,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7105,7 +7251,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7118,7 +7264,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -7137,7 +7283,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7149,7 +7295,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7162,7 +7308,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -7182,7 +7328,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7194,7 +7340,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7207,7 +7353,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -7234,7 +7380,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7246,7 +7392,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7259,7 +7405,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Mapping) GetName() string {
@@ -7284,7 +7430,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7296,7 +7442,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7309,7 +7455,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 type MappingProblems struct {
@@ -7321,7 +7467,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7333,7 +7479,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7346,7 +7492,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -7368,7 +7514,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7380,7 +7526,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7393,7 +7539,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -7432,7 +7578,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7444,7 +7590,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7457,7 +7603,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 type NodeInfo struct {
@@ -7482,7 +7628,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7494,7 +7640,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7507,7 +7653,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -7625,7 +7771,7 @@ type VolumePool struct {
 
 func (x *VolumePool) Reset() {
 	*x = VolumePool{}
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7637,7 +7783,7 @@ func (x *VolumePool) String() string {
 func (*VolumePool) ProtoMessage() {}
 
 func (x *VolumePool) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7650,7 +7796,7 @@ func (x *VolumePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumePool.ProtoReflect.Descriptor instead.
 func (*VolumePool) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *VolumePool) GetKind() string {
@@ -7730,7 +7876,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7742,7 +7888,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7755,7 +7901,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Network) GetName() string {
@@ -7866,7 +8012,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7878,7 +8024,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7891,7 +8037,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Driver) GetName() string {
@@ -7965,7 +8111,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7977,7 +8123,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7990,7 +8136,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 type DoctorResponse struct {
@@ -8002,7 +8148,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8014,7 +8160,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8027,7 +8173,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -8052,7 +8198,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8064,7 +8210,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8077,7 +8223,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *Check) GetName() string {
@@ -8137,7 +8283,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8149,7 +8295,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8162,7 +8308,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
 }
 
 type ResetResponse struct {
@@ -8173,7 +8319,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8185,7 +8331,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8198,7 +8344,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
 }
 
 type TeardownNetworksRequest struct {
@@ -8209,7 +8355,7 @@ type TeardownNetworksRequest struct {
 
 func (x *TeardownNetworksRequest) Reset() {
 	*x = TeardownNetworksRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8221,7 +8367,7 @@ func (x *TeardownNetworksRequest) String() string {
 func (*TeardownNetworksRequest) ProtoMessage() {}
 
 func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8234,7 +8380,7 @@ func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
 }
 
 type TeardownNetworksResponse struct {
@@ -8245,7 +8391,7 @@ type TeardownNetworksResponse struct {
 
 func (x *TeardownNetworksResponse) Reset() {
 	*x = TeardownNetworksResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8257,7 +8403,7 @@ func (x *TeardownNetworksResponse) String() string {
 func (*TeardownNetworksResponse) ProtoMessage() {}
 
 func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8270,7 +8416,7 @@ func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
 }
 
 type PoliceRequest struct {
@@ -8285,7 +8431,7 @@ type PoliceRequest struct {
 
 func (x *PoliceRequest) Reset() {
 	*x = PoliceRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8297,7 +8443,7 @@ func (x *PoliceRequest) String() string {
 func (*PoliceRequest) ProtoMessage() {}
 
 func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8310,7 +8456,7 @@ func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceRequest.ProtoReflect.Descriptor instead.
 func (*PoliceRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *PoliceRequest) GetNode() string {
@@ -8349,7 +8495,7 @@ type PoliceResponse struct {
 
 func (x *PoliceResponse) Reset() {
 	*x = PoliceResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8361,7 +8507,7 @@ func (x *PoliceResponse) String() string {
 func (*PoliceResponse) ProtoMessage() {}
 
 func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8374,7 +8520,7 @@ func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceResponse.ProtoReflect.Descriptor instead.
 func (*PoliceResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
 }
 
 // PolicedGuest is a VM and the policies that select it. Without any in one direction, everything is allowed there.
@@ -8389,7 +8535,7 @@ type PolicedGuest struct {
 
 func (x *PolicedGuest) Reset() {
 	*x = PolicedGuest{}
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8401,7 +8547,7 @@ func (x *PolicedGuest) String() string {
 func (*PolicedGuest) ProtoMessage() {}
 
 func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8414,7 +8560,7 @@ func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicedGuest.ProtoReflect.Descriptor instead.
 func (*PolicedGuest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *PolicedGuest) GetId() string {
@@ -8449,7 +8595,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8461,7 +8607,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8474,7 +8620,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *Policy) GetName() string {
@@ -8505,7 +8651,7 @@ type PolicyRule struct {
 
 func (x *PolicyRule) Reset() {
 	*x = PolicyRule{}
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8517,7 +8663,7 @@ func (x *PolicyRule) String() string {
 func (*PolicyRule) ProtoMessage() {}
 
 func (x *PolicyRule) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8530,7 +8676,7 @@ func (x *PolicyRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
 func (*PolicyRule) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *PolicyRule) GetAnyone() bool {
@@ -8579,7 +8725,7 @@ type AddressRange struct {
 
 func (x *AddressRange) Reset() {
 	*x = AddressRange{}
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8591,7 +8737,7 @@ func (x *AddressRange) String() string {
 func (*AddressRange) ProtoMessage() {}
 
 func (x *AddressRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8604,7 +8750,7 @@ func (x *AddressRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRange.ProtoReflect.Descriptor instead.
 func (*AddressRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *AddressRange) GetFirst() []byte {
@@ -8632,7 +8778,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8644,7 +8790,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8657,7 +8803,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *PortRange) GetProtocol() uint32 {
@@ -8692,7 +8838,7 @@ type NamedPort struct {
 
 func (x *NamedPort) Reset() {
 	*x = NamedPort{}
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8704,7 +8850,7 @@ func (x *NamedPort) String() string {
 func (*NamedPort) ProtoMessage() {}
 
 func (x *NamedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8717,7 +8863,7 @@ func (x *NamedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedPort.ProtoReflect.Descriptor instead.
 func (*NamedPort) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *NamedPort) GetAddr() []byte {
@@ -8749,7 +8895,7 @@ type StraysRequest struct {
 
 func (x *StraysRequest) Reset() {
 	*x = StraysRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8761,7 +8907,7 @@ func (x *StraysRequest) String() string {
 func (*StraysRequest) ProtoMessage() {}
 
 func (x *StraysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8774,7 +8920,7 @@ func (x *StraysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
 func (*StraysRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
 }
 
 type StraysResponse struct {
@@ -8786,7 +8932,7 @@ type StraysResponse struct {
 
 func (x *StraysResponse) Reset() {
 	*x = StraysResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8798,7 +8944,7 @@ func (x *StraysResponse) String() string {
 func (*StraysResponse) ProtoMessage() {}
 
 func (x *StraysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8811,7 +8957,7 @@ func (x *StraysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
 func (*StraysResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *StraysResponse) GetStrays() []*Stray {
@@ -8837,7 +8983,7 @@ type Stray struct {
 
 func (x *Stray) Reset() {
 	*x = Stray{}
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8849,7 +8995,7 @@ func (x *Stray) String() string {
 func (*Stray) ProtoMessage() {}
 
 func (x *Stray) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8862,7 +9008,7 @@ func (x *Stray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stray.ProtoReflect.Descriptor instead.
 func (*Stray) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *Stray) GetId() string {
@@ -8924,7 +9070,7 @@ type AdoptStrayRequest struct {
 
 func (x *AdoptStrayRequest) Reset() {
 	*x = AdoptStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8936,7 +9082,7 @@ func (x *AdoptStrayRequest) String() string {
 func (*AdoptStrayRequest) ProtoMessage() {}
 
 func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8949,7 +9095,7 @@ func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
 func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *AdoptStrayRequest) GetId() string {
@@ -8975,7 +9121,7 @@ type RemoveStrayRequest struct {
 
 func (x *RemoveStrayRequest) Reset() {
 	*x = RemoveStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8987,7 +9133,7 @@ func (x *RemoveStrayRequest) String() string {
 func (*RemoveStrayRequest) ProtoMessage() {}
 
 func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9000,7 +9146,7 @@ func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *RemoveStrayRequest) GetId() string {
@@ -9018,7 +9164,7 @@ type RemoveStrayResponse struct {
 
 func (x *RemoveStrayResponse) Reset() {
 	*x = RemoveStrayResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9030,7 +9176,7 @@ func (x *RemoveStrayResponse) String() string {
 func (*RemoveStrayResponse) ProtoMessage() {}
 
 func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9043,7 +9189,7 @@ func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
 }
 
 type CloneRequest struct {
@@ -9072,7 +9218,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9084,7 +9230,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9097,7 +9243,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -9236,7 +9382,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9248,7 +9394,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9261,7 +9407,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -9288,7 +9434,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9300,7 +9446,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9313,7 +9459,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -9339,7 +9485,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9351,7 +9497,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9364,7 +9510,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -9387,7 +9533,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9399,7 +9545,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9412,7 +9558,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -9489,7 +9635,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9501,7 +9647,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9514,7 +9660,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *Snapshot) GetId() string {
@@ -9745,7 +9891,7 @@ type SnapshotVolume struct {
 
 func (x *SnapshotVolume) Reset() {
 	*x = SnapshotVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9757,7 +9903,7 @@ func (x *SnapshotVolume) String() string {
 func (*SnapshotVolume) ProtoMessage() {}
 
 func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9770,7 +9916,7 @@ func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotVolume.ProtoReflect.Descriptor instead.
 func (*SnapshotVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *SnapshotVolume) GetVolume() string {
@@ -9802,7 +9948,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9814,7 +9960,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9827,7 +9973,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *Machine) GetDriver() string {
@@ -9887,7 +10033,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9899,7 +10045,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9912,7 +10058,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
 }
 
 type InspectSnapshotRequest struct {
@@ -9924,7 +10070,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9936,7 +10082,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9949,7 +10095,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -9968,7 +10114,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9980,7 +10126,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9993,7 +10139,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -10011,7 +10157,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10023,7 +10169,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10036,7 +10182,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
 }
 
 type PublishSnapshotRequest struct {
@@ -10049,7 +10195,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10061,7 +10207,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10074,7 +10220,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -10101,7 +10247,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10113,7 +10259,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10126,7 +10272,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -10156,7 +10302,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10168,7 +10314,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10181,7 +10327,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -10236,7 +10382,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10248,7 +10394,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10261,7 +10407,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -10299,7 +10445,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10311,7 +10457,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10324,7 +10470,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -10380,7 +10526,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10392,7 +10538,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10405,7 +10551,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -10449,7 +10595,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10461,7 +10607,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10474,7 +10620,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -10516,7 +10662,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10528,7 +10674,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10541,7 +10687,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -10576,7 +10722,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10588,7 +10734,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10601,7 +10747,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -10637,7 +10783,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10649,7 +10795,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10662,7 +10808,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -10702,7 +10848,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10714,7 +10860,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10727,7 +10873,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -10748,7 +10894,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10760,7 +10906,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10773,7 +10919,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -10817,7 +10963,7 @@ type StoredVolume struct {
 
 func (x *StoredVolume) Reset() {
 	*x = StoredVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10829,7 +10975,7 @@ func (x *StoredVolume) String() string {
 func (*StoredVolume) ProtoMessage() {}
 
 func (x *StoredVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10842,7 +10988,7 @@ func (x *StoredVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredVolume.ProtoReflect.Descriptor instead.
 func (*StoredVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *StoredVolume) GetId() string {
@@ -10934,7 +11080,7 @@ type VolumeAttachment struct {
 
 func (x *VolumeAttachment) Reset() {
 	*x = VolumeAttachment{}
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10946,7 +11092,7 @@ func (x *VolumeAttachment) String() string {
 func (*VolumeAttachment) ProtoMessage() {}
 
 func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10959,7 +11105,7 @@ func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeAttachment.ProtoReflect.Descriptor instead.
 func (*VolumeAttachment) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *VolumeAttachment) GetVm() string {
@@ -11002,7 +11148,7 @@ type VolumeSnapshot struct {
 
 func (x *VolumeSnapshot) Reset() {
 	*x = VolumeSnapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11014,7 +11160,7 @@ func (x *VolumeSnapshot) String() string {
 func (*VolumeSnapshot) ProtoMessage() {}
 
 func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11027,7 +11173,7 @@ func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
 func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *VolumeSnapshot) GetId() string {
@@ -11113,7 +11259,7 @@ type VolumeSpec struct {
 
 func (x *VolumeSpec) Reset() {
 	*x = VolumeSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11125,7 +11271,7 @@ func (x *VolumeSpec) String() string {
 func (*VolumeSpec) ProtoMessage() {}
 
 func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11138,7 +11284,7 @@ func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSpec.ProtoReflect.Descriptor instead.
 func (*VolumeSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *VolumeSpec) GetName() string {
@@ -11178,7 +11324,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11190,7 +11336,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11203,7 +11349,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
@@ -11221,7 +11367,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11233,7 +11379,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11246,7 +11392,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
 }
 
 type InspectVolumeRequest struct {
@@ -11258,7 +11404,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11270,7 +11416,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11283,7 +11429,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *InspectVolumeRequest) GetRef() string {
@@ -11303,7 +11449,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11315,7 +11461,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11328,7 +11474,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *ResizeVolumeRequest) GetRef() string {
@@ -11355,7 +11501,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11367,7 +11513,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11380,7 +11526,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *ResizeVolumeResponse) GetVolume() *StoredVolume {
@@ -11408,7 +11554,7 @@ type VolumeWaiting struct {
 
 func (x *VolumeWaiting) Reset() {
 	*x = VolumeWaiting{}
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11420,7 +11566,7 @@ func (x *VolumeWaiting) String() string {
 func (*VolumeWaiting) ProtoMessage() {}
 
 func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11433,7 +11579,7 @@ func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeWaiting.ProtoReflect.Descriptor instead.
 func (*VolumeWaiting) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *VolumeWaiting) GetVm() string {
@@ -11459,7 +11605,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11471,7 +11617,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11484,7 +11630,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *RemoveVolumeRequest) GetRef() string {
@@ -11502,7 +11648,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11514,7 +11660,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11527,7 +11673,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
 }
 
 type CloneVolumeRequest struct {
@@ -11541,7 +11687,7 @@ type CloneVolumeRequest struct {
 
 func (x *CloneVolumeRequest) Reset() {
 	*x = CloneVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11553,7 +11699,7 @@ func (x *CloneVolumeRequest) String() string {
 func (*CloneVolumeRequest) ProtoMessage() {}
 
 func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11566,7 +11712,7 @@ func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CloneVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *CloneVolumeRequest) GetRef() string {
@@ -11600,7 +11746,7 @@ type RestoreVolumeRequest struct {
 
 func (x *RestoreVolumeRequest) Reset() {
 	*x = RestoreVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11612,7 +11758,7 @@ func (x *RestoreVolumeRequest) String() string {
 func (*RestoreVolumeRequest) ProtoMessage() {}
 
 func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11625,7 +11771,7 @@ func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *RestoreVolumeRequest) GetRef() string {
@@ -11652,7 +11798,7 @@ type SaveVolumeRequest struct {
 
 func (x *SaveVolumeRequest) Reset() {
 	*x = SaveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11664,7 +11810,7 @@ func (x *SaveVolumeRequest) String() string {
 func (*SaveVolumeRequest) ProtoMessage() {}
 
 func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11677,7 +11823,7 @@ func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*SaveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *SaveVolumeRequest) GetRef() string {
@@ -11702,7 +11848,7 @@ type ListVolumeSnapshotsRequest struct {
 
 func (x *ListVolumeSnapshotsRequest) Reset() {
 	*x = ListVolumeSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11714,7 +11860,7 @@ func (x *ListVolumeSnapshotsRequest) String() string {
 func (*ListVolumeSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11727,7 +11873,7 @@ func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumeSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
 }
 
 type InspectVolumeSnapshotRequest struct {
@@ -11739,7 +11885,7 @@ type InspectVolumeSnapshotRequest struct {
 
 func (x *InspectVolumeSnapshotRequest) Reset() {
 	*x = InspectVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11751,7 +11897,7 @@ func (x *InspectVolumeSnapshotRequest) String() string {
 func (*InspectVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11764,7 +11910,7 @@ func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *InspectVolumeSnapshotRequest) GetRef() string {
@@ -11783,7 +11929,7 @@ type RemoveVolumeSnapshotRequest struct {
 
 func (x *RemoveVolumeSnapshotRequest) Reset() {
 	*x = RemoveVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11795,7 +11941,7 @@ func (x *RemoveVolumeSnapshotRequest) String() string {
 func (*RemoveVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11808,7 +11954,7 @@ func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *RemoveVolumeSnapshotRequest) GetRef() string {
@@ -11826,7 +11972,7 @@ type RemoveVolumeSnapshotResponse struct {
 
 func (x *RemoveVolumeSnapshotResponse) Reset() {
 	*x = RemoveVolumeSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11838,7 +11984,7 @@ func (x *RemoveVolumeSnapshotResponse) String() string {
 func (*RemoveVolumeSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11851,7 +11997,7 @@ func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
 }
 
 type ExportVolumeRequest struct {
@@ -11863,7 +12009,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11875,7 +12021,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11888,7 +12034,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ExportVolumeRequest) GetRef() string {
@@ -11911,7 +12057,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11923,7 +12069,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11936,7 +12082,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *ImportVolumeRequest) GetOf() isImportVolumeRequest_Of {
@@ -11988,7 +12134,7 @@ type WatchDriversRequest struct {
 
 func (x *WatchDriversRequest) Reset() {
 	*x = WatchDriversRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12000,7 +12146,7 @@ func (x *WatchDriversRequest) String() string {
 func (*WatchDriversRequest) ProtoMessage() {}
 
 func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12013,7 +12159,7 @@ func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
 func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
 }
 
 // Drivers are the CSI drivers of the node, sorted by name.
@@ -12026,7 +12172,7 @@ type Drivers struct {
 
 func (x *Drivers) Reset() {
 	*x = Drivers{}
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12038,7 +12184,7 @@ func (x *Drivers) String() string {
 func (*Drivers) ProtoMessage() {}
 
 func (x *Drivers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12051,7 +12197,7 @@ func (x *Drivers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
 func (*Drivers) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *Drivers) GetDrivers() []*PluginDriver {
@@ -12074,7 +12220,7 @@ type PluginDriver struct {
 
 func (x *PluginDriver) Reset() {
 	*x = PluginDriver{}
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12086,7 +12232,7 @@ func (x *PluginDriver) String() string {
 func (*PluginDriver) ProtoMessage() {}
 
 func (x *PluginDriver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12099,7 +12245,7 @@ func (x *PluginDriver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
 func (*PluginDriver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *PluginDriver) GetName() string {
@@ -12141,7 +12287,7 @@ type VolumeKey struct {
 
 func (x *VolumeKey) Reset() {
 	*x = VolumeKey{}
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12153,7 +12299,7 @@ func (x *VolumeKey) String() string {
 func (*VolumeKey) ProtoMessage() {}
 
 func (x *VolumeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12166,7 +12312,7 @@ func (x *VolumeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
 func (*VolumeKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *VolumeKey) GetHolder() string {
@@ -12207,7 +12353,7 @@ type PublishVolumeRequest struct {
 
 func (x *PublishVolumeRequest) Reset() {
 	*x = PublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12219,7 +12365,7 @@ func (x *PublishVolumeRequest) String() string {
 func (*PublishVolumeRequest) ProtoMessage() {}
 
 func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12232,7 +12378,7 @@ func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *PublishVolumeRequest) GetKey() *VolumeKey {
@@ -12366,7 +12512,7 @@ type PublishedVolume struct {
 
 func (x *PublishedVolume) Reset() {
 	*x = PublishedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12378,7 +12524,7 @@ func (x *PublishedVolume) String() string {
 func (*PublishedVolume) ProtoMessage() {}
 
 func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12391,7 +12537,7 @@ func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
 func (*PublishedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *PublishedVolume) GetKey() *VolumeKey {
@@ -12473,7 +12619,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12485,7 +12631,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12498,7 +12644,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
@@ -12516,7 +12662,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12528,7 +12674,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12541,7 +12687,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
 }
 
 type ListPublishedRequest struct {
@@ -12552,7 +12698,7 @@ type ListPublishedRequest struct {
 
 func (x *ListPublishedRequest) Reset() {
 	*x = ListPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12564,7 +12710,7 @@ func (x *ListPublishedRequest) String() string {
 func (*ListPublishedRequest) ProtoMessage() {}
 
 func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12577,7 +12723,7 @@ func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
 func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
 }
 
 type PublishedUsageRequest struct {
@@ -12589,7 +12735,7 @@ type PublishedUsageRequest struct {
 
 func (x *PublishedUsageRequest) Reset() {
 	*x = PublishedUsageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12601,7 +12747,7 @@ func (x *PublishedUsageRequest) String() string {
 func (*PublishedUsageRequest) ProtoMessage() {}
 
 func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12614,7 +12760,7 @@ func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
 func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *PublishedUsageRequest) GetKey() *VolumeKey {
@@ -12636,7 +12782,7 @@ type PublishedUsage struct {
 
 func (x *PublishedUsage) Reset() {
 	*x = PublishedUsage{}
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12648,7 +12794,7 @@ func (x *PublishedUsage) String() string {
 func (*PublishedUsage) ProtoMessage() {}
 
 func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12661,7 +12807,7 @@ func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
 func (*PublishedUsage) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *PublishedUsage) GetBytes() *Amount {
@@ -12697,7 +12843,7 @@ type Amount struct {
 
 func (x *Amount) Reset() {
 	*x = Amount{}
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12709,7 +12855,7 @@ func (x *Amount) String() string {
 func (*Amount) ProtoMessage() {}
 
 func (x *Amount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12722,7 +12868,7 @@ func (x *Amount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Amount.ProtoReflect.Descriptor instead.
 func (*Amount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *Amount) GetTotal() int64 {
@@ -12756,7 +12902,7 @@ type GrowPublishedRequest struct {
 
 func (x *GrowPublishedRequest) Reset() {
 	*x = GrowPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12768,7 +12914,7 @@ func (x *GrowPublishedRequest) String() string {
 func (*GrowPublishedRequest) ProtoMessage() {}
 
 func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12781,7 +12927,7 @@ func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
 func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *GrowPublishedRequest) GetKey() *VolumeKey {
@@ -12807,7 +12953,7 @@ type GrowPublishedResponse struct {
 
 func (x *GrowPublishedResponse) Reset() {
 	*x = GrowPublishedResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12819,7 +12965,7 @@ func (x *GrowPublishedResponse) String() string {
 func (*GrowPublishedResponse) ProtoMessage() {}
 
 func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12832,7 +12978,7 @@ func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
 func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *GrowPublishedResponse) GetSize() int64 {
@@ -12880,7 +13026,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\fStatsRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\"#\n" +
 	"\x0fDescribeRequest\x12\x10\n" +
-	"\x03ref\x18\x01 \x01(\tR\x03ref\"\xe5\a\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\"\x9b\b\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
 	"\x06labels\x18\x02 \x03(\v2 .cocoon.node.v1.Spec.LabelsEntryR\x06labels\x12\x14\n" +
@@ -12911,7 +13057,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03dns\x18\x17 \x01(\v2\x13.cocoon.node.v1.DNSR\x03dns\x12.\n" +
 	"\x06smbios\x18\x18 \x01(\v2\x16.cocoon.node.v1.SMBIOSR\x06smbios\x12\x16\n" +
 	"\x06paused\x18\x19 \x01(\bR\x06paused\x12\x1a\n" +
-	"\bgraphics\x18\x1a \x01(\bR\bgraphics\x1a9\n" +
+	"\bgraphics\x18\x1a \x01(\bR\bgraphics\x124\n" +
+	"\bhardware\x18\x1b \x01(\v2\x18.cocoon.node.v1.HardwareR\bhardware\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfd\x01\n" +
@@ -13005,7 +13152,22 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
 	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfsB\b\n" +
-	"\x06_group\"h\n" +
+	"\x06_group\"\x81\x02\n" +
+	"\bHardware\x12\x18\n" +
+	"\asockets\x18\x01 \x01(\x05R\asockets\x12\x14\n" +
+	"\x05cores\x18\x02 \x01(\x05R\x05cores\x12\x18\n" +
+	"\athreads\x18\x03 \x01(\x05R\athreads\x12\x1a\n" +
+	"\bwatchdog\x18\x04 \x01(\tR\bwatchdog\x129\n" +
+	"\x05disks\x18\x05 \x03(\v2#.cocoon.node.v1.Hardware.DisksEntryR\x05disks\x1aT\n" +
+	"\n" +
+	"DisksEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
+	"\x05value\x18\x02 \x01(\v2\x1a.cocoon.node.v1.DiskDeviceR\x05value:\x028\x01\"Q\n" +
+	"\n" +
+	"DiskDevice\x12\x10\n" +
+	"\x03bus\x18\x01 \x01(\tR\x03bus\x12\x14\n" +
+	"\x05cdrom\x18\x02 \x01(\bR\x05cdrom\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"h\n" +
 	"\x03NFS\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
@@ -13972,7 +14134,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 203)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 206)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -14002,476 +14164,482 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*ContainerExit)(nil),                // 25: cocoon.node.v1.ContainerExit
 	(*CloudInit)(nil),                    // 26: cocoon.node.v1.CloudInit
 	(*Volume)(nil),                       // 27: cocoon.node.v1.Volume
-	(*NFS)(nil),                          // 28: cocoon.node.v1.NFS
-	(*HostDir)(nil),                      // 29: cocoon.node.v1.HostDir
-	(*VolumeUse)(nil),                    // 30: cocoon.node.v1.VolumeUse
-	(*AttachedVolume)(nil),               // 31: cocoon.node.v1.AttachedVolume
-	(*ImageVolume)(nil),                  // 32: cocoon.node.v1.ImageVolume
-	(*VolumeFile)(nil),                   // 33: cocoon.node.v1.VolumeFile
-	(*Mount)(nil),                        // 34: cocoon.node.v1.Mount
-	(*UpdateVolumeRequest)(nil),          // 35: cocoon.node.v1.UpdateVolumeRequest
-	(*UpdateVolumeResponse)(nil),         // 36: cocoon.node.v1.UpdateVolumeResponse
-	(*KillContainerRequest)(nil),         // 37: cocoon.node.v1.KillContainerRequest
-	(*KillContainerResponse)(nil),        // 38: cocoon.node.v1.KillContainerResponse
-	(*ReleaseContainerRequest)(nil),      // 39: cocoon.node.v1.ReleaseContainerRequest
-	(*ReleaseContainerResponse)(nil),     // 40: cocoon.node.v1.ReleaseContainerResponse
-	(*AddContainerRequest)(nil),          // 41: cocoon.node.v1.AddContainerRequest
-	(*ResizeContainersRequest)(nil),      // 42: cocoon.node.v1.ResizeContainersRequest
-	(*AttachVolumeRequest)(nil),          // 43: cocoon.node.v1.AttachVolumeRequest
-	(*DetachVolumeRequest)(nil),          // 44: cocoon.node.v1.DetachVolumeRequest
-	(*Process)(nil),                      // 45: cocoon.node.v1.Process
-	(*FileKey)(nil),                      // 46: cocoon.node.v1.FileKey
-	(*Security)(nil),                     // 47: cocoon.node.v1.Security
-	(*Sysctl)(nil),                       // 48: cocoon.node.v1.Sysctl
-	(*EnvVar)(nil),                       // 49: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),                      // 50: cocoon.node.v1.NICSpec
-	(*PortMapping)(nil),                  // 51: cocoon.node.v1.PortMapping
-	(*Record)(nil),                       // 52: cocoon.node.v1.Record
-	(*Ephemeral)(nil),                    // 53: cocoon.node.v1.Ephemeral
-	(*Owner)(nil),                        // 54: cocoon.node.v1.Owner
-	(*Resume)(nil),                       // 55: cocoon.node.v1.Resume
-	(*Boot)(nil),                         // 56: cocoon.node.v1.Boot
-	(*Disk)(nil),                         // 57: cocoon.node.v1.Disk
-	(*NIC)(nil),                          // 58: cocoon.node.v1.NIC
-	(*Route)(nil),                        // 59: cocoon.node.v1.Route
-	(*Event)(nil),                        // 60: cocoon.node.v1.Event
-	(*ExecRequest)(nil),                  // 61: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),                    // 62: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                      // 63: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),                 // 64: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),                  // 65: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),                  // 66: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),                     // 67: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),               // 68: cocoon.node.v1.ConsoleRequest
-	(*DisplayOpen)(nil),                  // 69: cocoon.node.v1.DisplayOpen
-	(*ScreenshotRequest)(nil),            // 70: cocoon.node.v1.ScreenshotRequest
-	(*ConsoleResponse)(nil),              // 71: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),                // 72: cocoon.node.v1.StatsResponse
-	(*DescribeResponse)(nil),             // 73: cocoon.node.v1.DescribeResponse
-	(*GuestOS)(nil),                      // 74: cocoon.node.v1.GuestOS
-	(*GuestUser)(nil),                    // 75: cocoon.node.v1.GuestUser
-	(*GuestFileSystem)(nil),              // 76: cocoon.node.v1.GuestFileSystem
-	(*GuestDisk)(nil),                    // 77: cocoon.node.v1.GuestDisk
-	(*VolumeStats)(nil),                  // 78: cocoon.node.v1.VolumeStats
-	(*ContainerStats)(nil),               // 79: cocoon.node.v1.ContainerStats
-	(*ImportRequest)(nil),                // 80: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),                  // 81: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),               // 82: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),            // 83: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),              // 84: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),           // 85: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),          // 86: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                        // 87: cocoon.node.v1.Image
-	(*PullRequest)(nil),                  // 88: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),                 // 89: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),                 // 90: cocoon.node.v1.PullResponse
-	(*Progress)(nil),                     // 91: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),               // 92: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),              // 93: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),               // 94: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),              // 95: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),                // 96: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),               // 97: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),          // 98: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                      // 99: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),              // 100: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),              // 101: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),               // 102: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),                  // 103: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),                     // 104: cocoon.node.v1.NodeInfo
-	(*VolumePool)(nil),                   // 105: cocoon.node.v1.VolumePool
-	(*Network)(nil),                      // 106: cocoon.node.v1.Network
-	(*Driver)(nil),                       // 107: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),                // 108: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),               // 109: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                        // 110: cocoon.node.v1.Check
-	(*ResetRequest)(nil),                 // 111: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),                // 112: cocoon.node.v1.ResetResponse
-	(*TeardownNetworksRequest)(nil),      // 113: cocoon.node.v1.TeardownNetworksRequest
-	(*TeardownNetworksResponse)(nil),     // 114: cocoon.node.v1.TeardownNetworksResponse
-	(*PoliceRequest)(nil),                // 115: cocoon.node.v1.PoliceRequest
-	(*PoliceResponse)(nil),               // 116: cocoon.node.v1.PoliceResponse
-	(*PolicedGuest)(nil),                 // 117: cocoon.node.v1.PolicedGuest
-	(*Policy)(nil),                       // 118: cocoon.node.v1.Policy
-	(*PolicyRule)(nil),                   // 119: cocoon.node.v1.PolicyRule
-	(*AddressRange)(nil),                 // 120: cocoon.node.v1.AddressRange
-	(*PortRange)(nil),                    // 121: cocoon.node.v1.PortRange
-	(*NamedPort)(nil),                    // 122: cocoon.node.v1.NamedPort
-	(*StraysRequest)(nil),                // 123: cocoon.node.v1.StraysRequest
-	(*StraysResponse)(nil),               // 124: cocoon.node.v1.StraysResponse
-	(*Stray)(nil),                        // 125: cocoon.node.v1.Stray
-	(*AdoptStrayRequest)(nil),            // 126: cocoon.node.v1.AdoptStrayRequest
-	(*RemoveStrayRequest)(nil),           // 127: cocoon.node.v1.RemoveStrayRequest
-	(*RemoveStrayResponse)(nil),          // 128: cocoon.node.v1.RemoveStrayResponse
-	(*CloneRequest)(nil),                 // 129: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),               // 130: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),             // 131: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),                  // 132: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),                  // 133: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                     // 134: cocoon.node.v1.Snapshot
-	(*SnapshotVolume)(nil),               // 135: cocoon.node.v1.SnapshotVolume
-	(*Machine)(nil),                      // 136: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),         // 137: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),       // 138: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),        // 139: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),       // 140: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),       // 141: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),        // 142: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),        // 143: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),          // 144: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),             // 145: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),             // 146: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),                   // 147: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),          // 148: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),          // 149: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),                   // 150: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),                  // 151: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),             // 152: cocoon.node.v1.PushImageRequest
-	(*StoredVolume)(nil),                 // 153: cocoon.node.v1.StoredVolume
-	(*VolumeAttachment)(nil),             // 154: cocoon.node.v1.VolumeAttachment
-	(*VolumeSnapshot)(nil),               // 155: cocoon.node.v1.VolumeSnapshot
-	(*VolumeSpec)(nil),                   // 156: cocoon.node.v1.VolumeSpec
-	(*CreateVolumeRequest)(nil),          // 157: cocoon.node.v1.CreateVolumeRequest
-	(*ListVolumesRequest)(nil),           // 158: cocoon.node.v1.ListVolumesRequest
-	(*InspectVolumeRequest)(nil),         // 159: cocoon.node.v1.InspectVolumeRequest
-	(*ResizeVolumeRequest)(nil),          // 160: cocoon.node.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),         // 161: cocoon.node.v1.ResizeVolumeResponse
-	(*VolumeWaiting)(nil),                // 162: cocoon.node.v1.VolumeWaiting
-	(*RemoveVolumeRequest)(nil),          // 163: cocoon.node.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),         // 164: cocoon.node.v1.RemoveVolumeResponse
-	(*CloneVolumeRequest)(nil),           // 165: cocoon.node.v1.CloneVolumeRequest
-	(*RestoreVolumeRequest)(nil),         // 166: cocoon.node.v1.RestoreVolumeRequest
-	(*SaveVolumeRequest)(nil),            // 167: cocoon.node.v1.SaveVolumeRequest
-	(*ListVolumeSnapshotsRequest)(nil),   // 168: cocoon.node.v1.ListVolumeSnapshotsRequest
-	(*InspectVolumeSnapshotRequest)(nil), // 169: cocoon.node.v1.InspectVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotRequest)(nil),  // 170: cocoon.node.v1.RemoveVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotResponse)(nil), // 171: cocoon.node.v1.RemoveVolumeSnapshotResponse
-	(*ExportVolumeRequest)(nil),          // 172: cocoon.node.v1.ExportVolumeRequest
-	(*ImportVolumeRequest)(nil),          // 173: cocoon.node.v1.ImportVolumeRequest
-	(*WatchDriversRequest)(nil),          // 174: cocoon.node.v1.WatchDriversRequest
-	(*Drivers)(nil),                      // 175: cocoon.node.v1.Drivers
-	(*PluginDriver)(nil),                 // 176: cocoon.node.v1.PluginDriver
-	(*VolumeKey)(nil),                    // 177: cocoon.node.v1.VolumeKey
-	(*PublishVolumeRequest)(nil),         // 178: cocoon.node.v1.PublishVolumeRequest
-	(*PublishedVolume)(nil),              // 179: cocoon.node.v1.PublishedVolume
-	(*UnpublishVolumeRequest)(nil),       // 180: cocoon.node.v1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),      // 181: cocoon.node.v1.UnpublishVolumeResponse
-	(*ListPublishedRequest)(nil),         // 182: cocoon.node.v1.ListPublishedRequest
-	(*PublishedUsageRequest)(nil),        // 183: cocoon.node.v1.PublishedUsageRequest
-	(*PublishedUsage)(nil),               // 184: cocoon.node.v1.PublishedUsage
-	(*Amount)(nil),                       // 185: cocoon.node.v1.Amount
-	(*GrowPublishedRequest)(nil),         // 186: cocoon.node.v1.GrowPublishedRequest
-	(*GrowPublishedResponse)(nil),        // 187: cocoon.node.v1.GrowPublishedResponse
-	nil,                                  // 188: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 189: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 190: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 191: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 192: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 193: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 194: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 195: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 196: cocoon.node.v1.VolumeSpec.LabelsEntry
-	nil,                                  // 197: cocoon.node.v1.PluginDriver.TopologyEntry
-	nil,                                  // 198: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	nil,                                  // 199: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	nil,                                  // 200: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	nil,                                  // 201: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	nil,                                  // 202: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	(*Hardware)(nil),                     // 28: cocoon.node.v1.Hardware
+	(*DiskDevice)(nil),                   // 29: cocoon.node.v1.DiskDevice
+	(*NFS)(nil),                          // 30: cocoon.node.v1.NFS
+	(*HostDir)(nil),                      // 31: cocoon.node.v1.HostDir
+	(*VolumeUse)(nil),                    // 32: cocoon.node.v1.VolumeUse
+	(*AttachedVolume)(nil),               // 33: cocoon.node.v1.AttachedVolume
+	(*ImageVolume)(nil),                  // 34: cocoon.node.v1.ImageVolume
+	(*VolumeFile)(nil),                   // 35: cocoon.node.v1.VolumeFile
+	(*Mount)(nil),                        // 36: cocoon.node.v1.Mount
+	(*UpdateVolumeRequest)(nil),          // 37: cocoon.node.v1.UpdateVolumeRequest
+	(*UpdateVolumeResponse)(nil),         // 38: cocoon.node.v1.UpdateVolumeResponse
+	(*KillContainerRequest)(nil),         // 39: cocoon.node.v1.KillContainerRequest
+	(*KillContainerResponse)(nil),        // 40: cocoon.node.v1.KillContainerResponse
+	(*ReleaseContainerRequest)(nil),      // 41: cocoon.node.v1.ReleaseContainerRequest
+	(*ReleaseContainerResponse)(nil),     // 42: cocoon.node.v1.ReleaseContainerResponse
+	(*AddContainerRequest)(nil),          // 43: cocoon.node.v1.AddContainerRequest
+	(*ResizeContainersRequest)(nil),      // 44: cocoon.node.v1.ResizeContainersRequest
+	(*AttachVolumeRequest)(nil),          // 45: cocoon.node.v1.AttachVolumeRequest
+	(*DetachVolumeRequest)(nil),          // 46: cocoon.node.v1.DetachVolumeRequest
+	(*Process)(nil),                      // 47: cocoon.node.v1.Process
+	(*FileKey)(nil),                      // 48: cocoon.node.v1.FileKey
+	(*Security)(nil),                     // 49: cocoon.node.v1.Security
+	(*Sysctl)(nil),                       // 50: cocoon.node.v1.Sysctl
+	(*EnvVar)(nil),                       // 51: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                      // 52: cocoon.node.v1.NICSpec
+	(*PortMapping)(nil),                  // 53: cocoon.node.v1.PortMapping
+	(*Record)(nil),                       // 54: cocoon.node.v1.Record
+	(*Ephemeral)(nil),                    // 55: cocoon.node.v1.Ephemeral
+	(*Owner)(nil),                        // 56: cocoon.node.v1.Owner
+	(*Resume)(nil),                       // 57: cocoon.node.v1.Resume
+	(*Boot)(nil),                         // 58: cocoon.node.v1.Boot
+	(*Disk)(nil),                         // 59: cocoon.node.v1.Disk
+	(*NIC)(nil),                          // 60: cocoon.node.v1.NIC
+	(*Route)(nil),                        // 61: cocoon.node.v1.Route
+	(*Event)(nil),                        // 62: cocoon.node.v1.Event
+	(*ExecRequest)(nil),                  // 63: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                    // 64: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                      // 65: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),                 // 66: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),                  // 67: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),                  // 68: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                     // 69: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),               // 70: cocoon.node.v1.ConsoleRequest
+	(*DisplayOpen)(nil),                  // 71: cocoon.node.v1.DisplayOpen
+	(*ScreenshotRequest)(nil),            // 72: cocoon.node.v1.ScreenshotRequest
+	(*ConsoleResponse)(nil),              // 73: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),                // 74: cocoon.node.v1.StatsResponse
+	(*DescribeResponse)(nil),             // 75: cocoon.node.v1.DescribeResponse
+	(*GuestOS)(nil),                      // 76: cocoon.node.v1.GuestOS
+	(*GuestUser)(nil),                    // 77: cocoon.node.v1.GuestUser
+	(*GuestFileSystem)(nil),              // 78: cocoon.node.v1.GuestFileSystem
+	(*GuestDisk)(nil),                    // 79: cocoon.node.v1.GuestDisk
+	(*VolumeStats)(nil),                  // 80: cocoon.node.v1.VolumeStats
+	(*ContainerStats)(nil),               // 81: cocoon.node.v1.ContainerStats
+	(*ImportRequest)(nil),                // 82: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),                  // 83: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),               // 84: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),            // 85: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),              // 86: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),           // 87: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),          // 88: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                        // 89: cocoon.node.v1.Image
+	(*PullRequest)(nil),                  // 90: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),                 // 91: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),                 // 92: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                     // 93: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),               // 94: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),              // 95: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),               // 96: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),              // 97: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),                // 98: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),               // 99: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),          // 100: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                      // 101: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),              // 102: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),              // 103: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),               // 104: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),                  // 105: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                     // 106: cocoon.node.v1.NodeInfo
+	(*VolumePool)(nil),                   // 107: cocoon.node.v1.VolumePool
+	(*Network)(nil),                      // 108: cocoon.node.v1.Network
+	(*Driver)(nil),                       // 109: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),                // 110: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),               // 111: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                        // 112: cocoon.node.v1.Check
+	(*ResetRequest)(nil),                 // 113: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),                // 114: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),      // 115: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil),     // 116: cocoon.node.v1.TeardownNetworksResponse
+	(*PoliceRequest)(nil),                // 117: cocoon.node.v1.PoliceRequest
+	(*PoliceResponse)(nil),               // 118: cocoon.node.v1.PoliceResponse
+	(*PolicedGuest)(nil),                 // 119: cocoon.node.v1.PolicedGuest
+	(*Policy)(nil),                       // 120: cocoon.node.v1.Policy
+	(*PolicyRule)(nil),                   // 121: cocoon.node.v1.PolicyRule
+	(*AddressRange)(nil),                 // 122: cocoon.node.v1.AddressRange
+	(*PortRange)(nil),                    // 123: cocoon.node.v1.PortRange
+	(*NamedPort)(nil),                    // 124: cocoon.node.v1.NamedPort
+	(*StraysRequest)(nil),                // 125: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),               // 126: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                        // 127: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),            // 128: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),           // 129: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),          // 130: cocoon.node.v1.RemoveStrayResponse
+	(*CloneRequest)(nil),                 // 131: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),               // 132: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),             // 133: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),                  // 134: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),                  // 135: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                     // 136: cocoon.node.v1.Snapshot
+	(*SnapshotVolume)(nil),               // 137: cocoon.node.v1.SnapshotVolume
+	(*Machine)(nil),                      // 138: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),         // 139: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),       // 140: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),        // 141: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),       // 142: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),       // 143: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),        // 144: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),        // 145: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),          // 146: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),             // 147: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),             // 148: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),                   // 149: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),          // 150: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),          // 151: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),                   // 152: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),                  // 153: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),             // 154: cocoon.node.v1.PushImageRequest
+	(*StoredVolume)(nil),                 // 155: cocoon.node.v1.StoredVolume
+	(*VolumeAttachment)(nil),             // 156: cocoon.node.v1.VolumeAttachment
+	(*VolumeSnapshot)(nil),               // 157: cocoon.node.v1.VolumeSnapshot
+	(*VolumeSpec)(nil),                   // 158: cocoon.node.v1.VolumeSpec
+	(*CreateVolumeRequest)(nil),          // 159: cocoon.node.v1.CreateVolumeRequest
+	(*ListVolumesRequest)(nil),           // 160: cocoon.node.v1.ListVolumesRequest
+	(*InspectVolumeRequest)(nil),         // 161: cocoon.node.v1.InspectVolumeRequest
+	(*ResizeVolumeRequest)(nil),          // 162: cocoon.node.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),         // 163: cocoon.node.v1.ResizeVolumeResponse
+	(*VolumeWaiting)(nil),                // 164: cocoon.node.v1.VolumeWaiting
+	(*RemoveVolumeRequest)(nil),          // 165: cocoon.node.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),         // 166: cocoon.node.v1.RemoveVolumeResponse
+	(*CloneVolumeRequest)(nil),           // 167: cocoon.node.v1.CloneVolumeRequest
+	(*RestoreVolumeRequest)(nil),         // 168: cocoon.node.v1.RestoreVolumeRequest
+	(*SaveVolumeRequest)(nil),            // 169: cocoon.node.v1.SaveVolumeRequest
+	(*ListVolumeSnapshotsRequest)(nil),   // 170: cocoon.node.v1.ListVolumeSnapshotsRequest
+	(*InspectVolumeSnapshotRequest)(nil), // 171: cocoon.node.v1.InspectVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotRequest)(nil),  // 172: cocoon.node.v1.RemoveVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotResponse)(nil), // 173: cocoon.node.v1.RemoveVolumeSnapshotResponse
+	(*ExportVolumeRequest)(nil),          // 174: cocoon.node.v1.ExportVolumeRequest
+	(*ImportVolumeRequest)(nil),          // 175: cocoon.node.v1.ImportVolumeRequest
+	(*WatchDriversRequest)(nil),          // 176: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 177: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 178: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 179: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 180: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 181: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 182: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 183: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 184: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 185: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 186: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 187: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 188: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 189: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 190: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 191: cocoon.node.v1.Hardware.DisksEntry
+	nil,                                  // 192: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 193: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 194: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 195: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 196: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 197: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 198: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 199: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 200: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 201: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 202: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 203: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 204: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 205: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	15,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	15,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	188, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
-	45,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
-	50,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
+	190, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	47,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
+	52,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	26,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
 	27,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
-	34,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
+	36,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
 	19,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
-	48,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
+	50,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
 	17,  // 10: cocoon.node.v1.Spec.hosts:type_name -> cocoon.node.v1.HostEntry
 	18,  // 11: cocoon.node.v1.Spec.dns:type_name -> cocoon.node.v1.DNS
 	16,  // 12: cocoon.node.v1.Spec.smbios:type_name -> cocoon.node.v1.SMBIOS
-	45,  // 13: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
-	34,  // 14: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
-	22,  // 15: cocoon.node.v1.Container.resources:type_name -> cocoon.node.v1.Resources
-	20,  // 16: cocoon.node.v1.Container.restart:type_name -> cocoon.node.v1.Restart
-	21,  // 17: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
-	45,  // 18: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
-	24,  // 19: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
-	25,  // 20: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
-	25,  // 21: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
-	33,  // 22: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
-	30,  // 23: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
-	29,  // 24: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
-	28,  // 25: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
-	33,  // 26: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
-	19,  // 27: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	189, // 28: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	30,  // 29: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
-	49,  // 30: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
-	47,  // 31: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
-	46,  // 32: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
-	51,  // 33: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
-	15,  // 34: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	56,  // 35: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
-	45,  // 36: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	57,  // 37: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	58,  // 38: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	55,  // 39: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
-	23,  // 40: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
-	54,  // 41: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
-	53,  // 42: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
-	32,  // 43: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
-	31,  // 44: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
-	19,  // 45: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
-	23,  // 46: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
-	57,  // 47: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	59,  // 48: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
-	52,  // 49: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	62,  // 50: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	63,  // 51: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	49,  // 52: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	63,  // 53: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	65,  // 54: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	69,  // 55: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
-	79,  // 56: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
-	78,  // 57: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
-	74,  // 58: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
-	75,  // 59: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
-	76,  // 60: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
-	77,  // 61: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
-	81,  // 62: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	87,  // 63: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	45,  // 64: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	89,  // 65: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	91,  // 66: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	87,  // 67: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	87,  // 68: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	99,  // 69: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	102, // 70: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	107, // 71: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	190, // 72: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	106, // 73: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
-	105, // 74: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
-	110, // 75: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	117, // 76: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
-	118, // 77: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
-	118, // 78: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
-	119, // 79: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
-	120, // 80: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
-	121, // 81: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
-	122, // 82: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
-	125, // 83: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	191, // 84: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	50,  // 85: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	89,  // 86: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	18,  // 87: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	192, // 88: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	136, // 89: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	193, // 90: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	54,  // 91: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	135, // 92: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
-	144, // 93: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	146, // 94: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	134, // 95: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	147, // 96: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	147, // 97: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	147, // 98: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	147, // 99: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	54,  // 100: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
-	154, // 101: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	194, // 102: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
-	54,  // 103: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	195, // 104: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	196, // 105: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
-	156, // 106: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	153, // 107: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	162, // 108: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
-	156, // 109: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	156, // 110: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	156, // 111: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	176, // 112: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
-	197, // 113: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
-	177, // 114: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	198, // 115: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	199, // 116: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	200, // 117: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	201, // 118: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	202, // 119: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
-	177, // 120: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	54,  // 121: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	177, // 122: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	177, // 123: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	185, // 124: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	185, // 125: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	177, // 126: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	22,  // 127: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
-	0,   // 128: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 129: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 130: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 131: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 132: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	6,   // 133: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
-	7,   // 134: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
-	5,   // 135: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
-	8,   // 136: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	10,  // 137: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	11,  // 138: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	12,  // 139: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	61,  // 140: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	61,  // 141: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	61,  // 142: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	66,  // 143: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	68,  // 144: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	68,  // 145: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
-	70,  // 146: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
-	13,  // 147: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	14,  // 148: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
-	35,  // 149: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	37,  // 150: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	39,  // 151: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	41,  // 152: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	42,  // 153: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	43,  // 154: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	44,  // 155: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	129, // 156: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	130, // 157: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	131, // 158: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	132, // 159: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	133, // 160: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	137, // 161: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	138, // 162: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	139, // 163: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	141, // 164: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	142, // 165: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	143, // 166: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	148, // 167: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	149, // 168: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	150, // 169: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	157, // 170: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	158, // 171: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	159, // 172: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	160, // 173: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	163, // 174: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	165, // 175: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	166, // 176: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	167, // 177: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	168, // 178: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	169, // 179: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	170, // 180: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	172, // 181: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	173, // 182: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	174, // 183: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	178, // 184: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	180, // 185: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	182, // 186: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	183, // 187: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	186, // 188: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	152, // 189: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	80,  // 190: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	83,  // 191: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	84,  // 192: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	85,  // 193: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	88,  // 194: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	92,  // 195: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	94,  // 196: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	96,  // 197: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	98,  // 198: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	100, // 199: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	103, // 200: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	108, // 201: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	111, // 202: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	113, // 203: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	123, // 204: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	126, // 205: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	127, // 206: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	115, // 207: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	52,  // 208: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	52,  // 209: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	52,  // 210: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	52,  // 211: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	52,  // 212: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	52,  // 213: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
-	52,  // 214: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
-	52,  // 215: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
-	9,   // 216: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	52,  // 217: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	52,  // 218: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	60,  // 219: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	64,  // 220: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	64,  // 221: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	64,  // 222: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	67,  // 223: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	71,  // 224: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	71,  // 225: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
-	97,  // 226: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
-	72,  // 227: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	73,  // 228: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
-	36,  // 229: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	38,  // 230: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	40,  // 231: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	52,  // 232: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	52,  // 233: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	52,  // 234: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	52,  // 235: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	52,  // 236: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	52,  // 237: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	52,  // 238: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	52,  // 239: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	134, // 240: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	134, // 241: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	134, // 242: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	140, // 243: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	134, // 244: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	97,  // 245: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	145, // 246: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	145, // 247: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	145, // 248: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	151, // 249: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	153, // 250: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	153, // 251: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	153, // 252: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	161, // 253: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	164, // 254: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	153, // 255: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	153, // 256: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	155, // 257: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	155, // 258: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	155, // 259: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	171, // 260: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	97,  // 261: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	153, // 262: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	175, // 263: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	179, // 264: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	181, // 265: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	179, // 266: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	184, // 267: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	187, // 268: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	90,  // 269: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	82,  // 270: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	87,  // 271: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	87,  // 272: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	86,  // 273: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	90,  // 274: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	93,  // 275: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	95,  // 276: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	97,  // 277: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	101, // 278: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	101, // 279: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	104, // 280: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	109, // 281: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	112, // 282: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	114, // 283: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	124, // 284: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	52,  // 285: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	128, // 286: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	116, // 287: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	208, // [208:288] is the sub-list for method output_type
-	128, // [128:208] is the sub-list for method input_type
-	128, // [128:128] is the sub-list for extension type_name
-	128, // [128:128] is the sub-list for extension extendee
-	0,   // [0:128] is the sub-list for field type_name
+	28,  // 13: cocoon.node.v1.Spec.hardware:type_name -> cocoon.node.v1.Hardware
+	47,  // 14: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
+	36,  // 15: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
+	22,  // 16: cocoon.node.v1.Container.resources:type_name -> cocoon.node.v1.Resources
+	20,  // 17: cocoon.node.v1.Container.restart:type_name -> cocoon.node.v1.Restart
+	21,  // 18: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
+	47,  // 19: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
+	24,  // 20: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
+	25,  // 21: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
+	25,  // 22: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
+	35,  // 23: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
+	32,  // 24: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
+	31,  // 25: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
+	30,  // 26: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
+	191, // 27: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
+	35,  // 28: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
+	19,  // 29: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
+	192, // 30: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	32,  // 31: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
+	51,  // 32: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
+	49,  // 33: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
+	48,  // 34: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
+	53,  // 35: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
+	15,  // 36: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
+	58,  // 37: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	47,  // 38: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
+	59,  // 39: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	60,  // 40: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	57,  // 41: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	23,  // 42: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
+	56,  // 43: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
+	55,  // 44: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
+	34,  // 45: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
+	33,  // 46: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
+	19,  // 47: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
+	23,  // 48: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
+	59,  // 49: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	61,  // 50: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
+	54,  // 51: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	64,  // 52: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	65,  // 53: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	51,  // 54: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	65,  // 55: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	67,  // 56: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	71,  // 57: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
+	81,  // 58: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
+	80,  // 59: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
+	76,  // 60: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
+	77,  // 61: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
+	78,  // 62: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
+	79,  // 63: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
+	83,  // 64: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	89,  // 65: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	47,  // 66: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	91,  // 67: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	93,  // 68: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	89,  // 69: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	89,  // 70: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	101, // 71: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	104, // 72: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	109, // 73: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	193, // 74: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	108, // 75: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	107, // 76: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
+	112, // 77: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	119, // 78: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
+	120, // 79: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
+	120, // 80: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
+	121, // 81: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
+	122, // 82: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
+	123, // 83: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
+	124, // 84: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
+	127, // 85: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	194, // 86: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	52,  // 87: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	91,  // 88: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	18,  // 89: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
+	195, // 90: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	138, // 91: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	196, // 92: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	56,  // 93: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	137, // 94: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
+	146, // 95: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	148, // 96: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	136, // 97: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	149, // 98: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	149, // 99: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	149, // 100: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	149, // 101: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	56,  // 102: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
+	156, // 103: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
+	197, // 104: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	56,  // 105: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
+	198, // 106: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	199, // 107: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	158, // 108: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	155, // 109: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	164, // 110: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
+	158, // 111: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	158, // 112: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	158, // 113: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
+	178, // 114: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	200, // 115: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	179, // 116: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	201, // 117: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	202, // 118: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	203, // 119: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	204, // 120: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	205, // 121: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	179, // 122: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	56,  // 123: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	179, // 124: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	179, // 125: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	187, // 126: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	187, // 127: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	179, // 128: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	29,  // 129: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
+	22,  // 130: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	0,   // 131: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 132: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 133: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 134: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 135: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	6,   // 136: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
+	7,   // 137: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
+	5,   // 138: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
+	8,   // 139: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	10,  // 140: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	11,  // 141: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	12,  // 142: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	63,  // 143: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	63,  // 144: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	63,  // 145: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	68,  // 146: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	70,  // 147: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	70,  // 148: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
+	72,  // 149: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
+	13,  // 150: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	14,  // 151: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
+	37,  // 152: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	39,  // 153: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	41,  // 154: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	43,  // 155: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	44,  // 156: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	45,  // 157: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	46,  // 158: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	131, // 159: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	132, // 160: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	133, // 161: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	134, // 162: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	135, // 163: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	139, // 164: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	140, // 165: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	141, // 166: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	143, // 167: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	144, // 168: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	145, // 169: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	150, // 170: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	151, // 171: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	152, // 172: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	159, // 173: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	160, // 174: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	161, // 175: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	162, // 176: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	165, // 177: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	167, // 178: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	168, // 179: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	169, // 180: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	170, // 181: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	171, // 182: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	172, // 183: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	174, // 184: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	175, // 185: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	176, // 186: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	180, // 187: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	182, // 188: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	184, // 189: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	185, // 190: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	188, // 191: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	154, // 192: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	82,  // 193: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	85,  // 194: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	86,  // 195: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	87,  // 196: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	90,  // 197: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	94,  // 198: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	96,  // 199: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	98,  // 200: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	100, // 201: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	102, // 202: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	105, // 203: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	110, // 204: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	113, // 205: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	115, // 206: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	125, // 207: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	128, // 208: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	129, // 209: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	117, // 210: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	54,  // 211: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	54,  // 212: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	54,  // 213: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	54,  // 214: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	54,  // 215: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	54,  // 216: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
+	54,  // 217: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
+	54,  // 218: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
+	9,   // 219: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	54,  // 220: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	54,  // 221: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	62,  // 222: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	66,  // 223: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	66,  // 224: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	66,  // 225: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	69,  // 226: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	73,  // 227: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	73,  // 228: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
+	99,  // 229: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
+	74,  // 230: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	75,  // 231: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
+	38,  // 232: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	40,  // 233: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	42,  // 234: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	54,  // 235: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	54,  // 236: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	54,  // 237: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	54,  // 238: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	54,  // 239: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	54,  // 240: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	54,  // 241: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	54,  // 242: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	136, // 243: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	136, // 244: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	136, // 245: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	142, // 246: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	136, // 247: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	99,  // 248: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	147, // 249: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	147, // 250: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	147, // 251: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	153, // 252: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	155, // 253: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	155, // 254: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	155, // 255: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	163, // 256: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	166, // 257: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	155, // 258: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	155, // 259: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	157, // 260: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	157, // 261: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	157, // 262: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	173, // 263: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	99,  // 264: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	155, // 265: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	177, // 266: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	181, // 267: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	183, // 268: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	181, // 269: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	186, // 270: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	189, // 271: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	92,  // 272: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	84,  // 273: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	89,  // 274: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	89,  // 275: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	88,  // 276: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	92,  // 277: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	95,  // 278: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	97,  // 279: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	99,  // 280: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	103, // 281: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	103, // 282: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	106, // 283: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	111, // 284: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	114, // 285: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	116, // 286: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	126, // 287: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	54,  // 288: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	130, // 289: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	118, // 290: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	211, // [211:291] is the sub-list for method output_type
+	131, // [131:211] is the sub-list for method input_type
+	131, // [131:131] is the sub-list for extension type_name
+	131, // [131:131] is the sub-list for extension extendee
+	0,   // [0:131] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -14482,53 +14650,53 @@ func file_node_v1_node_proto_init() {
 	file_node_v1_node_proto_msgTypes[3].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[4].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[27].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[33].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[37].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[52].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[61].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[35].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[39].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[54].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[63].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[64].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[66].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[68].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[70].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 		(*ConsoleRequest_Display)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[71].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[73].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[80].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[82].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[82].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[84].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[90].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[92].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[143].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[145].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[145].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[147].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[173].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[175].OneofWrappers = []any{
 		(*ImportVolumeRequest_Start)(nil),
 		(*ImportVolumeRequest_Chunk)(nil),
 	}
@@ -14538,7 +14706,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   203,
+			NumMessages:   206,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

@@ -28,6 +28,22 @@ func graphics(pod *corev1.Pod) bool {
 	return ask.Graphics
 }
 
+// hardware returns what else the machine of pod's VM is like; nil for the usual one.
+func hardware(pod *corev1.Pod) *vm.Hardware {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	h := vm.Hardware{Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog)}
+	for name, d := range ask.Hardware.Disks {
+		if h.Disks == nil {
+			h.Disks = map[string]vm.DiskDevice{}
+		}
+		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.Bus), CDROM: d.CDROM, ReadOnly: d.ReadOnly}
+	}
+	if h.Topology == (vm.Topology{}) && h.Watchdog == "" && h.Disks == nil {
+		return nil
+	}
+	return &h
+}
+
 func checkMachine(pod *corev1.Pod) field.ErrorList {
 	_, err := contract.ParseMachine(pod.Annotations)
 	errs := badKeys(err)

@@ -44,6 +44,30 @@ func TestFileDisks(t *testing.T) {
 	}
 }
 
+func TestHardware(t *testing.T) {
+	pod := plain(annotate(contract.KeyHardware, `{"topology": {"sockets": 1, "cores": 2, "threads": 1}, "watchdog": "reset", "disks": {"@image": {"bus": "sata"}, "@cloud-init": {"bus": "scsi", "cdrom": true}}}`, contract.KeyVirtletVCPUs, "2"))
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs.ToAggregate())
+	}
+	want := &vm.Hardware{
+		Topology: vm.Topology{Sockets: 1, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset,
+		Disks: map[string]vm.DiskDevice{vm.DiskOfImage: {Bus: vm.DiskSATA}, vm.DiskOfSeed: {Bus: vm.DiskSCSI, CDROM: true}},
+	}
+	if d := diff.Of(want, Spec(pod, Node{}, nil).Hardware); d != "" {
+		t.Error(d)
+	}
+	if got := Inherited(pod); !slices.Contains(got, contract.KeyHardware) {
+		t.Errorf("a clone has no effect of %q", got)
+	}
+	for name, value := range map[string]string{
+		"no JSON": "sata", "unknown": `{"sockets": 1}`, "topology": `{"topology": {"sockets": 3, "cores": 1, "threads": 1}}`, "bus": `{"disks": {"@image": {"bus": "ide"}}}`, "no disk": `{"disks": {"data": {"bus": "sata"}}}`,
+	} {
+		if errs := Check(plain(annotate(contract.KeyHardware, value, contract.KeyVirtletVCPUs, "2"))); len(errs) != 1 {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}
+
 func TestMachine(t *testing.T) {
 	const uuid = "5d307ca9-b3ef-428c-8861-06e72d69f223"
 	pod := plain(annotate(contract.KeyFirmware, "uefi", contract.KeyVirtletSystemUUID, strings.ToUpper(uuid), contract.KeySMBIOS, `{"serial": "1", "chassis": {"sku": "2"}}`, contract.KeyGraphics, "true"))

@@ -134,6 +134,9 @@ func (c *check) machine() {
 	c.flag(devices.Child("logSerialConsole"), d.LogSerialConsole, false, "the output of the console is kept, for kubectl logs")
 	c.flag(devices.Child("autoattachInputDevice"), d.AutoattachInputDevice, true, noInputs)
 	c.flag(devices.Child("autoattachVSOCK"), d.AutoattachVSOCK, true, "a VM has no vsock")
+	if w := d.Watchdog; w != nil && w.I6300ESB != nil {
+		only(c, devices.Child("watchdog", "i6300esb", "action"), w.I6300ESB.Action, "", v1.WatchdogActionReset, v1.WatchdogActionPoweroff, v1.WatchdogActionShutdown)
+	}
 	if v := d.Video; v != nil {
 		only(c, devices.Child("video", "type"), v.Type, "", videoType)
 		if !graphics(c.spec) {
@@ -177,7 +180,7 @@ func (c *check) disks() {
 	for _, v := range c.spec.Volumes {
 		volumes[v.Name] = true
 	}
-	seen, orders := map[string]bool{}, map[uint]bool{}
+	seen, orders, used := map[string]bool{}, map[uint]bool{}, map[string]int{}
 	for i, d := range c.spec.Domain.Devices.Disks {
 		at := c.at.Child("domain", "devices", "disks").Index(i)
 		if seen[d.Name] {
@@ -187,9 +190,12 @@ func (c *check) disks() {
 			c.errs = append(c.errs, field.NotFound(at.Child("name"), d.Name))
 		}
 		seen[d.Name] = true
-		if d.Disk != nil {
-			only(c, at.Child("disk", "bus"), d.Disk.Bus, "", v1.DiskBusVirtio)
-			c.flag(at.Child("disk", "readonly"), &d.Disk.ReadOnly, true, "the disk of a VM is writable")
+		c.device(d, at)
+		if bus := device(d).Bus; bus != "" {
+			used[bus]++
+			if most := vm.BusRoom(vm.DiskBus(bus)); most > 0 && used[bus] == most+1 {
+				c.errs = append(c.errs, field.TooMany(at, used[bus], most))
+			}
 		}
 		if d.BootOrder != nil {
 			if *d.BootOrder == 0 {
@@ -203,6 +209,25 @@ func (c *check) disks() {
 				c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from its containerDisk, or else from its first claim"))
 			}
 		}
+	}
+}
+
+// device checks by which device the guest sees a disk.
+func (c *check) device(d v1.Disk, at *field.Path) {
+	if d.Disk != nil && d.CDRom != nil {
+		c.errs = append(c.errs, field.Forbidden(at, "a disk is one device; remove disk or cdrom"))
+		return
+	}
+	switch {
+	case d.Disk != nil:
+		only(c, at.Child("disk", "bus"), d.Disk.Bus, "", v1.DiskBusVirtio, v1.DiskBusSATA, v1.DiskBusSCSI, v1.DiskBusUSB)
+		if d.Disk.ReadOnly && d.Disk.Bus == v1.DiskBusSATA {
+			c.errs = append(c.errs, field.Forbidden(at.Child("disk", "readonly"), "a disk on sata cannot be read-only; use a cdrom, or another bus"))
+		}
+	case d.CDRom != nil:
+		only(c, at.Child("cdrom", "bus"), d.CDRom.Bus, "", v1.DiskBusSATA, v1.DiskBusSCSI, v1.DiskBusUSB)
+		c.flag(at.Child("cdrom", "readonly"), d.CDRom.ReadOnly, false, "a CD-ROM is read-only")
+		only(c, at.Child("cdrom", "tray"), d.CDRom.Tray, "", v1.TrayStateClosed)
 	}
 }
 

@@ -47,6 +47,14 @@ func Hotplug(o *v1.AddVolumeOptions) (volume v1.Volume, disk v1.Disk, errs field
 	} else if t != nil && (t.Bus == v1.DiskBusSCSI || t.Bus == "") {
 		t.Bus = v1.DiskBusVirtio
 	}
+	if t := disk.Disk; t != nil && t.Bus != v1.DiskBusVirtio {
+		errs = append(errs, field.NotSupported(at.Child("disk", "bus"), t.Bus, []v1.DiskBus{v1.DiskBusVirtio, v1.DiskBusSCSI}))
+	} else if t != nil && t.ReadOnly {
+		errs = append(errs, field.Forbidden(at.Child("disk", "readonly"), "the guest can write to a volume that is added"))
+	}
+	if disk.CDRom != nil {
+		errs = append(errs, field.Forbidden(at.Child("cdrom"), "a volume that is added is a disk; use disk"))
+	}
 	if disk.Serial == o.Name {
 		disk.Serial = ""
 		warnings = append(warnings, ineffective(at.Child("serial"), rules["domain.devices.disks[].serial"].Why))
