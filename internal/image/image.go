@@ -9,6 +9,7 @@ import (
 	"io"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -46,6 +47,20 @@ type Store interface {
 	// Collect frees what limits allow: first content without a name, then the images that were unused for the longest
 	// time. It never touches an import in progress, what inUse reports, or what it does not know.
 	Collect(ctx context.Context, limits GCLimits, inUse func(digest string) bool) (Collected, error)
+}
+
+// DiskOpener is the ability of a Store to read the disk of an image as a guest would.
+type DiskOpener interface {
+	// OpenDisk opens the disk of a disk image, without its format.
+	// Errors: NotFound, DataLoss, InvalidArgument for a container image.
+	OpenDisk(ctx context.Context, img Image) (*Disk, error)
+}
+
+// Disk is the bytes of the disk of an image, from the first to the last. They may be a sparse.FileReader.
+type Disk struct {
+	sparse.Holed
+	io.Closer
+	Size int64
 }
 
 // Puller fetches images into a Store from the places that their names stand for.
@@ -232,6 +247,7 @@ const (
 	PhaseDownload = "downloading"
 	PhaseUnpack   = "unpacking"
 	PhaseConvert  = "converting"
+	PhaseFill     = "filling" // of a volume that is made from an image
 )
 
 // Layers opens the layers of an image in their transfer form, compressed or not. An error of a reader is returned unchanged.

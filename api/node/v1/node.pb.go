@@ -6883,7 +6883,7 @@ func (*PullResponse_Image) isPullResponse_Of() {}
 
 type Progress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`  // resolving, downloading, unpacking, converting
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`  // resolving, downloading, unpacking, converting, filling
 	Done          int64                  `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`   // bytes
 	Total         int64                  `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"` // bytes, -1: not known
 	unknownFields protoimpl.UnknownFields
@@ -12126,6 +12126,140 @@ func (*ImportVolumeRequest_Start) isImportVolumeRequest_Of() {}
 
 func (*ImportVolumeRequest_Chunk) isImportVolumeRequest_Of() {}
 
+type VolumeFromImageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Spec          *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"` // size 0: that of the disk
+	Image         *PullRequest           `protobuf:"bytes,2,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeFromImageRequest) Reset() {
+	*x = VolumeFromImageRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[176]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeFromImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeFromImageRequest) ProtoMessage() {}
+
+func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[176]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeFromImageRequest.ProtoReflect.Descriptor instead.
+func (*VolumeFromImageRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
+}
+
+func (x *VolumeFromImageRequest) GetSpec() *VolumeSpec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *VolumeFromImageRequest) GetImage() *PullRequest {
+	if x != nil {
+		return x.Image
+	}
+	return nil
+}
+
+type VolumeFromImageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Of:
+	//
+	//	*VolumeFromImageResponse_Progress
+	//	*VolumeFromImageResponse_Volume
+	Of            isVolumeFromImageResponse_Of `protobuf_oneof:"of"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeFromImageResponse) Reset() {
+	*x = VolumeFromImageResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[177]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeFromImageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeFromImageResponse) ProtoMessage() {}
+
+func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[177]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeFromImageResponse.ProtoReflect.Descriptor instead.
+func (*VolumeFromImageResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
+}
+
+func (x *VolumeFromImageResponse) GetOf() isVolumeFromImageResponse_Of {
+	if x != nil {
+		return x.Of
+	}
+	return nil
+}
+
+func (x *VolumeFromImageResponse) GetProgress() *Progress {
+	if x != nil {
+		if x, ok := x.Of.(*VolumeFromImageResponse_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *VolumeFromImageResponse) GetVolume() *StoredVolume {
+	if x != nil {
+		if x, ok := x.Of.(*VolumeFromImageResponse_Volume); ok {
+			return x.Volume
+		}
+	}
+	return nil
+}
+
+type isVolumeFromImageResponse_Of interface {
+	isVolumeFromImageResponse_Of()
+}
+
+type VolumeFromImageResponse_Progress struct {
+	Progress *Progress `protobuf:"bytes,1,opt,name=progress,proto3,oneof"`
+}
+
+type VolumeFromImageResponse_Volume struct {
+	Volume *StoredVolume `protobuf:"bytes,2,opt,name=volume,proto3,oneof"` // last
+}
+
+func (*VolumeFromImageResponse_Progress) isVolumeFromImageResponse_Of() {}
+
+func (*VolumeFromImageResponse_Volume) isVolumeFromImageResponse_Of() {}
+
 type WatchDriversRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -12134,7 +12268,7 @@ type WatchDriversRequest struct {
 
 func (x *WatchDriversRequest) Reset() {
 	*x = WatchDriversRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12146,7 +12280,7 @@ func (x *WatchDriversRequest) String() string {
 func (*WatchDriversRequest) ProtoMessage() {}
 
 func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12159,7 +12293,7 @@ func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
 func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
 }
 
 // Drivers are the CSI drivers of the node, sorted by name.
@@ -12172,7 +12306,7 @@ type Drivers struct {
 
 func (x *Drivers) Reset() {
 	*x = Drivers{}
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12184,7 +12318,7 @@ func (x *Drivers) String() string {
 func (*Drivers) ProtoMessage() {}
 
 func (x *Drivers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12197,7 +12331,7 @@ func (x *Drivers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
 func (*Drivers) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *Drivers) GetDrivers() []*PluginDriver {
@@ -12220,7 +12354,7 @@ type PluginDriver struct {
 
 func (x *PluginDriver) Reset() {
 	*x = PluginDriver{}
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12232,7 +12366,7 @@ func (x *PluginDriver) String() string {
 func (*PluginDriver) ProtoMessage() {}
 
 func (x *PluginDriver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12245,7 +12379,7 @@ func (x *PluginDriver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
 func (*PluginDriver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *PluginDriver) GetName() string {
@@ -12287,7 +12421,7 @@ type VolumeKey struct {
 
 func (x *VolumeKey) Reset() {
 	*x = VolumeKey{}
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12299,7 +12433,7 @@ func (x *VolumeKey) String() string {
 func (*VolumeKey) ProtoMessage() {}
 
 func (x *VolumeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12312,7 +12446,7 @@ func (x *VolumeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
 func (*VolumeKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *VolumeKey) GetHolder() string {
@@ -12353,7 +12487,7 @@ type PublishVolumeRequest struct {
 
 func (x *PublishVolumeRequest) Reset() {
 	*x = PublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12365,7 +12499,7 @@ func (x *PublishVolumeRequest) String() string {
 func (*PublishVolumeRequest) ProtoMessage() {}
 
 func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12378,7 +12512,7 @@ func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *PublishVolumeRequest) GetKey() *VolumeKey {
@@ -12512,7 +12646,7 @@ type PublishedVolume struct {
 
 func (x *PublishedVolume) Reset() {
 	*x = PublishedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12524,7 +12658,7 @@ func (x *PublishedVolume) String() string {
 func (*PublishedVolume) ProtoMessage() {}
 
 func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12537,7 +12671,7 @@ func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
 func (*PublishedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *PublishedVolume) GetKey() *VolumeKey {
@@ -12619,7 +12753,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12631,7 +12765,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12644,7 +12778,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
@@ -12662,7 +12796,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12674,7 +12808,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12687,7 +12821,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
 }
 
 type ListPublishedRequest struct {
@@ -12698,7 +12832,7 @@ type ListPublishedRequest struct {
 
 func (x *ListPublishedRequest) Reset() {
 	*x = ListPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12710,7 +12844,7 @@ func (x *ListPublishedRequest) String() string {
 func (*ListPublishedRequest) ProtoMessage() {}
 
 func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12723,7 +12857,7 @@ func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
 func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
 }
 
 type PublishedUsageRequest struct {
@@ -12735,7 +12869,7 @@ type PublishedUsageRequest struct {
 
 func (x *PublishedUsageRequest) Reset() {
 	*x = PublishedUsageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12747,7 +12881,7 @@ func (x *PublishedUsageRequest) String() string {
 func (*PublishedUsageRequest) ProtoMessage() {}
 
 func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12760,7 +12894,7 @@ func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
 func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *PublishedUsageRequest) GetKey() *VolumeKey {
@@ -12782,7 +12916,7 @@ type PublishedUsage struct {
 
 func (x *PublishedUsage) Reset() {
 	*x = PublishedUsage{}
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12794,7 +12928,7 @@ func (x *PublishedUsage) String() string {
 func (*PublishedUsage) ProtoMessage() {}
 
 func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12807,7 +12941,7 @@ func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
 func (*PublishedUsage) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *PublishedUsage) GetBytes() *Amount {
@@ -12843,7 +12977,7 @@ type Amount struct {
 
 func (x *Amount) Reset() {
 	*x = Amount{}
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12855,7 +12989,7 @@ func (x *Amount) String() string {
 func (*Amount) ProtoMessage() {}
 
 func (x *Amount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12868,7 +13002,7 @@ func (x *Amount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Amount.ProtoReflect.Descriptor instead.
 func (*Amount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *Amount) GetTotal() int64 {
@@ -12902,7 +13036,7 @@ type GrowPublishedRequest struct {
 
 func (x *GrowPublishedRequest) Reset() {
 	*x = GrowPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12914,7 +13048,7 @@ func (x *GrowPublishedRequest) String() string {
 func (*GrowPublishedRequest) ProtoMessage() {}
 
 func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12927,7 +13061,7 @@ func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
 func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *GrowPublishedRequest) GetKey() *VolumeKey {
@@ -12953,7 +13087,7 @@ type GrowPublishedResponse struct {
 
 func (x *GrowPublishedResponse) Reset() {
 	*x = GrowPublishedResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12965,7 +13099,7 @@ func (x *GrowPublishedResponse) String() string {
 func (*GrowPublishedResponse) ProtoMessage() {}
 
 func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12978,7 +13112,7 @@ func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
 func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *GrowPublishedResponse) GetSize() int64 {
@@ -13948,6 +14082,13 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x13ImportVolumeRequest\x122\n" +
 	"\x05start\x18\x01 \x01(\v2\x1a.cocoon.node.v1.VolumeSpecH\x00R\x05start\x12\x16\n" +
 	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\x04\n" +
+	"\x02of\"{\n" +
+	"\x16VolumeFromImageRequest\x12.\n" +
+	"\x04spec\x18\x01 \x01(\v2\x1a.cocoon.node.v1.VolumeSpecR\x04spec\x121\n" +
+	"\x05image\x18\x02 \x01(\v2\x1b.cocoon.node.v1.PullRequestR\x05image\"\x8f\x01\n" +
+	"\x17VolumeFromImageResponse\x126\n" +
+	"\bprogress\x18\x01 \x01(\v2\x18.cocoon.node.v1.ProgressH\x00R\bprogress\x126\n" +
+	"\x06volume\x18\x02 \x01(\v2\x1c.cocoon.node.v1.StoredVolumeH\x00R\x06volumeB\x04\n" +
 	"\x02of\"\x15\n" +
 	"\x13WatchDriversRequest\"A\n" +
 	"\aDrivers\x126\n" +
@@ -14077,7 +14218,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06Import\x12%.cocoon.node.v1.ImportSnapshotRequest\x1a .cocoon.node.v1.TransferResponse(\x010\x01\x12O\n" +
 	"\x04Push\x12#.cocoon.node.v1.PushSnapshotRequest\x1a .cocoon.node.v1.TransferResponse0\x01\x12O\n" +
 	"\x04Pull\x12#.cocoon.node.v1.PullSnapshotRequest\x1a .cocoon.node.v1.TransferResponse0\x01\x12>\n" +
-	"\x03Tag\x12\x1a.cocoon.node.v1.TagRequest\x1a\x1b.cocoon.node.v1.TagResponse2\xcd\b\n" +
+	"\x03Tag\x12\x1a.cocoon.node.v1.TagRequest\x1a\x1b.cocoon.node.v1.TagResponse2\xad\t\n" +
 	"\aVolumes\x12K\n" +
 	"\x06Create\x12#.cocoon.node.v1.CreateVolumeRequest\x1a\x1c.cocoon.node.v1.StoredVolume\x12J\n" +
 	"\x04List\x12\".cocoon.node.v1.ListVolumesRequest\x1a\x1c.cocoon.node.v1.StoredVolume0\x01\x12M\n" +
@@ -14091,7 +14232,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x0fInspectSnapshot\x12,.cocoon.node.v1.InspectVolumeSnapshotRequest\x1a\x1e.cocoon.node.v1.VolumeSnapshot\x12k\n" +
 	"\x0eRemoveSnapshot\x12+.cocoon.node.v1.RemoveVolumeSnapshotRequest\x1a,.cocoon.node.v1.RemoveVolumeSnapshotResponse\x12O\n" +
 	"\x06Export\x12#.cocoon.node.v1.ExportVolumeRequest\x1a\x1e.cocoon.node.v1.ExportResponse0\x01\x12M\n" +
-	"\x06Import\x12#.cocoon.node.v1.ImportVolumeRequest\x1a\x1c.cocoon.node.v1.StoredVolume(\x012\xf8\x03\n" +
+	"\x06Import\x12#.cocoon.node.v1.ImportVolumeRequest\x1a\x1c.cocoon.node.v1.StoredVolume(\x01\x12^\n" +
+	"\tFromImage\x12&.cocoon.node.v1.VolumeFromImageRequest\x1a'.cocoon.node.v1.VolumeFromImageResponse0\x012\xf8\x03\n" +
 	"\aPlugins\x12G\n" +
 	"\x05Watch\x12#.cocoon.node.v1.WatchDriversRequest\x1a\x17.cocoon.node.v1.Drivers0\x01\x12P\n" +
 	"\aPublish\x12$.cocoon.node.v1.PublishVolumeRequest\x1a\x1f.cocoon.node.v1.PublishedVolume\x12\\\n" +
@@ -14134,7 +14276,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 206)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 208)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -14312,41 +14454,43 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*RemoveVolumeSnapshotResponse)(nil), // 173: cocoon.node.v1.RemoveVolumeSnapshotResponse
 	(*ExportVolumeRequest)(nil),          // 174: cocoon.node.v1.ExportVolumeRequest
 	(*ImportVolumeRequest)(nil),          // 175: cocoon.node.v1.ImportVolumeRequest
-	(*WatchDriversRequest)(nil),          // 176: cocoon.node.v1.WatchDriversRequest
-	(*Drivers)(nil),                      // 177: cocoon.node.v1.Drivers
-	(*PluginDriver)(nil),                 // 178: cocoon.node.v1.PluginDriver
-	(*VolumeKey)(nil),                    // 179: cocoon.node.v1.VolumeKey
-	(*PublishVolumeRequest)(nil),         // 180: cocoon.node.v1.PublishVolumeRequest
-	(*PublishedVolume)(nil),              // 181: cocoon.node.v1.PublishedVolume
-	(*UnpublishVolumeRequest)(nil),       // 182: cocoon.node.v1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),      // 183: cocoon.node.v1.UnpublishVolumeResponse
-	(*ListPublishedRequest)(nil),         // 184: cocoon.node.v1.ListPublishedRequest
-	(*PublishedUsageRequest)(nil),        // 185: cocoon.node.v1.PublishedUsageRequest
-	(*PublishedUsage)(nil),               // 186: cocoon.node.v1.PublishedUsage
-	(*Amount)(nil),                       // 187: cocoon.node.v1.Amount
-	(*GrowPublishedRequest)(nil),         // 188: cocoon.node.v1.GrowPublishedRequest
-	(*GrowPublishedResponse)(nil),        // 189: cocoon.node.v1.GrowPublishedResponse
-	nil,                                  // 190: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 191: cocoon.node.v1.Hardware.DisksEntry
-	nil,                                  // 192: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 193: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 194: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 195: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 196: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 197: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 198: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 199: cocoon.node.v1.VolumeSpec.LabelsEntry
-	nil,                                  // 200: cocoon.node.v1.PluginDriver.TopologyEntry
-	nil,                                  // 201: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	nil,                                  // 202: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	nil,                                  // 203: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	nil,                                  // 204: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	nil,                                  // 205: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	(*VolumeFromImageRequest)(nil),       // 176: cocoon.node.v1.VolumeFromImageRequest
+	(*VolumeFromImageResponse)(nil),      // 177: cocoon.node.v1.VolumeFromImageResponse
+	(*WatchDriversRequest)(nil),          // 178: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 179: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 180: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 181: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 182: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 183: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 184: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 185: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 186: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 187: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 188: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 189: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 190: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 191: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 192: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 193: cocoon.node.v1.Hardware.DisksEntry
+	nil,                                  // 194: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 195: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 196: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 197: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 198: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 199: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 200: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 201: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 202: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 203: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 204: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 205: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 206: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 207: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	15,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	15,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	190, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	192, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
 	47,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
 	52,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	26,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
@@ -14371,10 +14515,10 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	32,  // 24: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
 	31,  // 25: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
 	30,  // 26: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
-	191, // 27: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
+	193, // 27: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
 	35,  // 28: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
 	19,  // 29: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	192, // 30: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	194, // 30: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
 	32,  // 31: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
 	51,  // 32: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
 	49,  // 33: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
@@ -14418,7 +14562,7 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	101, // 71: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
 	104, // 72: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
 	109, // 73: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	193, // 74: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	195, // 74: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
 	108, // 75: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
 	107, // 76: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
 	112, // 77: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
@@ -14430,13 +14574,13 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	123, // 83: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
 	124, // 84: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
 	127, // 85: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	194, // 86: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	196, // 86: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
 	52,  // 87: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
 	91,  // 88: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
 	18,  // 89: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	195, // 90: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	197, // 90: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
 	138, // 91: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	196, // 92: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	198, // 92: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
 	56,  // 93: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
 	137, // 94: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
 	146, // 95: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
@@ -14448,198 +14592,204 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	149, // 101: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
 	56,  // 102: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
 	156, // 103: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	197, // 104: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	199, // 104: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
 	56,  // 105: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	198, // 106: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	199, // 107: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	200, // 106: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	201, // 107: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
 	158, // 108: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
 	155, // 109: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
 	164, // 110: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
 	158, // 111: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
 	158, // 112: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
 	158, // 113: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	178, // 114: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
-	200, // 115: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
-	179, // 116: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	201, // 117: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	202, // 118: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	203, // 119: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	204, // 120: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	205, // 121: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
-	179, // 122: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	56,  // 123: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	179, // 124: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	179, // 125: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	187, // 126: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	187, // 127: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	179, // 128: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	29,  // 129: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
-	22,  // 130: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
-	0,   // 131: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 132: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 133: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 134: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 135: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	6,   // 136: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
-	7,   // 137: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
-	5,   // 138: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
-	8,   // 139: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	10,  // 140: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	11,  // 141: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	12,  // 142: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	63,  // 143: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	63,  // 144: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	63,  // 145: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	68,  // 146: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	70,  // 147: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	70,  // 148: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
-	72,  // 149: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
-	13,  // 150: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	14,  // 151: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
-	37,  // 152: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	39,  // 153: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	41,  // 154: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	43,  // 155: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	44,  // 156: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	45,  // 157: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	46,  // 158: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	131, // 159: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	132, // 160: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	133, // 161: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	134, // 162: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	135, // 163: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	139, // 164: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	140, // 165: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	141, // 166: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	143, // 167: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	144, // 168: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	145, // 169: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	150, // 170: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	151, // 171: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	152, // 172: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	159, // 173: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	160, // 174: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	161, // 175: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	162, // 176: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	165, // 177: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	167, // 178: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	168, // 179: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	169, // 180: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	170, // 181: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	171, // 182: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	172, // 183: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	174, // 184: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	175, // 185: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	176, // 186: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	180, // 187: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	182, // 188: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	184, // 189: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	185, // 190: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	188, // 191: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	154, // 192: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	82,  // 193: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	85,  // 194: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	86,  // 195: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	87,  // 196: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	90,  // 197: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	94,  // 198: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	96,  // 199: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	98,  // 200: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	100, // 201: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	102, // 202: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	105, // 203: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	110, // 204: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	113, // 205: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	115, // 206: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	125, // 207: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	128, // 208: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	129, // 209: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	117, // 210: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	54,  // 211: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	54,  // 212: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	54,  // 213: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	54,  // 214: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	54,  // 215: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	54,  // 216: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
-	54,  // 217: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
-	54,  // 218: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
-	9,   // 219: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	54,  // 220: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	54,  // 221: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	62,  // 222: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	66,  // 223: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	66,  // 224: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	66,  // 225: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	69,  // 226: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	73,  // 227: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	73,  // 228: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
-	99,  // 229: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
-	74,  // 230: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	75,  // 231: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
-	38,  // 232: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	40,  // 233: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	42,  // 234: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	54,  // 235: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	54,  // 236: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	54,  // 237: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	54,  // 238: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	54,  // 239: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	54,  // 240: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	54,  // 241: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	54,  // 242: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	136, // 243: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	136, // 244: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	136, // 245: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	142, // 246: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	136, // 247: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	99,  // 248: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	147, // 249: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	147, // 250: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	147, // 251: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	153, // 252: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	155, // 253: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	155, // 254: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	155, // 255: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	163, // 256: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	166, // 257: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	155, // 258: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	155, // 259: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	157, // 260: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	157, // 261: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	157, // 262: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	173, // 263: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	99,  // 264: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	155, // 265: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	177, // 266: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	181, // 267: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	183, // 268: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	181, // 269: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	186, // 270: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	189, // 271: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	92,  // 272: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	84,  // 273: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	89,  // 274: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	89,  // 275: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	88,  // 276: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	92,  // 277: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	95,  // 278: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	97,  // 279: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	99,  // 280: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	103, // 281: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	103, // 282: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	106, // 283: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	111, // 284: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	114, // 285: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	116, // 286: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	126, // 287: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	54,  // 288: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	130, // 289: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	118, // 290: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	211, // [211:291] is the sub-list for method output_type
-	131, // [131:211] is the sub-list for method input_type
-	131, // [131:131] is the sub-list for extension type_name
-	131, // [131:131] is the sub-list for extension extendee
-	0,   // [0:131] is the sub-list for field type_name
+	158, // 114: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	90,  // 115: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
+	93,  // 116: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
+	155, // 117: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	180, // 118: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	202, // 119: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	181, // 120: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	203, // 121: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	204, // 122: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	205, // 123: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	206, // 124: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	207, // 125: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	181, // 126: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	56,  // 127: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	181, // 128: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	181, // 129: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	189, // 130: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	189, // 131: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	181, // 132: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	29,  // 133: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
+	22,  // 134: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	0,   // 135: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 136: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 137: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 138: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 139: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	6,   // 140: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
+	7,   // 141: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
+	5,   // 142: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
+	8,   // 143: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	10,  // 144: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	11,  // 145: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	12,  // 146: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	63,  // 147: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	63,  // 148: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	63,  // 149: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	68,  // 150: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	70,  // 151: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	70,  // 152: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
+	72,  // 153: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
+	13,  // 154: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	14,  // 155: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
+	37,  // 156: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	39,  // 157: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	41,  // 158: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	43,  // 159: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	44,  // 160: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	45,  // 161: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	46,  // 162: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	131, // 163: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	132, // 164: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	133, // 165: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	134, // 166: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	135, // 167: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	139, // 168: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	140, // 169: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	141, // 170: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	143, // 171: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	144, // 172: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	145, // 173: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	150, // 174: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	151, // 175: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	152, // 176: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	159, // 177: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	160, // 178: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	161, // 179: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	162, // 180: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	165, // 181: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	167, // 182: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	168, // 183: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	169, // 184: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	170, // 185: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	171, // 186: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	172, // 187: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	174, // 188: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	175, // 189: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	176, // 190: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
+	178, // 191: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	182, // 192: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	184, // 193: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	186, // 194: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	187, // 195: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	190, // 196: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	154, // 197: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	82,  // 198: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	85,  // 199: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	86,  // 200: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	87,  // 201: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	90,  // 202: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	94,  // 203: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	96,  // 204: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	98,  // 205: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	100, // 206: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	102, // 207: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	105, // 208: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	110, // 209: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	113, // 210: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	115, // 211: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	125, // 212: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	128, // 213: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	129, // 214: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	117, // 215: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	54,  // 216: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	54,  // 217: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	54,  // 218: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	54,  // 219: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	54,  // 220: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	54,  // 221: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
+	54,  // 222: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
+	54,  // 223: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
+	9,   // 224: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	54,  // 225: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	54,  // 226: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	62,  // 227: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	66,  // 228: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	66,  // 229: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	66,  // 230: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	69,  // 231: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	73,  // 232: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	73,  // 233: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
+	99,  // 234: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
+	74,  // 235: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	75,  // 236: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
+	38,  // 237: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	40,  // 238: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	42,  // 239: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	54,  // 240: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	54,  // 241: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	54,  // 242: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	54,  // 243: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	54,  // 244: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	54,  // 245: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	54,  // 246: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	54,  // 247: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	136, // 248: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	136, // 249: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	136, // 250: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	142, // 251: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	136, // 252: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	99,  // 253: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	147, // 254: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	147, // 255: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	147, // 256: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	153, // 257: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	155, // 258: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	155, // 259: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	155, // 260: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	163, // 261: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	166, // 262: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	155, // 263: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	155, // 264: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	157, // 265: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	157, // 266: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	157, // 267: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	173, // 268: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	99,  // 269: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	155, // 270: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	177, // 271: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
+	179, // 272: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	183, // 273: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	185, // 274: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	183, // 275: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	188, // 276: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	191, // 277: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	92,  // 278: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	84,  // 279: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	89,  // 280: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	89,  // 281: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	88,  // 282: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	92,  // 283: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	95,  // 284: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	97,  // 285: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	99,  // 286: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	103, // 287: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	103, // 288: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	106, // 289: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	111, // 290: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	114, // 291: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	116, // 292: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	126, // 293: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	54,  // 294: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	130, // 295: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	118, // 296: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	216, // [216:297] is the sub-list for method output_type
+	135, // [135:216] is the sub-list for method input_type
+	135, // [135:135] is the sub-list for extension type_name
+	135, // [135:135] is the sub-list for extension extendee
+	0,   // [0:135] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -14700,13 +14850,17 @@ func file_node_v1_node_proto_init() {
 		(*ImportVolumeRequest_Start)(nil),
 		(*ImportVolumeRequest_Chunk)(nil),
 	}
+	file_node_v1_node_proto_msgTypes[177].OneofWrappers = []any{
+		(*VolumeFromImageResponse_Progress)(nil),
+		(*VolumeFromImageResponse_Volume)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   206,
+			NumMessages:   208,
 			NumExtensions: 0,
 			NumServices:   6,
 		},
