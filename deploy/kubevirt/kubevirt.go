@@ -32,9 +32,14 @@ var (
 	ClusterPreferences []byte
 )
 
+// DataVolumes defines DataVolume, of the group cdi.kubevirt.io.
+//
+//go:embed crds/cdi.kubevirt.io_datavolumes.yaml
+var DataVolumes []byte
+
 // Kinds are all kinds.
 func Kinds() [][]byte {
-	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences}
+	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences, DataVolumes}
 }
 
 // Rights are those of users: KubeVirt's ClusterRoles, which the built-in ones include.

@@ -16,6 +16,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/aggregated"
+	"cocoonstack.io/cocoon/internal/kube/controller/datavolume"
 	"cocoonstack.io/cocoon/internal/kube/controller/kubevirtstatus"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachine"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachineinstance"
@@ -85,6 +86,7 @@ func (c Config) serveKubeVirt(m ctrl.Manager, own certificate, log *slog.Logger)
 	instances := &virtualmachineinstance.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
 	sets := &virtualmachineinstancereplicaset.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
 	status := &kubevirtstatus.Reconciler{Client: m.GetClient()}
-	return errors.Join(status.Setup(m), machines.Setup(m, workers), instances.Setup(m, workers), sets.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
+	volumes := &datavolume.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("datavolume-controller"), Now: time.Now}
+	return errors.Join(status.Setup(m), machines.Setup(m, workers), instances.Setup(m, workers), sets.Setup(m, workers), volumes.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
 		m.AddReadyzCheck("virtctl-api", func(*http.Request) error { return api.Ready() }))
 }

@@ -134,6 +134,7 @@ spec:
 
 	r.instancetypes(t, ns)
 	r.replicaSets(t, ns, seen)
+	r.dataVolumes(t, ns)
 	if err := r.api.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
@@ -151,6 +152,7 @@ spec:
 	kills := k.stop()
 	for _, what := range []string{
 		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status", http.MethodPut + " virtualmachineinstancereplicasets/status",
+		http.MethodPost + " datavolumes", http.MethodPut + " datavolumes/status", http.MethodPost + " persistentvolumeclaims", http.MethodPatch + " persistentvolumeclaims",
 		http.MethodPost + " controllerrevisions", http.MethodPatch + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
 	} {
 		if kills[what] == 0 {

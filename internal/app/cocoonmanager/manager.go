@@ -208,6 +208,7 @@ func (c Config) cached() map[client.Object]cache.ByObject {
 	if c.KubeVirt.on() { // only the copies that machines have
 		labelled, _ := labels.NewRequirement(machinebase.Label, selection.Exists, nil)
 		kept[&appsv1.ControllerRevision{}] = cache.ByObject{Label: labels.NewSelector().Add(*labelled)}
+		kept[&corev1.PersistentVolumeClaim{}] = cache.ByObject{Label: labels.SelectorFromSet(labels.Set{kubevirt.LabelClaim: kubevirt.LabelClaimValue})} // those of DataVolumes
 	}
 	return kept
 }

@@ -35,6 +35,7 @@ var kubeVirtKinds = []string{
 	"kubevirts.kubevirt.io", "virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io", "virtualmachineinstancereplicasets.kubevirt.io",
 	"virtualmachineinstancetypes.instancetype.kubevirt.io", "virtualmachineclusterinstancetypes.instancetype.kubevirt.io",
 	"virtualmachinepreferences.instancetype.kubevirt.io", "virtualmachineclusterpreferences.instancetype.kubevirt.io",
+	"datavolumes.cdi.kubevirt.io",
 }
 
 //go:embed kubevirt.yaml

@@ -54,6 +54,7 @@ func TestAnotherKubeVirtIsLeftAlone(t *testing.T) {
 		"its operator":      {map[string]string{crdPath + "kubevirts.kubevirt.io": "operator.kubevirt.io="}, withManager, "kubevirts.kubevirt.io"},
 		"its machines":      {map[string]string{crdPath + "virtualmachines.kubevirt.io": "app.kubernetes.io/managed-by=virt-operator"}, withManager, "virtualmachines.kubevirt.io"},
 		"its instances":     {map[string]string{crdPath + "virtualmachineinstances.kubevirt.io": ""}, withManager, "virtualmachineinstances.kubevirt.io"},
+		"its volumes":       {map[string]string{crdPath + "datavolumes.cdi.kubevirt.io": ""}, withManager, "datavolumes.cdi.kubevirt.io"},
 		"its sets":          {map[string]string{crdPath + "virtualmachineinstancereplicasets.kubevirt.io": ""}, withManager, "virtualmachineinstancereplicasets.kubevirt.io"},
 		"its instancetypes": {map[string]string{crdPath + "virtualmachineclusterinstancetypes.instancetype.kubevirt.io": ""}, withManager, "virtualmachineclusterinstancetypes.instancetype.kubevirt.io"},
 		"its preferences":   {map[string]string{crdPath + "virtualmachinepreferences.instancetype.kubevirt.io": ""}, withManager, "virtualmachinepreferences.instancetype.kubevirt.io"},
@@ -61,7 +62,7 @@ func TestAnotherKubeVirtIsLeftAlone(t *testing.T) {
 		"its older API":     {map[string]string{registration + "v1alpha3.subresources.kubevirt.io": oursCRD}, withManager, "v1alpha3.subresources.kubevirt.io"},
 		"without a manager": {map[string]string{crdPath + "kubevirts.kubevirt.io": ""}, Settings{Nodes: withManager.Nodes}, ""},
 		"without a node":    {map[string]string{crdPath + "kubevirts.kubevirt.io": ""}, Settings{With: withManager.With}, ""},
-		"kinds of others":   {map[string]string{crdPath + "datavolumes.cdi.kubevirt.io": ""}, withManager, ""},
+		"kinds of others":   {map[string]string{crdPath + "cdis.cdi.kubevirt.io": ""}, withManager, ""},
 		"its pools, beside": {map[string]string{crdPath + "virtualmachinepools.pool.kubevirt.io": ""}, withManager, ""},
 	} {
 		api, changed := clusterOf(t, tc.there)

@@ -75,7 +75,7 @@ var preferenceRules = rulebook{
 	"firmware.preferredEfi.persistent": {Honoured, "false only; with true, the VM has UEFI without it"},
 
 	"machine.preferredMachineType":           {Honoured, "q35 and its versions; the node chooses the version"},
-	"volumes.preferredStorageClassName":      {Warned, "there are no DataVolumes, for which it is"},
+	"volumes.preferredStorageClassName":      {Warned, "a DataVolume names its class itself"},
 	"preferredSubdomain":                     {Outcome: Honoured},
 	"preferredTerminationGracePeriodSeconds": {Honoured, "at least one second"},
 	"preferredArchitecture":                  {Honoured, "amd64 only"},

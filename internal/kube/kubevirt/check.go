@@ -58,7 +58,7 @@ func CheckMachine(vm *v1.VirtualMachine, base Base) (errs field.ErrorList, warni
 	if spec.RunStrategy != nil && !slices.Contains(strategies, *spec.RunStrategy) {
 		errs = append(errs, field.NotSupported(at.Child("runStrategy"), *spec.RunStrategy, strategies))
 	}
-	no(len(spec.DataVolumeTemplates) > 0, "dataVolumeTemplates", "Cocoon has no DataVolumes; use a containerDisk")
+	errs = append(errs, checkTemplates(vm, at.Child("dataVolumeTemplates"))...)
 	no(spec.UpdateVolumesStrategy != nil, "updateVolumesStrategy", "volumes of a VM cannot be replaced while it runs")
 	if spec.Template == nil {
 		return append(errs, field.Required(at.Child("template"), "")), nil
@@ -264,6 +264,9 @@ func (c *check) volumes() {
 				c.errs = append(c.errs, field.Required(at.Child("persistentVolumeClaim", "claimName"), ""))
 			}
 		}
+		if d := v.DataVolume; d != nil && d.Name == "" {
+			c.errs = append(c.errs, field.Required(at.Child("dataVolume", "name"), ""))
+		}
 		c.files(v, at)
 		if seed, name := cloudInit(v); seed != nil {
 			seeds++
@@ -274,7 +277,7 @@ func (c *check) volumes() {
 		}
 	}
 	if rootVolume(c.spec) == nil {
-		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk or a persistentVolumeClaim"))
+		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk, a dataVolume or a persistentVolumeClaim"))
 	}
 }
 
@@ -288,7 +291,7 @@ func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 		switch {
 		case v.ContainerDisk != nil:
 			return v
-		case v.PersistentVolumeClaim != nil && !v.PersistentVolumeClaim.Hotpluggable:
+		case (v.PersistentVolumeClaim != nil || v.DataVolume != nil) && !Hotpluggable(v):
 			claims[v.Name] = v
 			if first == nil {
 				first = v
@@ -315,7 +318,9 @@ func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 }
 
 // dataDisk reports whether v is a disk of the volume store. As in KubeVirt, a volume that no disk names is one, too.
-func dataDisk(v v1.Volume) bool { return v.EmptyDisk != nil || v.PersistentVolumeClaim != nil }
+func dataDisk(v v1.Volume) bool {
+	return v.EmptyDisk != nil || v.PersistentVolumeClaim != nil || v.DataVolume != nil
+}
 
 // sources counts the sources of a volume.
 func sources(s v1.VolumeSource) (n int) {

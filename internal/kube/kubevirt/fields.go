@@ -176,6 +176,7 @@ var rules = rulebook{
 	"volumes[].emptyDisk":                                 {Honoured, "a volume of the default storage class, which goes with the instance"},
 	"volumes[].persistentVolumeClaim":                     {Honoured, "as a disk; without a containerDisk the guest boots from one that is not hotpluggable"},
 	"volumes[].persistentVolumeClaim.hotpluggable":        {Honoured, "with true, virtctl removevolume can remove the volume from the machine"},
+	"volumes[].dataVolume":                                {Honoured, "its claim, which has its name, as persistentVolumeClaim"},
 	"volumes[].configMap":                                 {Honoured, "as a read-only disk with its files as they are when the VM starts"},
 	"volumes[].configMap.optional":                        {Outcome: Honoured},
 	"volumes[].configMap.volumeLabel":                     {Honoured, "at most 16 letters, digits, '.', '_' and '-'; cfgdata without it"},
@@ -188,7 +189,7 @@ var rules = rulebook{
 	"volumes[].downwardAPI.fields":                        {Honoured, "as a read-only disk; a field of the pod (fieldRef) only"},
 	"volumes[].downwardAPI.volumeLabel":                   {Honoured, "at most 16 letters, digits, '.', '_' and '-'; cfgdata without it"},
 	"volumes[].serviceAccount.serviceAccountName":         {Honoured, "as a read-only disk cfgdata with token, ca.crt and namespace; the token is not renewed while the VM runs, and ends with it"},
-	"volumes[]": {Refused, "volumes are containerDisk, persistentVolumeClaim, emptyDisk, cloud-init, configMap, secret, downwardAPI and serviceAccount"},
+	"volumes[]": {Refused, "volumes are containerDisk, dataVolume, persistentVolumeClaim, emptyDisk, cloud-init, configMap, secret, downwardAPI and serviceAccount"},
 
 	"networks[].name":                  {Outcome: Honoured},
 	"networks[].pod":                   {Outcome: Honoured},

@@ -54,8 +54,14 @@ func TestHotplug(t *testing.T) {
 		"an empty source":    {change: func(o *v1.AddVolumeOptions) { o.VolumeSource = &v1.HotplugVolumeSource{} }, refused: "volumeSource.persistentVolumeClaim: Required"},
 		"no claim":           {change: func(o *v1.AddVolumeOptions) { o.VolumeSource.PersistentVolumeClaim.ClaimName = "" }, refused: "volumeSource.persistentVolumeClaim.claimName: Required"},
 		"a DataVolume": {change: func(o *v1.AddVolumeOptions) {
-			o.VolumeSource = &v1.HotplugVolumeSource{DataVolume: &v1.DataVolumeSource{Name: "data"}}
-		}, refused: "volumeSource.dataVolume: Forbidden: Cocoon has no DataVolumes"},
+			o.Disk.Serial, o.VolumeSource = "", &v1.HotplugVolumeSource{DataVolume: &v1.DataVolumeSource{Name: "data"}}
+		}},
+		"no DataVolume": {change: func(o *v1.AddVolumeOptions) {
+			o.VolumeSource = &v1.HotplugVolumeSource{DataVolume: &v1.DataVolumeSource{}}
+		}, refused: "volumeSource.dataVolume.name: Required"},
+		"a DataVolume and a claim": {change: func(o *v1.AddVolumeOptions) {
+			o.VolumeSource.DataVolume = &v1.DataVolumeSource{Name: "data"}
+		}, refused: "volumeSource.dataVolume: Forbidden"},
 	} {
 		volume, disk, errs, warnings := Hotplug(added(c.change))
 		if c.refused != "" {
@@ -67,7 +73,7 @@ func TestHotplug(t *testing.T) {
 		if len(errs) > 0 || !strings.HasPrefix(strings.Join(warnings, "; "), c.warnings) || c.warnings == "" && len(warnings) > 0 {
 			t.Errorf("%s: %v, %q", name, errs, warnings)
 		}
-		if volume.Name != "data" || !volume.PersistentVolumeClaim.Hotpluggable || disk.Name != "data" || disk.Disk.Bus != v1.DiskBusVirtio || disk.Serial != "" {
+		if volume.Name != "data" || !Hotpluggable(&volume) || disk.Name != "data" || disk.Disk.Bus != v1.DiskBusVirtio || disk.Serial != "" {
 			t.Errorf("%s: %+v, %+v", name, volume, disk)
 		}
 		whole := spec(t, cirros)

@@ -116,7 +116,7 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	if pod.Spec.Hostname == "" {
 		pod.Spec.Hostname = hostname(vmi.Name)
 	}
-	if root := rootVolume(s); root.PersistentVolumeClaim != nil {
+	if root := rootVolume(s); root.ContainerDisk == nil {
 		container.Image = vm.FromVolume(root.Name)
 	}
 	for _, v := range s.Volumes {
@@ -147,6 +147,10 @@ func data(v v1.Volume) corev1.Volume {
 	if d := v.PersistentVolumeClaim; d != nil {
 		claim := d.PersistentVolumeClaimVolumeSource
 		out.PersistentVolumeClaim = &claim
+		return out
+	}
+	if d := v.DataVolume; d != nil {
+		out.PersistentVolumeClaim = &corev1.PersistentVolumeClaimVolumeSource{ClaimName: d.Name}
 		return out
 	}
 	block := corev1.PersistentVolumeBlock
