@@ -47,6 +47,11 @@ func Kinds() [][]byte {
 //go:embed rbac.yaml
 var Rights []byte
 
+// Policy refuses requests to upload disks.
+//
+//go:embed policy.yaml
+var Policy []byte
+
 // Namespace is the namespace of the object that tells of the version.
 //
 //go:embed namespace.yaml

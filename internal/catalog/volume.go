@@ -18,6 +18,7 @@ type volumeImporter interface {
 // Filler makes volumes from images.
 type Filler struct {
 	Puller imagePuller
+	Images imageGetter
 	Disks  image.DiskOpener
 	Into   volumeImporter
 }
@@ -59,12 +60,19 @@ func (f Filler) FromImage(ctx context.Context, spec volume.Spec, from image.Pull
 	return out, nil
 }
 
-// pull makes sure that the image is here. One that was imported by hand has no origin that could have something newer.
+// pull makes sure that the image is here. One that was imported by hand has no origin that could have something newer. Of one that needs
+// credentials, and the request has none, that version is used which the owner in ctx has shown some for.
 func (f Filler) pull(ctx context.Context, from image.PullRequest, progress func(image.Progress)) (image.Image, error) {
 	img, err := f.Puller.Pull(ctx, from, progress)
-	if errdefs.IsAlreadyExists(err) && !from.Force {
+	switch {
+	case from.Force:
+	case errdefs.IsAlreadyExists(err):
 		from.Policy = image.PullNever
 		return f.Puller.Pull(ctx, from, progress)
+	case errdefs.IsFailedPrecondition(err):
+		if img, err := f.Images.Get(ctx, from.Name); err == nil {
+			return img, nil
+		}
 	}
 	return img, err
 }

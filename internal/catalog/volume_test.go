@@ -22,15 +22,24 @@ import (
 // here pulls what a store has.
 type here struct {
 	store *local.Store
-	asked []image.PullPolicy
+	err   error // of PullAlways
 }
 
 func (h *here) Pull(ctx context.Context, r image.PullRequest, _ func(image.Progress)) (image.Image, error) {
-	h.asked = append(h.asked, r.Policy)
 	if r.Policy == image.PullAlways {
-		return image.Image{}, errdefs.Existsf("it was imported")
+		return image.Image{}, h.err
 	}
 	return h.store.Get(ctx, r.Name)
+}
+
+// granted has the images that a namespace may use.
+type granted map[string]*local.Store
+
+func (g granted) Get(ctx context.Context, ref string) (image.Image, error) {
+	if s := g[vm.Behalf(ctx).Namespace]; s != nil {
+		return s.Get(ctx, ref)
+	}
+	return image.Image{}, errdefs.NotFoundf("there is no image %s", ref)
 }
 
 func TestVolumeFromImage(t *testing.T) {
@@ -64,8 +73,8 @@ func TestVolumeFromImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = volumes.Close() })
-	puller := &here{store: images}
-	f := catalog.Filler{Puller: puller, Disks: images, Into: volumes}
+	puller := &here{store: images, err: errdefs.Existsf("it was imported")}
+	f := catalog.Filler{Puller: puller, Images: granted{"team": images}, Disks: images, Into: volumes}
 	for _, name := range []string{"raw", "qcow2"} {
 		var last image.Progress
 		v, err := f.FromImage(t.Context(), volume.Spec{Name: name}, image.PullRequest{Name: name, Policy: image.PullAlways}, func(p image.Progress) { last = p })
@@ -95,6 +104,15 @@ func TestVolumeFromImage(t *testing.T) {
 	_, err = f.FromImage(t.Context(), volume.Spec{Name: "none"}, image.PullRequest{Name: "none", Policy: image.PullNever}, nil)
 	if !errdefs.IsNotFound(err) {
 		t.Errorf("no such image: %v", err)
+	}
+	// A private image: the namespace that has shown credentials before may use it, others may not.
+	puller.err = errdefs.Preconditionf("the registry wants credentials")
+	private := image.PullRequest{Name: "raw", Policy: image.PullAlways}
+	if v, err := f.FromImage(vm.OnBehalf(t.Context(), vm.Owner{Namespace: "team"}), volume.Spec{Name: "private"}, private, nil); err != nil || v.Owner.Namespace != "team" {
+		t.Errorf("a private image: %+v, %v", v, err)
+	}
+	if _, err := f.FromImage(vm.OnBehalf(t.Context(), vm.Owner{Namespace: "other"}), volume.Spec{Name: "private"}, private, nil); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("the private image of another namespace: %v", err)
 	}
 	if _, err := images.OpenDisk(t.Context(), image.Image{Type: vm.ImageOCI}); !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "/disk") {
 		t.Errorf("a container image: %v", err)

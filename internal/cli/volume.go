@@ -76,6 +76,7 @@ disk, or a container image with one disk below /disk. Either the whole volume is
 	fs := cmd.Flags()
 	fs.Var(&size, "size", "size that a guest sees: 512M, 10G; units are powers of 1024 (default with --image: that of the disk)")
 	fs.StringVar(&from, "image", "", "image whose disk the volume gets; it is pulled unless it is here")
+	_ = cmd.RegisterFlagCompletionFunc("image", a.completeImages)
 	kindFlag(fs, &kind)
 	fs.StringArrayVar(&labels, "label", nil, "label KEY=VALUE; may be repeated")
 	outputFlag(cmd, &out)

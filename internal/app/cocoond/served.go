@@ -30,7 +30,7 @@ type served struct {
 
 // serve assembles what the doors use.
 func (d *daemon) serve(h *host) *served {
-	s := &served{Engine: h.engine, Puller: d.puller, filler: catalog.Filler{Puller: d.puller, Disks: d.images, Into: h.engine.Volumes()}, metrics: d.metrics, nets: d.nets, node: d.newNode(h), plugins: h.plugins}
+	s := &served{Engine: h.engine, Puller: d.puller, filler: catalog.Filler{Puller: d.puller, Images: d.puller, Disks: d.images, Into: h.engine.Volumes()}, metrics: d.metrics, nets: d.nets, node: d.newNode(h), plugins: h.plugins}
 	s.Snapshots = &catalog.Snapshots{
 		Cloner: s, Images: d.puller, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
 	}

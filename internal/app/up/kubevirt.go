@@ -61,7 +61,7 @@ func (in *instance) kubeVirtBase() [][]byte {
 	if !in.settings.kubeVirt() {
 		return nil
 	}
-	return append(kubevirt.Kinds(), kubevirt.Rights, kubevirt.ManagerRights, kubevirt.Namespace, []byte(kubeVirtBinding))
+	return append(kubevirt.Kinds(), kubevirt.Rights, kubevirt.Policy, kubevirt.ManagerRights, kubevirt.Namespace, []byte(kubeVirtBinding))
 }
 
 // checkKubeVirt looks for objects of a KubeVirt that is not ours. Names of KubeVirt's kinds belong to one of the two in a cluster.

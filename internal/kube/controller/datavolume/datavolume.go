@@ -31,7 +31,6 @@ const (
 	lookAgain    = 5 * time.Second  // while the volume is being made: Events of the claim do not bring the DataVolume back
 	waitForClass = 30 * time.Second // until there may be a storage class or a source
 	capacities   = "kube-system"    // the namespace in which nodes tell of their room
-	failed       = "ProvisioningFailed"
 	defaultClass = "storageclass.kubernetes.io/is-default-class"
 )
 
@@ -255,16 +254,10 @@ func (r *Reconciler) node(ctx context.Context, x *seen) (string, error) {
 // failures reads from the Events of the claim why its volume could not be made.
 func (r *Reconciler) failures(ctx context.Context, x *seen) error {
 	all := &corev1.EventList{}
-	if err := r.Live.List(ctx, all, client.InNamespace(x.claim.Namespace), client.MatchingFields{"involvedObject.uid": string(x.claim.UID), "reason": failed}); err != nil {
+	if err := r.Live.List(ctx, all, client.InNamespace(x.claim.Namespace), client.MatchingFields{"involvedObject.uid": string(x.claim.UID)}); err != nil {
 		return fmt.Errorf("list the events of the claim of DataVolume %s: %w", x.dv.Name, err)
 	}
-	var last time.Time
-	for _, e := range all.Items {
-		x.failures += max(e.Count, 1)
-		if at := e.LastTimestamp.Time; x.failure == "" || at.After(last) {
-			x.failure, last = e.Message, at
-		}
-	}
+	x.failure, x.failures = failure(all.Items)
 	return nil
 }
 

@@ -141,6 +141,33 @@ func (s *state) set(kind v1beta1.DataVolumeConditionType, is corev1.ConditionSta
 	s.status.Conditions = append(s.status.Conditions, c)
 }
 
+// Reasons of the Events of a claim whose volume is made: those of the library with which nodes make volumes.
+const (
+	eventBegun  = "Provisioning"
+	eventFailed = "ProvisioningFailed"
+)
+
+// failure says why the last attempt to make the volume of a claim has failed, "" if one has begun since, and how many attempts have failed.
+func failure(of []corev1.Event) (why string, times int32) {
+	var failed, begun time.Time
+	for _, e := range of {
+		at := e.LastTimestamp.Time
+		switch {
+		case e.Reason == eventFailed:
+			times += max(e.Count, 1)
+			if why == "" || at.After(failed) {
+				why, failed = e.Message, at
+			}
+		case e.Reason == eventBegun && at.After(begun):
+			begun = at
+		}
+	}
+	if begun.After(failed) {
+		return "", times
+	}
+	return why, times
+}
+
 // message returns what a condition says.
 func message(s *v1beta1.DataVolumeStatus, kind v1beta1.DataVolumeConditionType) string {
 	for _, c := range s.Conditions {

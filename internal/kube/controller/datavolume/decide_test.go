@@ -74,3 +74,25 @@ func TestDecide(t *testing.T) {
 		}
 	}
 }
+
+func TestFailure(t *testing.T) {
+	event := func(reason, text string, count int32, after time.Duration) corev1.Event {
+		return corev1.Event{Reason: reason, Message: text, Count: count, LastTimestamp: metav1.NewTime(now.Add(after))}
+	}
+	for name, c := range map[string]struct {
+		events []corev1.Event
+		want   string
+	}{
+		"none":       {nil, " 0"},
+		"begun":      {[]corev1.Event{event("Provisioning", "", 1, 0)}, " 0"},
+		"failed":     {[]corev1.Event{event("Provisioning", "", 1, 0), event("ProvisioningFailed", "boom", 0, 0)}, "boom 1"},
+		"twice":      {[]corev1.Event{event("ProvisioningFailed", "new", 2, time.Minute), event("Provisioning", "", 3, time.Minute), event("ProvisioningFailed", "old", 3, 0)}, "new 5"},
+		"once again": {[]corev1.Event{event("ProvisioningFailed", "boom", 2, 0), event("Provisioning", "", 3, time.Minute)}, " 2"},
+		"others":     {[]corev1.Event{event("ProvisioningFailed", "boom", 1, 0), event("Filling", "", 3, time.Minute)}, "boom 1"},
+	} {
+		why, times := failure(c.events)
+		if got := fmt.Sprint(why, " ", times); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
