@@ -26,7 +26,8 @@ var nothing = map[string]string{
 	"KeyVolumes": "a claim is looked up in the namespace of the pod, and its volume in that of the VM", "KeyPlugged": "the node's own notes; by an ID in them it only takes a volume from the VM of the pod",
 	"VolumesText": "the text of KeyVolumes", "PluggedText": "the text of KeyPlugged",
 	"VolumeDriver": word, "ParamFSType": word, "ParamKind": word, "KeyVolumeClaim": "a node writes it on a volume, and compares it with the claim that it serves",
-	"KeyVolumeImage": "the node pulls the image on behalf of the claim's namespace, as the images of its pods",
+	"KeyVolumeProgress": told,
+	"KeyVolumeImage":    "the node pulls the image on behalf of the claim's namespace, as the images of its pods",
 
 	// Nodes, which all namespaces share.
 	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "TaintKey": node, "TaintValue": node,

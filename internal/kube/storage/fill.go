@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"net/url"
+	"strconv"
 	"sync"
 	"time"
 
@@ -97,10 +98,27 @@ func (p *provisioner) telling(claim *corev1.PersistentVolumeClaim, name string) 
 			return
 		}
 		last = time.Now()
-		if g.Total > 0 {
-			p.Events.Eventf(claim, corev1.EventTypeNormal, eventFilling, "Filling the volume from image %s: %s, %d of %d MiB", name, g.Phase, g.Done>>20, g.Total>>20)
+		if done, ok := percent(g); ok {
+			p.Events.AnnotatedEventf(claim, map[string]string{contract.KeyVolumeProgress: strconv.Itoa(done)}, corev1.EventTypeNormal, eventFilling,
+				"Filling the volume from image %s: %s, %d of %d MiB", name, g.Phase, g.Done>>20, g.Total>>20)
 			return
 		}
 		p.Events.Eventf(claim, corev1.EventTypeNormal, eventFilling, "Filling the volume from image %s: %s, %d MiB", name, g.Phase, g.Done>>20)
 	}
+}
+
+// percent returns how much of a filling is done: the image is half of it, the volume the other half. false: that is not known.
+func percent(g image.Progress) (int, bool) {
+	const half = 50
+	if g.Total <= 0 {
+		return 0, false
+	}
+	part := int(min(max(g.Done, 0), g.Total) / max(g.Total/half, 1))
+	switch g.Phase {
+	case image.PhaseDownload:
+		return min(part, half), true
+	case image.PhaseFill:
+		return half + min(part, half), true
+	}
+	return 0, false
 }

@@ -93,6 +93,26 @@ func TestImagesAreShownWithoutSecrets(t *testing.T) {
 	}
 }
 
+func TestPercent(t *testing.T) {
+	for _, c := range []struct {
+		g    image.Progress
+		want int // -1: not known
+	}{
+		{image.Progress{Phase: image.PhaseDownload, Done: 0, Total: 1 << 30}, 0},
+		{image.Progress{Phase: image.PhaseDownload, Done: 1 << 29, Total: 1 << 30}, 25},
+		{image.Progress{Phase: image.PhaseDownload, Done: 1 << 31, Total: 1 << 30}, 50},
+		{image.Progress{Phase: image.PhaseDownload, Done: 5, Total: -1}, -1},
+		{image.Progress{Phase: image.PhaseUnpack, Done: 5, Total: 10}, -1},
+		{image.Progress{Phase: image.PhaseFill, Done: -5, Total: 10}, 50},
+		{image.Progress{Phase: image.PhaseFill, Done: 1 << 62, Total: 1 << 62}, 100},
+	} {
+		got, ok := percent(c.g)
+		if ok != (c.want >= 0) || ok && got != c.want {
+			t.Errorf("%+v: %d, %v; want %d", c.g, got, ok, c.want)
+		}
+	}
+}
+
 // A volume that was made before the node was killed is found, and its image is not pulled again.
 func TestFilledBefore(t *testing.T) {
 	n := prepare(t)

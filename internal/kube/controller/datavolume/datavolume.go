@@ -80,7 +80,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.choose(ctx, &x); err != nil {
 		return reconcile.Result{}, controller.IgnoreStale(err)
 	}
-	if err := r.failures(ctx, &x); err != nil {
+	if err := r.attempts(ctx, &x); err != nil {
 		return reconcile.Result{}, err
 	}
 	wait := lookAgain
@@ -143,7 +143,7 @@ func (r *Reconciler) create(ctx context.Context, x seen) (reconcile.Result, erro
 // later tells why there is no claim yet.
 func (r *Reconciler) later(ctx context.Context, x seen, reason, why string) (reconcile.Result, error) {
 	s := state{status: *x.dv.Status.DeepCopy(), now: x.now}
-	s.status.Progress = "N/A"
+	s.status.Progress = unknown
 	s.phase(v1beta1.Pending, reason, why)
 	return reconcile.Result{RequeueAfter: waitForClass}, r.save(ctx, x.dv, s.status)
 }
@@ -251,13 +251,13 @@ func (r *Reconciler) node(ctx context.Context, x *seen) (string, error) {
 	return node, nil
 }
 
-// failures reads from the Events of the claim why its volume could not be made.
-func (r *Reconciler) failures(ctx context.Context, x *seen) error {
+// attempts reads the Events of the claim.
+func (r *Reconciler) attempts(ctx context.Context, x *seen) error {
 	all := &corev1.EventList{}
 	if err := r.Live.List(ctx, all, client.InNamespace(x.claim.Namespace), client.MatchingFields{"involvedObject.uid": string(x.claim.UID)}); err != nil {
 		return fmt.Errorf("list the events of the claim of DataVolume %s: %w", x.dv.Name, err)
 	}
-	x.failure, x.failures = failure(all.Items)
+	x.attempts(all.Items)
 	return nil
 }
 

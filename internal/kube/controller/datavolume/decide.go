@@ -2,6 +2,8 @@ package datavolume
 
 import (
 	"cmp"
+	"fmt"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/claimnode"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 )
@@ -37,6 +40,7 @@ type seen struct {
 	class    *storagev1.StorageClass       // of claim, nil if it is not known
 	failure  string                        // why the last attempt to make the volume has failed; "": none has
 	failures int32
+	progress int    // of the running attempt, in percent; 0: not known
 	note     string // why nobody has chosen a node, "" if nobody has to
 	now      time.Time
 }
@@ -44,7 +48,7 @@ type seen struct {
 // decide returns the status of a DataVolume. It reads no clock.
 func decide(x seen) v1beta1.DataVolumeStatus {
 	s := state{status: *x.dv.Status.DeepCopy(), now: x.now}
-	s.status.Progress = cmp.Or(s.status.Progress, "N/A")
+	s.status.Progress = cmp.Or(s.status.Progress, unknown)
 	done := complete(&x.dv.Status)
 	switch {
 	case x.refusal != "":
@@ -65,7 +69,11 @@ func decide(x seen) v1beta1.DataVolumeStatus {
 	return s.status
 }
 
-const whole = "100.0%" // progress
+// Progress of a volume.
+const (
+	whole   = "100.0%"
+	unknown = "N/A"
+)
 
 // complete reports whether the volume has ever been complete. The progress says so, also when the claim was lost afterwards.
 func complete(s *v1beta1.DataVolumeStatus) bool { return s.Progress == whole }
@@ -92,6 +100,10 @@ func (s *state) pending(x seen) {
 		phase, reason = v1beta1.CloneInProgress, ReasonCloning
 	}
 	s.missing(phase, reason, text)
+	s.status.Progress = unknown
+	if x.progress > 0 {
+		s.status.Progress = v1beta1.DataVolumeProgress(fmt.Sprintf("%d.0%%", x.progress))
+	}
 	if x.failure != "" {
 		s.set(v1beta1.DataVolumeRunning, corev1.ConditionFalse, ReasonError, x.failure)
 	} else {
@@ -147,25 +159,32 @@ const (
 	eventFailed = "ProvisioningFailed"
 )
 
-// failure says why the last attempt to make the volume of a claim has failed, "" if one has begun since, and how many attempts have failed.
-func failure(of []corev1.Event) (why string, times int32) {
-	var failed, begun time.Time
+// attempts reads from the Events of a claim why the last attempt to make its volume has failed, unless one has begun since; how many have failed; and
+// how far the running one is.
+func (x *seen) attempts(of []corev1.Event) {
+	var failed, begun, told time.Time
+	x.failure, x.failures, x.progress = "", 0, 0
 	for _, e := range of {
 		at := e.LastTimestamp.Time
 		switch {
 		case e.Reason == eventFailed:
-			times += max(e.Count, 1)
-			if why == "" || at.After(failed) {
-				why, failed = e.Message, at
+			x.failures += max(e.Count, 1)
+			if x.failure == "" || at.After(failed) {
+				x.failure, failed = e.Message, at
 			}
 		case e.Reason == eventBegun && at.After(begun):
 			begun = at
 		}
+		if done, err := strconv.Atoi(e.Annotations[contract.KeyVolumeProgress]); err == nil && at.After(told) {
+			x.progress, told = min(max(done, 0), 99), at // 100 is for a volume that is there
+		}
 	}
 	if begun.After(failed) {
-		return "", times
+		x.failure = ""
 	}
-	return why, times
+	if told.Before(begun) || !told.After(failed) {
+		x.progress = 0
+	}
 }
 
 // message returns what a condition says.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	"kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
@@ -42,6 +43,7 @@ func TestDecide(t *testing.T) {
 		"on a node":             {v1beta1.Pending, blank, seen{claim: claim(corev1.ClaimPending, "a"), mine: true, class: waits}, "ImportInProgress N/A disk 0 False False True ImportInProgress"},
 		"a copy":                {v1beta1.Pending, copied, seen{claim: claim(corev1.ClaimPending, "a"), mine: true, class: waits}, "CloneInProgress N/A disk 0 False False True CloneInProgress"},
 		"of an immediate class": {v1beta1.Pending, blank, seen{claim: claim(corev1.ClaimPending, ""), mine: true, class: &storagev1.StorageClass{}}, "ImportInProgress N/A disk 0 False False True ImportInProgress"},
+		"half done":             {v1beta1.ImportInProgress, blank, seen{claim: claim(corev1.ClaimPending, "a"), mine: true, class: waits, progress: 50}, "ImportInProgress 50.0% disk 0 False False True ImportInProgress"},
 		"that fails":            {v1beta1.ImportInProgress, blank, seen{claim: claim(corev1.ClaimPending, "a"), mine: true, class: waits, failure: "boom", failures: 3}, "ImportInProgress N/A disk 3 False False False Error"},
 		"bound":                 {v1beta1.ImportInProgress, blank, seen{claim: claim(corev1.ClaimBound, "a"), mine: true}, "Succeeded 100.0% disk 0 True True False Completed"},
 		"lost":                  {v1beta1.Succeeded, blank, seen{claim: claim(corev1.ClaimLost, "a"), mine: true}, "Failed 100.0%  0 False False False ClaimLost"},
@@ -75,23 +77,32 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestFailure(t *testing.T) {
+func TestAttempts(t *testing.T) {
 	event := func(reason, text string, count int32, after time.Duration) corev1.Event {
-		return corev1.Event{Reason: reason, Message: text, Count: count, LastTimestamp: metav1.NewTime(now.Add(after))}
+		e := corev1.Event{Reason: reason, Message: text, Count: count, LastTimestamp: metav1.NewTime(now.Add(after))}
+		if reason == "Filling" {
+			e.Annotations = map[string]string{contract.KeyVolumeProgress: text}
+		}
+		return e
 	}
 	for name, c := range map[string]struct {
 		events []corev1.Event
-		want   string
+		want   string // failure, how many, progress
 	}{
-		"none":       {nil, " 0"},
-		"begun":      {[]corev1.Event{event("Provisioning", "", 1, 0)}, " 0"},
-		"failed":     {[]corev1.Event{event("Provisioning", "", 1, 0), event("ProvisioningFailed", "boom", 0, 0)}, "boom 1"},
-		"twice":      {[]corev1.Event{event("ProvisioningFailed", "new", 2, time.Minute), event("Provisioning", "", 3, time.Minute), event("ProvisioningFailed", "old", 3, 0)}, "new 5"},
-		"once again": {[]corev1.Event{event("ProvisioningFailed", "boom", 2, 0), event("Provisioning", "", 3, time.Minute)}, " 2"},
-		"others":     {[]corev1.Event{event("ProvisioningFailed", "boom", 1, 0), event("Filling", "", 3, time.Minute)}, "boom 1"},
+		"none":       {nil, " 0 0"},
+		"begun":      {[]corev1.Event{event("Provisioning", "", 1, 0)}, " 0 0"},
+		"half done":  {[]corev1.Event{event("Filling", "50", 1, time.Minute), event("Provisioning", "", 1, 0), event("Filling", "20", 1, time.Second)}, " 0 50"},
+		"all done":   {[]corev1.Event{event("Provisioning", "", 1, 0), event("Filling", "100", 1, time.Second)}, " 0 99"},
+		"nonsense":   {[]corev1.Event{event("Filling", "many", 1, 0), event("Filling", "-7", 1, 0)}, " 0 0"},
+		"failed":     {[]corev1.Event{event("Provisioning", "", 1, 0), event("Filling", "20", 1, 0), event("ProvisioningFailed", "boom", 0, time.Second)}, "boom 1 0"},
+		"at once":    {[]corev1.Event{event("Provisioning", "", 1, 0), event("ProvisioningFailed", "boom", 0, 0)}, "boom 1 0"},
+		"twice":      {[]corev1.Event{event("ProvisioningFailed", "new", 2, time.Minute), event("Provisioning", "", 3, time.Minute), event("ProvisioningFailed", "old", 3, 0)}, "new 5 0"},
+		"once again": {[]corev1.Event{event("Filling", "20", 1, -time.Second), event("ProvisioningFailed", "boom", 2, 0), event("Provisioning", "", 3, time.Minute)}, " 2 0"},
+		"others":     {[]corev1.Event{event("ProvisioningFailed", "boom", 1, 0), event("ExternalProvisioning", "", 3, time.Minute)}, "boom 1 0"},
 	} {
-		why, times := failure(c.events)
-		if got := fmt.Sprint(why, " ", times); got != c.want {
+		var x seen
+		x.attempts(c.events)
+		if got := fmt.Sprint(x.failure, " ", x.failures, " ", x.progress); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
