@@ -35,7 +35,7 @@ var layers = []layer{
 	{"L5 doctor", 5, []string{"internal/doctor/"}, []string{"golang.org/x/sys/", "github.com/google/nftables"}},
 	{"L5 guest agent", 5, []string{"internal/guestagent/"}, []string{"github.com/cenkalti/backoff", "google.golang.org/", "golang.org/x/", "github.com/creack/pty", "github.com/vishvananda/"}},
 	{"L5 registry", 5, []string{"internal/registry/"}, []string{"github.com/klauspost/compress", "github.com/prometheus", "github.com/minio/", "github.com/opencontainers/", "golang.org/x/"}},
-	{"L5 kube", 5, []string{"internal/kube/"}, []string{"kubevirt.io/api/", "k8s.io/", "google.golang.org/grpc", "github.com/kubernetes-csi/external-snapshotter/", "sigs.k8s.io/", "github.com/virtual-kubelet/", "github.com/gorilla/mux", "github.com/prometheus", "golang.org/x/", "go.opentelemetry.io/", "gopkg.in/evanphx/json-patch.v4"}},
+	{"L5 kube", 5, []string{"internal/kube/"}, []string{"kubevirt.io/api/", "kubevirt.io/containerized-data-importer-api/", "k8s.io/", "google.golang.org/grpc", "github.com/kubernetes-csi/external-snapshotter/", "sigs.k8s.io/", "github.com/virtual-kubelet/", "github.com/gorilla/mux", "github.com/prometheus", "golang.org/x/", "go.opentelemetry.io/", "gopkg.in/evanphx/json-patch.v4"}},
 
 	{"L4 engine", 4, []string{"internal/engine/"}, []string{"github.com/cenkalti/backoff/"}},
 	{"L4 catalog", 4, []string{"internal/catalog/"}, nil},
@@ -81,7 +81,7 @@ var rooms = map[string][]string{
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
 		"podstatus", "csi", "podvolumes", "podsnapshots", "podhealth", "podprovider", "netpolicy", "storage", "node",
-		"kubevirt", "machinebase", "aggregated", "controller", "controller/virtualmachineinstance", "controller/virtualmachineinstancereplicaset", "controller/virtualmachine", "controller/virtualmachinesnapshot", "controller/virtualmachinerestore", "controller/virtualmachineclone", "controller/eviction", "controller/hibernation", "controller/unplaced", "controller/vmplacement", "controller/cocoonset", "admission",
+		"kubevirt", "claimnode", "machinebase", "aggregated", "controller", "controller/datavolume", "controller/virtualmachineinstance", "controller/virtualmachineinstancereplicaset", "controller/virtualmachine", "controller/virtualmachinesnapshot", "controller/virtualmachinerestore", "controller/virtualmachineclone", "controller/eviction", "controller/hibernation", "controller/unplaced", "controller/kubevirtstatus", "controller/vmplacement", "controller/cocoonset", "admission",
 	},
 }
 

@@ -53,6 +53,7 @@ require (
 	k8s.io/kubelet v0.37.1
 	k8s.io/streaming v0.37.1
 	kubevirt.io/api v1.9.0
+	kubevirt.io/containerized-data-importer-api v1.64.0
 	modernc.org/sqlite v1.60.1
 	sigs.k8s.io/controller-runtime v0.25.2
 	sigs.k8s.io/randfill v1.0.0
@@ -65,7 +66,6 @@ require (
 	github.com/miekg/dns v1.1.68 // indirect
 	github.com/openshift/custom-resource-status v1.1.2 // indirect
 	golang.org/x/mod v0.42.0 // indirect
-	kubevirt.io/containerized-data-importer-api v1.64.0 // indirect
 	kubevirt.io/controller-lifecycle-operator-sdk/api v0.2.4 // indirect
 )
 

@@ -96,6 +96,19 @@ func TestChart(t *testing.T) {
 		}
 	}
 
+	// So it does for KubeVirt's objects, which neither installs by default.
+	if _, ok := want["Namespace <nil>/kubevirt"]; ok {
+		t.Error("KubeVirt's objects are installed by default")
+	}
+	with := objects(t, run("template", "cocoon", chart, "--namespace", kubetest.Namespace, "--set", "kubevirt.enabled=true"))
+	for name, o := range objects(t, k.Kubectl(t, "", "kustomize", "kubevirt")) {
+		if with[name] == nil {
+			t.Errorf("%s is not in the chart", name)
+		} else if is := plain(with[name]); !reflect.DeepEqual(is, o) {
+			t.Errorf("%s of the chart is\n%v\nand of the kustomization\n%v", name, is, o)
+		}
+	}
+
 	// The API server accepts all objects, also in another namespace.
 	k.Kubectl(t, "", "create", "namespace", "elsewhere")
 	all := []string{

@@ -16,6 +16,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"cocoonstack.io/cocoon/deploy/kubevirt"
+	"cocoonstack.io/cocoon/internal/kube/aggregated"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
@@ -50,6 +52,7 @@ manager: &first
   tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]
   nodeSelector: {kubernetes.io/hostname: FIRST}
 scheduler: {<<: *first, enabled: true, nodeSelector: &second {kubernetes.io/hostname: SECOND}}
+kubevirt: {enabled: true}
 epoch:
   url: "http://REGISTRY:8080" # that of the nodes
   enabled: true          # and one for itself
@@ -102,7 +105,35 @@ epoch:
 	k.Kubectl(t, "", "patch", "cocoonset", "team", "--type=merge", "-p", `{"spec":{"suspend":true}}`)
 	phase("Suspended")
 	k.Kubectl(t, "", "delete", "cocoonset", "team", "--timeout=60s")
+	virtualMachines(t, k)
 	helm("uninstall", "cocoon", "--namespace", ns)
+}
+
+// virtualMachines shows that the manager in the guest serves KubeVirt's objects: the API server trusts the certificate that it made.
+func virtualMachines(t *testing.T, k *kubetest.Cluster) {
+	t.Helper()
+	virtctl := func(args ...string) string {
+		t.Helper()
+		out, err := exec.Command(need.Built(t, "bin/virtctl", "make virtctl"), append([]string{"--kubeconfig", filepath.Join(k.Dir, "kubeconfig")}, args...)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("virtctl %v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	for _, version := range aggregated.Versions {
+		k.Kubectl(t, "", "wait", "apiservice", version+"."+aggregated.Group, "--for=condition=Available", "--timeout=60s")
+	}
+	if out := virtctl("version"); !strings.Contains(out, "Server Version") || !strings.Contains(out, kubevirt.Version) {
+		t.Errorf("virtctl version: %s", out)
+	}
+	kubetest.Eventually(t, "the KubeVirt object", func() string {
+		return k.Kubectl(t, "", "get", "kubevirt", "kubevirt", "-n", "kubevirt", "-o", "jsonpath={.status.phase}")
+	}, "Deployed")
+	k.Kubectl(t, "{apiVersion: kubevirt.io/v1, kind: VirtualMachine, metadata: {name: web}, spec: {runStrategy: Halted, template: {spec: {"+
+		"domain: {memory: {guest: 128Mi}, devices: {}}, volumes: [{name: boot, containerDisk: {image: 'cocoon/disk-demo:latest'}}]}}}}", "apply", "-f", "-")
+	virtctl("start", "web")
+	kubetest.Eventually(t, "the VirtualMachine", func() string { return k.Kubectl(t, "", "get", "vm", "web", "-o", "jsonpath={.status.printableStatus}") }, "Running")
+	k.Kubectl(t, "", "delete", "vm", "web", "--timeout=60s")
 }
 
 // cli runs cocoon on a node.

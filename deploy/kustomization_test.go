@@ -41,7 +41,7 @@ func readYAML(t *testing.T, path string, v any) {
 
 // A manifest that no kustomization lists is never installed: neither by kubectl nor by the chart.
 func TestEveryManifestIsListed(t *testing.T) {
-	for _, folder := range []string{"crds", "epoch", "manager", "scheduler", "vk-cocoon", "vk-cocoon/approve", "vk-cocoon/policies", "vk-cocoon/volumes", "vk-cocoon/wide"} {
+	for _, folder := range []string{"crds", "epoch", "kubevirt", "manager", "scheduler", "vk-cocoon", "vk-cocoon/approve", "vk-cocoon/policies", "vk-cocoon/volumes", "vk-cocoon/wide"} {
 		k := kustomizationOf(t, folder)
 		for _, g := range k.ConfigMapGenerator {
 			k.Resources = append(k.Resources, g.Files...)
@@ -50,8 +50,12 @@ func TestEveryManifestIsListed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range files {
-			if name := filepath.Base(f); name != "kustomization.yaml" && !slices.Contains(k.Resources, name) {
+		crds, err := filepath.Glob(filepath.Join(folder, "crds", "*.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range append(files, crds...) {
+			if name := strings.TrimPrefix(f, folder+"/"); name != "kustomization.yaml" && !slices.Contains(k.Resources, name) {
 				t.Errorf("%s is not in %s/kustomization.yaml", f, folder)
 			}
 		}

@@ -32,6 +32,7 @@ done
 # KubeVirt's types do not say how kubectl shows their kinds, nor what its webhooks check.
 mkdir -p "$out/kubevirt" "$out/deploy/kubevirt/crds"
 "$out/bin/controller-gen" crd:maxDescLen=0,allowDangerousTypes=true paths='kubevirt.io/api/core/v1;kubevirt.io/api/instancetype/v1beta1;kubevirt.io/api/snapshot/v1beta1;kubevirt.io/api/clone/v1beta1' output:crd:dir="$out/kubevirt"
+"$out/bin/controller-gen" crd:maxDescLen=0,allowDangerousTypes=true paths=kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1 output:crd:dir="$out/kubevirt"
 go run -trimpath ./hack/kubevirtcrds "$out/kubevirt" "$out/deploy/kubevirt/crds"
 mkdir -p "$out/docs"
 "$out/bin/crd-ref-docs" --log-level=ERROR --source-path=api/cocoonset/v1 --config=hack/crd-docs.yaml --renderer=markdown --output-path="$out/docs/api.md"

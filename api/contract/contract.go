@@ -36,6 +36,8 @@ const (
 	KeyFirmware    = PrefixVM + "firmware"
 	KeySMBIOS      = PrefixVM + "smbios"
 	KeyGraphics    = PrefixVM + "graphics"
+	KeyHardware    = PrefixVM + "hardware"
+	KeyFileDisks   = PrefixVM + "file-disks"
 	KeyNetworkData = PrefixVM + "network-data-source"
 )
 

@@ -29,12 +29,45 @@ type Chassis struct {
 	SKU          string `json:"sku,omitempty"`
 }
 
+// Hardware is what the machine of a guest that boots itself is like beyond its CPUs, memory and firmware.
+type Hardware struct {
+	Topology Topology              `json:"topology,omitzero"`
+	Watchdog string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
+	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
+}
+
+func (h Hardware) empty() bool {
+	return h.Topology == Topology{} && h.Watchdog == "" && len(h.Disks) == 0
+}
+
+// Topology says how a guest sees its CPUs. Their product is the number of CPUs.
+type Topology struct {
+	Sockets int `json:"sockets,omitempty"`
+	Cores   int `json:"cores,omitempty"`
+	Threads int `json:"threads,omitempty"`
+}
+
+// DiskDevice says by which device a guest sees a disk.
+type DiskDevice struct {
+	Bus      string `json:"bus,omitempty"` // virtio, sata, scsi or usb; "" is virtio
+	CDROM    bool   `json:"cdrom,omitempty"`
+	ReadOnly bool   `json:"ro,omitempty"`
+}
+
+// Names of disks in Hardware.Disks that are no volumes of the pod.
+const (
+	DiskOfImage = "@image"
+	DiskOfSeed  = "@cloud-init"
+)
+
 // Machine is what a pod asks of the machine of its VM. The zero value asks for nothing.
 type Machine struct {
 	Firmware    Firmware
 	SMBIOS      SMBIOS
-	Graphics    bool   // a screen, a keyboard and a mouse, for a guest that boots itself
-	NetworkData Source // of the guest's network configuration, instead of the generated one; an empty key is networkdata
+	Graphics    bool // a screen, a keyboard and a mouse, for a guest that boots itself
+	Hardware    Hardware
+	FileDisks   map[string]string // labels of disks by the names of the pod's volumes: a guest that boots itself has their files on these disks
+	NetworkData Source            // of the guest's network configuration, instead of the generated one; an empty key is networkdata
 }
 
 // NetworkDataKey is the key of Machine.NetworkData if it names none.
@@ -47,20 +80,40 @@ func ParseMachine(annotations map[string]string) (Machine, error) {
 		Firmware:    oneOf(r, KeyFirmware, FirmwareBIOS, FirmwareUEFI),
 		SMBIOS:      r.smbios(),
 		Graphics:    r.flag(KeyGraphics),
+		Hardware:    r.hardware(),
+		FileDisks:   r.ofVolumes(KeyFileDisks, diskLabel, "must be a list of NAME=LABEL by comma, each NAME once; a LABEL has at most 16 letters, digits, '.', '_' and '-'"),
 		NetworkData: r.source(KeyNetworkData, true),
 	}
 	return m, r.errs.err()
 }
 
-func (r *reader) smbios() (b SMBIOS) {
-	v := r.from[KeySMBIOS]
-	if v == "" {
-		return b
+// document reads a JSON document without unknown fields into v, and reports whether there is one.
+func (r *reader) document(key string, v any, form string) bool {
+	text := r.from[key]
+	if text == "" {
+		return false
 	}
-	d := json.NewDecoder(strings.NewReader(v))
+	d := json.NewDecoder(strings.NewReader(text))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&b); err != nil || d.More() {
-		r.bad(KeySMBIOS, `must be JSON like {"serial": "…", "chassis": {"manufacturer": "…", "version": "…", "serial": "…", "asset": "…", "sku": "…"}}`)
+	if err := d.Decode(v); err != nil || d.More() {
+		r.bad(key, "must be JSON like "+form)
+		return false
+	}
+	return true
+}
+
+func (r *reader) hardware() (h Hardware) {
+	if !r.document(KeyHardware, &h, `{"topology": {"sockets": 1, "cores": 2, "threads": 1}, "watchdog": "reset", "disks": {"data": {"bus": "sata", "cdrom": true, "ro": true}}}`) {
+		return Hardware{}
+	}
+	if len(h.Disks) == 0 {
+		h.Disks = nil
+	}
+	return h
+}
+
+func (r *reader) smbios() (b SMBIOS) {
+	if !r.document(KeySMBIOS, &b, `{"serial": "…", "chassis": {"manufacturer": "…", "version": "…", "serial": "…", "asset": "…", "sku": "…"}}`) {
 		return SMBIOS{}
 	}
 	return b
@@ -69,12 +122,18 @@ func (r *reader) smbios() (b SMBIOS) {
 // Apply writes m to annotations: keys of empty fields are removed.
 func (m Machine) Apply(annotations map[string]string) {
 	put(annotations, KeyFirmware, string(m.Firmware))
-	text := ""
-	if m.SMBIOS != (SMBIOS{}) {
-		b, _ := json.Marshal(m.SMBIOS) // strings always marshal
-		text = string(b)
-	}
-	put(annotations, KeySMBIOS, text)
+	put(annotations, KeySMBIOS, document(m.SMBIOS, m.SMBIOS == SMBIOS{}))
+	put(annotations, KeyHardware, document(m.Hardware, m.Hardware.empty()))
 	put(annotations, KeyGraphics, flagText(m.Graphics))
+	put(annotations, KeyFileDisks, VolumesText(m.FileDisks))
 	put(annotations, KeyNetworkData, m.NetworkData.String())
+}
+
+// document returns v as JSON; "" if it is empty.
+func document(v any, empty bool) string {
+	if empty {
+		return ""
+	}
+	b, _ := json.Marshal(v) // strings, numbers and flags always marshal
+	return string(b)
 }

@@ -3,6 +3,8 @@ package contract
 import (
 	"errors"
 	"maps"
+	"reflect"
+	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/testkit/diff"
@@ -13,11 +15,12 @@ func TestMachineSetsAndClears(t *testing.T) {
 		Firmware:    FirmwareUEFI,
 		SMBIOS:      SMBIOS{Serial: `a "b", c`, Chassis: Chassis{Manufacturer: "m", Version: "v", Serial: "s", Asset: "a", SKU: "k"}},
 		Graphics:    true,
+		FileDisks:   map[string]string{"cfg": "cidata", "keys": "KEYS_1"},
 		NetworkData: Source{Kind: SourceSecret, Name: "net", Key: "networkData"},
 	}
 	m := map[string]string{"other": "kept"}
 	want.Apply(m)
-	if len(m) != 5 {
+	if len(m) != 6 {
 		t.Errorf("%v", m)
 	}
 	got, err := ParseMachine(m)
@@ -35,13 +38,14 @@ func TestMachineRules(t *testing.T) {
 		KeyFirmware:    {"UEFI", "coreboot"},
 		KeySMBIOS:      {"serial", "[]", `{"uuid": "x"}`, `{"serial": 1}`, `{} {}`, `{"chassis": {"colour": "red"}}`},
 		KeyGraphics:    {"yes", "vga"},
+		KeyFileDisks:   {"cfg", "cfg=", "cfg=a,cfg=b", "cfg=a,", "Cfg=a", "cfg=a b", "cfg=" + strings.Repeat("x", 17), "../cfg=a"},
 		KeyNetworkData: {"net", "secret/", "secret/../x/net", "file/net", "secret/net/a/b"},
 	}
 	for key, values := range bad {
 		for _, v := range values {
 			got, err := ParseMachine(map[string]string{key: v})
 			list, _ := errors.AsType[Errors](err)
-			if got != (Machine{}) || len(list) != 1 || list[0].Key != key || list[0].Value != v {
+			if !reflect.DeepEqual(got, Machine{}) || len(list) != 1 || list[0].Key != key || list[0].Value != v {
 				t.Errorf("%s: %s: %+v, %v", key, v, got, err)
 			}
 		}
@@ -50,14 +54,14 @@ func TestMachineRules(t *testing.T) {
 
 // FuzzMachine: any annotations can be read, and the values that were read survive a write and a second read.
 func FuzzMachine(f *testing.F) {
-	f.Add("uefi", `{"serial": "1"}`, "secret/a/b")
-	f.Add("x", `{"serial": "\ud800"`, "secret//")
-	f.Fuzz(func(t *testing.T, firmware, smbios, source string) {
-		m, _ := ParseMachine(map[string]string{KeyFirmware: firmware, KeySMBIOS: smbios, KeyNetworkData: source})
+	f.Add("uefi", `{"serial": "1"}`, "secret/a/b", "a=b,c=d")
+	f.Add("x", `{"serial": "\ud800"`, "secret//", ",=")
+	f.Fuzz(func(t *testing.T, firmware, smbios, source, disks string) {
+		m, _ := ParseMachine(map[string]string{KeyFirmware: firmware, KeySMBIOS: smbios, KeyNetworkData: source, KeyFileDisks: disks})
 		out := map[string]string{}
 		m.Apply(out)
 		again, err := ParseMachine(out)
-		if err != nil || again != m {
+		if err != nil || !reflect.DeepEqual(again, m) {
 			t.Fatalf("%+v became %+v, %v", m, again, err)
 		}
 	})

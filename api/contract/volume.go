@@ -12,3 +12,11 @@ const ParamKind = "kind"
 
 // KeyVolumeClaim is a label that a node writes on a volume of its own: the UID of the claim that the volume was made for.
 const KeyVolumeClaim = "volume.cocoonstack.io/claim"
+
+// KeyVolumeImage is an annotation of a PersistentVolumeClaim of a node: the image whose disk its volume gets when it is made, as a pod's
+// image, also docker://NAME and http(s)://….
+const KeyVolumeImage = "volume.cocoonstack.io/image"
+
+// KeyVolumeProgress is an annotation of an Event of a claim whose volume gets the disk of an image: how much of the work is done, in percent from 0 to
+// 100.
+const KeyVolumeProgress = "volume.cocoonstack.io/progress"

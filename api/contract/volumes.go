@@ -11,29 +11,35 @@ import (
 var (
 	volumeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	claimName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+	diskLabel  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,16}$`)
 )
 
 // ParseVolumes returns the claims whose volumes are to be plugged into the running VM, by the names that the volumes have. Every error is
 // of type Errors.
 func ParseVolumes(annotations map[string]string) (map[string]string, error) {
-	text := annotations[KeyVolumes]
+	r := &reader{from: annotations}
+	return r.ofVolumes(KeyVolumes, claimName, "must be a list of NAME=CLAIM by comma, each NAME once"), r.errs.err()
+}
+
+// ofVolumes reads values by the names of volumes; nil for none, or if one of them is bad.
+func (r *reader) ofVolumes(key string, value *regexp.Regexp, why string) map[string]string {
+	text := r.from[key]
 	if text == "" {
-		return nil, nil
+		return nil
 	}
 	out := map[string]string{}
 	for pair := range strings.SplitSeq(text, ",") {
-		name, claim, _ := strings.Cut(pair, "=")
-		if !volumeName.MatchString(name) || !claimName.MatchString(claim) || out[name] != "" {
-			r := &reader{from: annotations}
-			r.bad(KeyVolumes, "must be a list of NAME=CLAIM by comma, each NAME once")
-			return nil, r.errs.err()
+		name, v, _ := strings.Cut(pair, "=")
+		if !volumeName.MatchString(name) || !value.MatchString(v) || out[name] != "" {
+			r.bad(key, why)
+			return nil
 		}
-		out[name] = claim
+		out[name] = v
 	}
-	return out, nil
+	return out
 }
 
-// VolumesText returns the value of KeyVolumes for claims by the names of their volumes; "" for none.
+// VolumesText returns the value of KeyVolumes for claims by the names of their volumes, and that of KeyFileDisks for labels; "" for none.
 func VolumesText(volumes map[string]string) string {
 	var pairs []string
 	for _, name := range slices.Sorted(maps.Keys(volumes)) {

@@ -32,6 +32,11 @@ var (
 	ClusterPreferences []byte
 )
 
+// DataVolumes defines DataVolume, of the group cdi.kubevirt.io.
+//
+//go:embed crds/cdi.kubevirt.io_datavolumes.yaml
+var DataVolumes []byte
+
 // The CustomResourceDefinitions of the group snapshot.kubevirt.io.
 var (
 	//go:embed crds/snapshot.kubevirt.io_virtualmachinesnapshots.yaml
@@ -49,13 +54,23 @@ var Clones []byte
 
 // Kinds are all kinds.
 func Kinds() [][]byte {
-	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences, Snapshots, SnapshotContents, Restores, Clones}
+	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences, Snapshots, SnapshotContents, Restores, Clones, DataVolumes}
 }
 
 // Rights are those of users: KubeVirt's ClusterRoles, which the built-in ones include.
 //
 //go:embed rbac.yaml
 var Rights []byte
+
+// Policy refuses requests to upload disks.
+//
+//go:embed policy.yaml
+var Policy []byte
+
+// Namespace is the namespace of the object that tells of the version.
+//
+//go:embed namespace.yaml
+var Namespace []byte
 
 // ManagerRights are the ClusterRole cocoon-manager-kubevirt, which the manager has besides its own.
 //

@@ -131,6 +131,24 @@ func TestKinds(t *testing.T) {
 	}
 }
 
+// Where a kind and the API belong to another KubeVirt, kubectl does not install ours over them.
+func TestBesideAnotherKubeVirt(t *testing.T) {
+	c := kubetest.Up(t)
+	kind := strings.Replace(string(kubevirt.Machines), "listKind: VirtualMachineList", "listKind: VirtualMachines", 1)
+	const api = "{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.subresources.kubevirt.io}, spec: {group: subresources.kubevirt.io, version: v1, " +
+		"service: {namespace: kubevirt, name: virt-api}, insecureSkipTLSVerify: true, groupPriorityMinimum: 1000, versionPriority: 15}}"
+	for _, theirs := range []string{kind, api} {
+		c.Kubectl(t, theirs, "create", "--field-manager=virt-operator", "-f", "-")
+	}
+	c.Kubectl(t, "", "create", "namespace", kubetest.Namespace)
+	if out, err := c.TryKubectl(t, "", "apply", "--server-side", "-k", "."); err == nil || strings.Count(out, `with "virt-operator"`) != 2 {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out := c.Kubectl(t, "", "get", "apiservice", "v1.subresources.kubevirt.io", "-o", "jsonpath={.spec.service.name} {.metadata.labels}"); strings.TrimSpace(out) != "virt-api" {
+		t.Errorf("the API of the other is now %s", out)
+	}
+}
+
 // Instancetypes and preferences: what KubeVirt's webhooks refuse, their schemas refuse.
 func TestInstancetypeKinds(t *testing.T) {
 	c := kubetest.Up(t)
@@ -180,6 +198,46 @@ func TestInstancetypeKinds(t *testing.T) {
 			t.Errorf("kubectl get %s: %s", tc.short, out)
 		}
 	}
+}
+
+// DataVolumes: what CDI's webhooks refuse, the schema refuses, and nobody can ask for an upload.
+func TestDataVolumeKind(t *testing.T) {
+	c := kubetest.Up(t)
+	c.Kubectl(t, string(kubevirt.DataVolumes), "apply", "--server-side", "-f", "-")
+	c.Kubectl(t, string(kubevirt.Policy), "apply", "--server-side", "-f", "-")
+	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/datavolumes.cdi.kubevirt.io")
+	if out := c.Kubectl(t, "", "get", "crd", "datavolumes.cdi.kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1beta1"]` {
+		t.Error(out)
+	}
+	apply := func(spec string) (string, error) {
+		return c.TryKubectl(t, "{apiVersion: cdi.kubevirt.io/v1beta1, kind: DataVolume, metadata: {name: disk}, spec: "+spec+"}", "apply", "-f", "-")
+	}
+	for what, tc := range map[string]struct{ spec, refused string }{
+		"upload":  {"{storage: {resources: {requests: {storage: 1Gi}}}, source: {upload: {}}}", "upload proxy, which Cocoon does not have"},
+		"unknown": {"{storage: {}, source: {ftp: {}}}", "spec.source.ftp"},
+		"content": {"{storage: {}, source: {blank: {}}, contentType: tar}", "spec.contentType"},
+	} {
+		if out, err := apply(tc.spec); err == nil || !strings.Contains(out, tc.refused) {
+			t.Errorf("%s: %v: %s", what, err, out)
+		}
+	}
+	if out, err := apply("{storage: {resources: {requests: {storage: 1Gi}}}, source: {registry: {url: 'docker://example.org/disk'}}}"); err != nil {
+		t.Fatal(out)
+	}
+	if out, err := c.TryKubectl(t, "", "patch", "dv", "disk", "--type=merge", "-p", `{"spec":{"storage":{"resources":{"requests":{"storage":"2Gi"}}}}}`); err == nil || !strings.Contains(out, "cannot change") {
+		t.Errorf("the spec: %v: %s", err, out)
+	}
+	c.Kubectl(t, "", "patch", "dv", "disk", "--type=merge", "--subresource=status", "-p", `{"status":{"phase":"ImportInProgress","progress":"N/A","restartCount":2}}`)
+	if out := strings.Join(strings.Fields(c.Kubectl(t, "", "get", "dvs")), " "); !strings.HasPrefix(out, "NAME PHASE PROGRESS RESTARTS AGE disk ImportInProgress N/A 2 ") {
+		t.Errorf("kubectl get dvs: %s", out)
+	}
+	for range 100 { // until the API server knows the policy
+		out, err := c.TryKubectl(t, "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: up, annotations: {cdi.kubevirt.io/storage.upload.target: ''}}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}", "create", "--dry-run=server", "-f", "-")
+		if err != nil && strings.Contains(out, "upload proxy, which Cocoon does not have") {
+			return
+		}
+	}
+	t.Error("a claim that asks for an upload is not refused")
 }
 
 // Snapshots: what KubeVirt's webhooks refuse, their schemas refuse, and a machine is protected while one of it is taken.
@@ -269,7 +327,7 @@ func TestRights(t *testing.T) {
 			resourceAttributes: {namespace: default, verb: %s, group: %q, resource: %s, subresource: %q}}}`, user, verb, group, resource, part)
 		return c.Kubectl(t, strings.ReplaceAll(review, "\t", ""), "create", "-f", "-", "-o", "jsonpath={.status.allowed}")
 	}
-	kube, sub, types, snap, clones := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io", ".snapshot.kubevirt.io", "virtualmachineclones.clone.kubevirt.io"
+	kube, sub, types, snap, clones, cdi := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io", ".snapshot.kubevirt.io", "virtualmachineclones.clone.kubevirt.io", ".cdi.kubevirt.io"
 	for range 100 { // until the controller has aggregated the roles
 		if can("edit", "update", "virtualmachines"+sub+"/start") == "true" {
 			break
@@ -346,7 +404,20 @@ func TestRights(t *testing.T) {
 		{"manager", "update", "controllerrevisions.apps", "false"},
 		{"manager", "create", "virtualmachineinstancetypes" + types, "false"},
 		{"manager", "get", "persistentvolumeclaims", "true"},
-		{"manager", "list", "persistentvolumeclaims", "false"},
+		{"manager", "list", "persistentvolumeclaims", "true"},
+		{"manager", "create", "persistentvolumeclaims", "true"},
+		{"manager", "create", "datavolumes" + cdi, "true"},
+		{"manager", "update", "datavolumes" + cdi, "false"},
+		{"manager", "update", "datavolumes" + cdi + "/status", "true"},
+		{"manager", "list", "events", "true"},
+		{"manager", "list", "csistoragecapacities.storage.k8s.io", "true"},
+		{"edit", "create", "datavolumes" + cdi, "true"},
+		{"edit", "update", "datavolumes" + cdi + "/status", "false"},
+		{"edit", "deletecollection", "datavolumes" + cdi, "false"},
+		{"admin", "deletecollection", "datavolumes" + cdi, "true"},
+		{"view", "list", "datavolumes" + cdi, "true"},
+		{"view", "create", "datavolumes" + cdi, "false"},
+		{"anybody", "get", "datavolumes" + cdi, "false"},
 		{"manager", "patch", "persistentvolumeclaims", "true"},
 		{"manager", "delete", "persistentvolumeclaims", "false"},
 		{"manager", "get", "storageclasses.storage.k8s.io", "true"},

@@ -20,10 +20,10 @@ import (
 var rootfs embed.FS
 
 // diskModules are the kernel modules of the demo disk. They drive its disks and its network, and read the cloud-init seed. diskOptional are
-// used if the kernel has them: for the power button, and for disks that it gets while it runs.
+// used if the kernel has them: for the power button, and for disks and CD-ROMs on SCSI.
 var (
 	diskModules  = []string{"virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "isofs"}
-	diskOptional = []string{"button", "evdev", "af_packet", "virtio_scsi", "sd_mod"}
+	diskOptional = []string{"button", "evdev", "af_packet", "virtio_scsi", "sd_mod", "sr_mod"}
 )
 
 const (

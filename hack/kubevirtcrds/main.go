@@ -87,6 +87,24 @@ var kinds = map[string]kind{
 		columns:    []column{age, {name: "Phase", kind: "string", path: ".status.phase"}},
 		status:     true,
 	},
+	"datavolumes": {
+		group:      "cdi.",
+		shortNames: []string{"dv", "dvs"},
+		columns: []column{
+			{name: "Phase", kind: "string", path: ".status.phase"},
+			{name: "Progress", kind: "string", path: ".status.progress"},
+			{name: "Restarts", kind: "integer", path: ".status.restartCount"},
+			age,
+		},
+		status: true,
+		spec: []map[string]string{
+			{"rule": "self == oldSelf", "message": "the spec of a DataVolume cannot change; create another DataVolume"},
+			{
+				"rule":    "!has(self.source) || !has(self.source.upload)",
+				"message": "an upload needs CDI's upload proxy, which Cocoon does not have; use the source registry or http",
+			},
+		},
+	},
 	"virtualmachineinstancetypes":        {group: "instancetype.", shortNames: []string{"vminstancetype", "vminstancetypes", "vmf", "vmfs"}, spec: instancetypeRules},
 	"virtualmachineclusterinstancetypes": {group: "instancetype.", cluster: true, shortNames: []string{"vmclusterinstancetype", "vmclusterinstancetypes", "vmcf", "vmcfs"}, spec: instancetypeRules},
 	"virtualmachinepreferences":          {group: "instancetype.", shortNames: []string{"vmpref", "vmprefs", "vmps"}, spec: preferenceRules}, // vmp is a VMPlacement

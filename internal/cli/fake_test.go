@@ -38,6 +38,7 @@ type node struct {
 	store          store
 	catalog        catalog
 	volumes        nodeapi.Volumes
+	filler         nodeapi.VolumeFiller
 	env            map[string]string
 }
 
@@ -227,7 +228,7 @@ func serve(t *testing.T, n *node) func(stdin string, args ...string) (code int, 
 	t.Helper()
 	dir := t.TempDir()
 	srv, err := nodeapi.New(nodeapi.Config{Socket: filepath.Join(dir, "s")}, nodeapi.Deps{
-		Engine: n, Images: images{&n.store, &n.catalog}, Puller: &n.pulls, Snapshots: &n.catalog, Volumes: n.volumes, Host: machine{}, Log: slog.New(slog.DiscardHandler),
+		Engine: n, Images: images{&n.store, &n.catalog}, Puller: &n.pulls, Snapshots: &n.catalog, Volumes: n.volumes, Filler: n.filler, Host: machine{}, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

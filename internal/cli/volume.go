@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/nodewire"
@@ -38,13 +39,17 @@ const volumeHelp = "\n\nVOLUME is the name of a volume, its id, or the beginning
 func (a *app) volumeCreateCommand() *cobra.Command {
 	var out format
 	var size sizeFlag
-	var kind string
+	var kind, from string
 	var labels []string
 	cmd := &cobra.Command{
-		Use: "create NAME --size SIZE", Short: "Make an empty volume", Args: cobra.ExactArgs(1),
-		Long: `Make an empty volume. It takes space on this machine as it is filled. The first VM of a container image that mounts it makes
-a file system on it, inside the VM; this machine never reads what is on a volume.`,
+		Use: "create NAME {--size SIZE|--image IMAGE}", Short: "Make a volume, empty or with the disk of an image", Args: cobra.ExactArgs(1),
+		Long: `Make a volume. It takes space on this machine as it is filled. The first VM of a container image that mounts an empty volume
+makes a file system on it, inside the VM; this machine never reads what is on a volume.
+
+With --image, the volume has the disk of an image, and a VM can boot from it. The image is pulled as by cocoon image pull: it is a
+disk, or a container image with one disk below /disk. Either the whole volume is there afterwards, or nothing is.`,
 		Example: `  cocoon volume create data --size 10G
+  cocoon volume create system --size 20G --image https://cloud.debian.org/images/cloud/trixie/latest/debian-13-genericcloud-amd64.qcow2
   cocoon volume create data --size 10G --kind lvm
   cocoon volume create data --size 10G -o json | jq -r .serial`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -52,17 +57,26 @@ a file system on it, inside the VM; this machine never reads what is on a volume
 			if err != nil {
 				return err
 			}
-			if size == 0 {
+			if size == 0 && from == "" {
 				return errdefs.Invalidf("a volume needs a size: cocoon volume create %s --size 10G", args[0])
 			}
+			spec := volume.Spec{Kind: kind, Name: args[0], Size: int64(size), Labels: of}
 			return a.withClient(func(c *nodeclient.Client) error {
-				v, err := c.CreateVolume(cmd.Context(), volume.Spec{Kind: kind, Name: args[0], Size: int64(size), Labels: of})
+				if from == "" {
+					v, err := c.CreateVolume(cmd.Context(), spec)
+					return a.printVolume(v, out, err)
+				}
+				bar := a.bar(args[0], out == formatJSON)
+				v, err := c.VolumeFromImage(cmd.Context(), spec, image.PullRequest{Name: from, Policy: image.PullIfNotPresent}, bar.image())
+				bar.clear()
 				return a.printVolume(v, out, err)
 			})
 		},
 	}
 	fs := cmd.Flags()
-	fs.Var(&size, "size", "size that a guest sees: 512M, 10G; units are powers of 1024")
+	fs.Var(&size, "size", "size that a guest sees: 512M, 10G; units are powers of 1024 (default with --image: that of the disk)")
+	fs.StringVar(&from, "image", "", "image whose disk the volume gets; it is pulled unless it is here")
+	_ = cmd.RegisterFlagCompletionFunc("image", a.completeImages)
 	kindFlag(fs, &kind)
 	fs.StringArrayVar(&labels, "label", nil, "label KEY=VALUE; may be repeated")
 	outputFlag(cmd, &out)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -58,6 +60,50 @@ func TestAttachVolumeVerbs(t *testing.T) {
 		if code != tt.code || strings.Join(n.killed, "") != tt.want || code == 0 && !strings.Contains(out, "web") {
 			t.Errorf("%v: %d %q %q, %v", tt.args, code, out, errs, n.killed)
 		}
+	}
+}
+
+// disks has every image, with a disk of 1 MiB.
+type disks struct {
+	*file.Store
+	asked []string
+}
+
+func (d *disks) FromImage(ctx context.Context, s volume.Spec, from image.PullRequest, progress func(image.Progress)) (volume.Volume, error) {
+	d.asked = append(d.asked, string(from.Policy)+" "+from.Name)
+	if strings.Contains(from.Name, "missing") {
+		return volume.Volume{}, errdefs.NotFoundf("%s is not there", from.Name)
+	}
+	progress(image.Progress{Phase: image.PhaseFill, Total: 1 << 20})
+	s.Size = max(s.Size, 1<<20)
+	return d.Create(ctx, s)
+}
+
+func TestVolumeFromImage(t *testing.T) {
+	n, store := withVolumes(t)
+	run := serve(t, n)
+	if code, _, errs := run("", "volume", "create", "system", "--image", "demo"); code == 0 || !strings.Contains(errs, "makes no volumes from images") {
+		t.Errorf("%d %q", code, errs)
+	}
+	d := &disks{Store: store}
+	n.filler = d
+	run = serve(t, n)
+	for _, tt := range []struct {
+		args string
+		want string // size, or an error
+	}{
+		{"system --image demo", "1M"},
+		{"large --image demo --size 2M --kind file", "2M"},
+		{"none --image missing", "missing is not there"},
+		{"nothing", "a volume needs a size"},
+	} {
+		code, out, errs := run("", append([]string{"volume", "create"}, strings.Fields(tt.args)...)...)
+		if text := out + errs; !strings.Contains(text, tt.want) || (code != 0) != (out == "") {
+			t.Errorf("%s: %d %q %q", tt.args, code, out, errs)
+		}
+	}
+	if diff := diff.Of([]string{"IfNotPresent demo", "IfNotPresent demo", "IfNotPresent missing"}, d.asked); diff != "" {
+		t.Error(diff)
 	}
 }
 

@@ -56,6 +56,11 @@ func TestDisksKeepTheirPlaces(t *testing.T) {
 			s.Volumes = []vm.Volume{{Name: "other", Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: "data"}}}
 			return s
 		}, "cow, volume other, cidata"},
+		"with files": {func(*rig) vm.Spec {
+			s := cloud()
+			s.Volumes = []vm.Volume{{Name: "cfg", Kind: vm.VolumeFiles, Label: "CFG"}, {Name: "other", Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: "data"}}}
+			return s
+		}, "cow, volume other, cidata, cidata"},
 		"of a volume": {func(r *rig) vm.Spec {
 			r.system()
 			return rootSpec("web")

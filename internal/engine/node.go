@@ -122,8 +122,8 @@ func (n *node) newMachine(r vm.Record) *machine {
 	return m
 }
 
-// seed writes the disk from which a disk guest learns its identity, and returns the disks of r with it. It is written
-// again before each start, because addresses change. The file is in the state folder and is removed with it.
+// seed writes the disks from which a disk guest learns its identity and has files, and returns the disks of r with them. They are written
+// again before each start, because addresses and files change. They are in the state folder and are removed with it.
 func (n *node) seed(ctx context.Context, r vm.Record, nics []vm.NIC) ([]vm.Disk, error) {
 	if r.ImageType == vm.ImageOCI || n.seeds == nil {
 		return r.Disks, nil
@@ -132,11 +132,13 @@ func (n *node) seed(ctx context.Context, r vm.Record, nics []vm.NIC) ([]vm.Disk,
 	if err != nil {
 		return nil, err
 	}
-	disk, err := n.seeds.Seed(ctx, r.ID, spec, nics, n.dirs.state(r.ID))
+	seeds, err := n.seeds.Seed(ctx, r.ID, spec, nics, n.dirs.state(r.ID))
 	if err != nil {
-		return nil, fmt.Errorf("write the cloud-init seed: %w", err)
+		return nil, fmt.Errorf("write the disks that tell the guest who it is: %w", err)
 	}
-	disk.Role = vm.RoleCidat
+	for i := range seeds {
+		seeds[i].Role = vm.RoleCidat
+	}
 	disks := slices.DeleteFunc(slices.Clone(r.Disks), func(d vm.Disk) bool { return d.Role == vm.RoleCidat })
-	return append(disks, disk), nil
+	return append(disks, seeds...), nil
 }

@@ -79,8 +79,14 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		}
 		return r, cloudinit.Validate(c, cloudinit.MountsOf(spec)...)
 	}
+	if spec.Hardware != nil {
+		return r, errdefs.Invalidf("image %s is a container image, whose machine is always the same; leave out topology, watchdog and devices of disks", spec.Image)
+	}
 	if spec.CloudInit != nil {
 		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave out SSH keys, user data and the like", spec.Image)
+	}
+	if i := slices.IndexFunc(spec.Volumes, func(v vm.Volume) bool { return v.Label != "" }); i >= 0 {
+		return r, errdefs.Invalidf("image %s is a container image, whose guest mounts the files of volume %s; give it a path instead of the label %s", spec.Image, spec.Volumes[i].Name, spec.Volumes[i].Label)
 	}
 	if len(spec.Containers) > 0 { // each has its own process
 		return r, nil
@@ -130,10 +136,43 @@ func planOf(r vm.Record, dir string) hypervisor.Plan {
 	if r.ImageType != vm.ImageOCI {
 		port = guest.PortQEMU
 	}
-	return hypervisor.Plan{
+	p := hypervisor.Plan{
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
 		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
 	}
+	if h := r.Spec.Hardware; h != nil {
+		p.Topology, p.Watchdog, p.Devices = h.Topology, h.Watchdog, devicesOf(r, h.Disks)
+	}
+	return p
+}
+
+// devicesOf returns the devices by which the guest of r sees its disks, by the serials of the disks.
+func devicesOf(r vm.Record, by map[string]vm.DiskDevice) map[string]vm.DiskDevice {
+	seeds := []string{vm.DiskOfSeed}
+	for _, v := range r.Spec.Volumes {
+		if v.Label != "" {
+			seeds = append(seeds, v.Name) // in the order of their disks
+		}
+	}
+	out := map[string]vm.DiskDevice{}
+	for _, d := range r.Disks {
+		name := ""
+		switch {
+		case d.Port != 0: // plugged while the guest ran
+		case d.Role == vm.RoleCidat && len(seeds) > 0:
+			name, seeds = seeds[0], seeds[1:]
+		case d.Role == vm.RoleVolume:
+			if at := slices.IndexFunc(r.Attached, func(a vm.AttachedVolume) bool { return a.Serial == d.Serial }); at >= 0 {
+				name = r.Attached[at].Volume
+			}
+		case d.Role == vm.RoleCOW:
+			name = vm.DiskOfImage
+		}
+		if dev, ok := by[name]; ok {
+			out[d.Serial] = dev
+		}
+	}
+	return out
 }
 
 // started changes r to the record of a VM whose process runs.

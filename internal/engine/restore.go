@@ -174,7 +174,7 @@ func (s *restore) resume(ctx context.Context) (outcome, error) {
 	}
 	disks := s.disks
 	for _, d := range r.Disks {
-		if d.Role == vm.RoleCidat { // the only disk that is in no snapshot
+		if d.Role == vm.RoleCidat { // the only disks that are in no snapshot
 			disks = append(disks, d)
 		}
 	}

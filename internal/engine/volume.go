@@ -94,6 +94,8 @@ func volumeOf(r vm.Record, name string) (vm.Volume, error) {
 		return vm.Volume{}, errdefs.NotFoundf("the VM has no such volume")
 	case r.Spec.Volumes[i].Kind != vm.VolumeFiles:
 		return vm.Volume{}, errdefs.Invalidf("it is not a volume of files; only its guest can write to it")
+	case r.Spec.Volumes[i].Label != "": // a guest that sleeps has the disk mounted
+		return vm.Volume{}, errdefs.Invalidf("its files are a disk, which stays as it is; create the VM again")
 	}
 	return r.Spec.Volumes[i], nil
 }

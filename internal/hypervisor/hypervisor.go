@@ -112,7 +112,10 @@ type Plan struct {
 	Boot     vm.Boot
 	SMBIOS   *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
 	Graphics bool       // the guest has a screen, a keyboard and a mouse, if the driver's instances are Displayers
+	Topology vm.Topology
+	Watchdog vm.Watchdog
 	Disks    []vm.Disk
+	Devices  map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
 	NICs     []vm.NIC
 	Agent    string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
 	Dir      string // runtime folder of this VM: sockets, pid file, console log

@@ -9,6 +9,7 @@ import (
 	"io"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -46,6 +47,20 @@ type Store interface {
 	// Collect frees what limits allow: first content without a name, then the images that were unused for the longest
 	// time. It never touches an import in progress, what inUse reports, or what it does not know.
 	Collect(ctx context.Context, limits GCLimits, inUse func(digest string) bool) (Collected, error)
+}
+
+// DiskOpener is the ability of a Store to read the disk of an image as a guest would.
+type DiskOpener interface {
+	// OpenDisk opens the disk of a disk image, without its format.
+	// Errors: NotFound, DataLoss, InvalidArgument for a container image.
+	OpenDisk(ctx context.Context, img Image) (*Disk, error)
+}
+
+// Disk is the bytes of the disk of an image, from the first to the last. They may be a sparse.FileReader.
+type Disk struct {
+	sparse.Holed
+	io.Closer
+	Size int64
 }
 
 // Puller fetches images into a Store from the places that their names stand for.
@@ -181,11 +196,12 @@ type Image struct {
 	UsedAt    time.Time    `json:"used_at,omitzero"` // last time it was pulled or a VM was made from it
 }
 
-// Seeder makes the disk that configures a cloud image through cloud-init.
+// Seeder makes the disks that tell a disk guest things.
 type Seeder interface {
-	// Seed writes the seed of a VM into dir and returns it as a read-only disk. It is idempotent and replaces an older one.
-	// Errors: InvalidArgument when the documents of s.CloudInit cannot be used.
-	Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir string) (vm.Disk, error)
+	// Seed writes the disks of a VM into dir and returns them: the one that configures it through cloud-init, and one for each volume
+	// with a label, in the order of s.Volumes. All are read-only. It is idempotent and replaces older ones.
+	// Errors: InvalidArgument when the documents of s.CloudInit cannot be used, or a disk cannot have the name of a file.
+	Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir string) ([]vm.Disk, error)
 }
 
 // Rootfs is what a VM of an image needs to boot.
@@ -231,6 +247,7 @@ const (
 	PhaseDownload = "downloading"
 	PhaseUnpack   = "unpacking"
 	PhaseConvert  = "converting"
+	PhaseFill     = "filling" // of a volume that is made from an image
 )
 
 // Layers opens the layers of an image in their transfer form, compressed or not. An error of a reader is returned unchanged.

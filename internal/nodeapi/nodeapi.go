@@ -170,9 +170,10 @@ type Deps struct {
 	Engine    Engine
 	Images    Images
 	Puller    image.Puller
-	Snapshots Snapshots // nil: no snapshots
-	Volumes   Volumes   // nil: no volumes
-	Plugins   Plugins   // nil: no volumes of CSI drivers
+	Snapshots Snapshots    // nil: no snapshots
+	Volumes   Volumes      // nil: no volumes
+	Filler    VolumeFiller // nil: no volumes from images
+	Plugins   Plugins      // nil: no volumes of CSI drivers
 	Host      Host
 	Log       *slog.Logger
 }
@@ -280,7 +281,7 @@ func (s *Server) server(creds credentials.TransportCredentials) *grpc.Server {
 		nodev1.RegisterSnapshotsServer(g, &snapshots{vms: e, snapshotReader: sn, carrier: sn, registry: sn})
 	}
 	if v := s.deps.Volumes; v != nil {
-		nodev1.RegisterVolumesServer(g, &volumes{store: v})
+		nodev1.RegisterVolumesServer(g, &volumes{store: v, filler: s.deps.Filler})
 	}
 	if p := s.deps.Plugins; p != nil {
 		nodev1.RegisterPluginsServer(g, &plugins{node: p})

@@ -7,6 +7,7 @@ import (
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/volume"
 )
@@ -22,9 +23,15 @@ type Volumes interface {
 	Grow(ctx context.Context, ref string, size int64) (volume.Resized, error)
 }
 
+// VolumeFiller makes volumes from images; catalog.Filler does.
+type VolumeFiller interface {
+	FromImage(ctx context.Context, s volume.Spec, from image.PullRequest, progress func(image.Progress)) (volume.Volume, error)
+}
+
 type volumes struct {
 	nodev1.UnimplementedVolumesServer
-	store Volumes
+	store  Volumes
+	filler VolumeFiller // nil: none
 }
 
 // one answers a call with a volume and its figures.
@@ -131,4 +138,21 @@ func (s *volumes) Import(stream grpc.ClientStreamingServer[nodev1.ImportVolumeRe
 		return err
 	}
 	return stream.SendAndClose(out)
+}
+
+func (s *volumes) FromImage(r *nodev1.VolumeFromImageRequest, stream grpc.ServerStreamingServer[nodev1.VolumeFromImageResponse]) error {
+	if s.filler == nil {
+		return errdefs.Unsupportedf("this node makes no volumes from images")
+	}
+	out := newReporter(func(p image.Progress) error {
+		return stream.Send(&nodev1.VolumeFromImageResponse{Of: &nodev1.VolumeFromImageResponse_Progress{Progress: nodewire.EncodeProgress(p)}})
+	}, func(p image.Progress) string { return p.Phase })
+	v, err := s.filler.FromImage(stream.Context(), nodewire.DecodeVolumeSpec(r.GetSpec()), nodewire.DecodePull(r.GetImage()), out.report)
+	made, err := s.one(stream.Context(), v, err)
+	if err != nil {
+		return err
+	}
+	return out.end(func() error {
+		return stream.Send(&nodev1.VolumeFromImageResponse{Of: &nodev1.VolumeFromImageResponse_Volume{Volume: made}})
+	})
 }

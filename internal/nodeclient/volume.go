@@ -6,6 +6,8 @@ import (
 	"io"
 
 	nodev1 "cocoonstack.io/cocoon/api/node/v1"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/volume"
 )
@@ -43,6 +45,30 @@ func (c *Client) CloneVolume(ctx context.Context, ref string, s volume.Spec) (no
 // VolumeFromSnapshot makes a volume of a snapshot.
 func (c *Client) VolumeFromSnapshot(ctx context.Context, ref string, s volume.Spec) (nodewire.StoredVolume, error) {
 	return ask(ctx, c, c.volumes.Clone, &nodev1.CloneVolumeRequest{Ref: ref, Snapshot: true, Spec: nodewire.EncodeVolumeSpec(s)}, nodewire.DecodeStoredVolume)
+}
+
+// VolumeFromImage makes a volume with the disk of an image. progress may be nil. When ctx ends before, nothing is stored.
+func (c *Client) VolumeFromImage(ctx context.Context, s volume.Spec, from image.PullRequest, progress func(image.Progress)) (nodewire.StoredVolume, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.volumes.FromImage(ctx, &nodev1.VolumeFromImageRequest{Spec: nodewire.EncodeVolumeSpec(s), Image: nodewire.EncodePull(from)})
+	var made *nodev1.StoredVolume
+	err = receive(c, stream, err, func(m *nodev1.VolumeFromImageResponse) error {
+		switch {
+		case m.GetVolume() != nil:
+			made = m.GetVolume()
+		case progress != nil && m.GetProgress() != nil:
+			progress(nodewire.DecodeProgress(m.GetProgress()))
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return nodewire.StoredVolume{}, err
+	case made == nil:
+		return nodewire.StoredVolume{}, errdefs.New(errdefs.Internal, "cocoond ended the making of volume %s without an answer", s.Name)
+	}
+	return nodewire.DecodeStoredVolume(made), nil
 }
 
 // RestoreVolume returns a volume to a snapshot of it.

@@ -66,6 +66,7 @@ type Config struct {
 	Firmware    vm.Firmware  `json:"firmware,omitempty"`
 	SMBIOS      *vm.SMBIOS   `json:"smbios,omitempty"`
 	Graphics    bool         `json:"graphics,omitempty"`
+	Hardware    *vm.Hardware `json:"hardware,omitempty"`
 	Paused      bool         `json:"paused,omitempty"` // each boot by Cocoon begins paused
 	StopGrace   float64      `json:"stop_grace_seconds"`
 }
@@ -116,7 +117,7 @@ func FromRecord(r vm.Record) VM {
 		Config: Config{
 			Name: r.Spec.Name, CPU: r.Spec.CPUs, Memory: r.Spec.Memory, Storage: r.Spec.Storage,
 			Image: r.Spec.Image, ImageDigest: r.ImageDigest, ImageType: r.ImageType,
-			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, SMBIOS: r.Spec.SMBIOS, Graphics: r.Spec.Graphics, Paused: r.Spec.Paused, StopGrace: r.Spec.StopGrace.Seconds(),
+			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, SMBIOS: r.Spec.SMBIOS, Graphics: r.Spec.Graphics, Hardware: r.Spec.Hardware, Paused: r.Spec.Paused, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
 		PID: r.PID, Paused: r.Paused, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: newIDs(r.SnapshotIDs),
 		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Attached: r.Attached, Containers: containers(r.Containers), Ephemeral: ephemeral(r.Ephemeral),
@@ -163,7 +164,7 @@ func (v VM) Record() vm.Record {
 		ID: vm.ID(v.ID), Owner: v.Owner, Driver: v.Hypervisor, State: v.State, ImageType: v.Config.ImageType, ImageDigest: v.Config.ImageDigest,
 		Spec: vm.Spec{
 			Name: v.Config.Name, Labels: v.Labels, Offered: v.Offered, Image: v.Config.Image, CPUs: v.Config.CPU, Memory: v.Config.Memory, Storage: v.Config.Storage,
-			Hostname: v.Config.Hostname, Accel: v.Config.Accel, Firmware: v.Config.Firmware, SMBIOS: v.Config.SMBIOS, Graphics: v.Config.Graphics,
+			Hostname: v.Config.Hostname, Accel: v.Config.Accel, Firmware: v.Config.Firmware, SMBIOS: v.Config.SMBIOS, Graphics: v.Config.Graphics, Hardware: v.Config.Hardware,
 			Paused: v.Config.Paused, StopGrace: time.Duration(v.Config.StopGrace * float64(time.Second)), Volumes: v.Volumes,
 		},
 		Attached: v.Attached, PID: v.PID, Paused: v.Paused, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs.list(), Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,

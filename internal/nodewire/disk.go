@@ -31,7 +31,7 @@ func decodeCloudInit(m *nodev1.CloudInit) *vm.CloudInit {
 
 func encodeVolume(v vm.Volume) *nodev1.Volume {
 	m := &nodev1.Volume{
-		Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: clonePointer(v.Group), Files: EncodeVolumeFiles(v.Files), Image: v.Image,
+		Name: v.Name, Kind: string(v.Kind), Memory: v.Memory, SizeLimit: v.SizeLimit, Group: clonePointer(v.Group), Files: EncodeVolumeFiles(v.Files), Label: v.Label, Image: v.Image,
 	}
 	if v.Disk != nil {
 		m.Disk = EncodeVolumeUse(*v.Disk)
@@ -48,7 +48,7 @@ func encodeVolume(v vm.Volume) *nodev1.Volume {
 func decodeVolume(m *nodev1.Volume) vm.Volume {
 	v := vm.Volume{
 		Name: m.GetName(), Kind: vm.VolumeKind(m.GetKind()), Memory: m.GetMemory(), SizeLimit: m.GetSizeLimit(),
-		Group: clonePointer(m.Group), Files: DecodeVolumeFiles(m.GetFiles()), Image: m.GetImage(),
+		Group: clonePointer(m.Group), Files: DecodeVolumeFiles(m.GetFiles()), Label: m.GetLabel(), Image: m.GetImage(),
 	}
 	if m.GetDisk() != nil {
 		v.Disk = new(DecodeVolumeUse(m.GetDisk()))

@@ -1,7 +1,6 @@
-// Package qcow2 reads the headers and tables of qcow2 images, which may come from untrusted sources, and writes the empty
-// overlays on which VMs run.
+// Package qcow2 reads qcow2 images, which may come from untrusted sources, and writes the empty overlays on which VMs run.
 //
-// It never reads or writes guest data: hypervisors do. It trusts no file name in a header and opens none.
+// It writes no guest data: hypervisors do. It trusts no file name in a header and opens none.
 package qcow2
 
 import (
@@ -291,11 +290,7 @@ func (q *Header) checkL2(table []byte, size int64) error {
 	for step := q.l2EntrySize(); len(table) > 0; table = table[step:] {
 		e := binary.BigEndian.Uint64(table)
 		if e&flagCompressed != 0 {
-			// The low bits are the offset. The bits above them are the number of further 512-byte sectors.
-			bits := 62 - (q.ClusterBits - 8)
-			off := e & (1<<bits - 1)
-			sectors := e & (1<<62 - 1) >> bits
-			end := off&^(SectorSize-1) + (sectors+1)*SectorSize
+			off, end := q.compressed(e)
 			if off >= uint64(size) || end > (uint64(size)+SectorSize-1)&^(SectorSize-1) {
 				return q.truncated("compressed data", off, size)
 			}
@@ -314,6 +309,15 @@ func (q *Header) checkL2(table []byte, size int64) error {
 		}
 	}
 	return nil
+}
+
+// compressed returns where in the file the bytes of a compressed cluster are. The low bits of its entry are the offset, the bits above them the
+// number of further 512-byte sectors.
+func (q *Header) compressed(entry uint64) (off, end uint64) {
+	bits := 62 - (q.ClusterBits - 8)
+	off = entry & (1<<bits - 1)
+	sectors := entry & (1<<62 - 1) >> bits
+	return off, off&^(SectorSize-1) + (sectors+1)*SectorSize
 }
 
 func (q *Header) truncated(what string, off uint64, size int64) error {

@@ -16,6 +16,7 @@ func (s Spec) Clone() Spec {
 		c.SSHKeys = cloneSlice(c.SSHKeys)
 		s.CloudInit = &c
 	}
+	s.Hardware = s.Hardware.Clone()
 	if s.SMBIOS != nil {
 		b := *s.SMBIOS
 		s.SMBIOS = &b

@@ -59,6 +59,7 @@ type Spec struct {
 	Firmware  Firmware          `json:"firmware,omitempty"` // disk guests only
 	SMBIOS    *SMBIOS           `json:"smbios,omitempty"`
 	Graphics  bool              `json:"graphics,omitempty"` // disk guests only: a screen, a keyboard and a mouse
+	Hardware  *Hardware         `json:"hardware,omitempty"` // disk guests only; nil: the usual machine
 	Hostname  string            `json:"hostname,omitempty"`
 	Process   Process           `json:"process"` // OCI guests only: overrides of the image's own configuration
 	NICs      []NICSpec         `json:"nics,omitempty"`
@@ -119,6 +120,7 @@ type Volume struct {
 	SizeLimit int64        `json:"size_limit,omitempty"` // bytes; VolumeEmpty only. 0: none, but that of the memory or the disk
 	Group     *int64       `json:"group,omitempty"`      // group id that may use it (fsGroup)
 	Files     []VolumeFile `json:"-"`                    // initial content; may be secret, so no record holds it
+	Label     string       `json:"label,omitempty"`      // VolumeFiles of a disk guest: the files are a read-only disk with this label, and are not mounted
 	Image     string       `json:"image,omitempty"`      // VolumeImage: name, name:tag or digest, as given
 	Disk      *VolumeUse   `json:"disk,omitempty"`       // VolumeDisk
 	Dir       *HostDir     `json:"dir,omitempty"`        // VolumeDir

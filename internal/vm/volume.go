@@ -3,6 +3,7 @@ package vm
 import (
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -134,6 +135,12 @@ func validateMounts(mounts []Mount, known map[string]VolumeKind) error {
 	return nil
 }
 
+// labelRE is what both trees of an ISO 9660 image can have as their label.
+var labelRE = regexp.MustCompile(`^[A-Za-z0-9._-]{1,16}$`)
+
+// ValidDiskLabel reports whether label can be the Label of a volume.
+func ValidDiskLabel(label string) bool { return labelRE.MatchString(label) }
+
 var volumeKinds = []VolumeKind{VolumeFiles, VolumeEmpty, VolumeImage, VolumeDisk, VolumeDir, VolumeNFS}
 
 func (v Volume) validate() error {
@@ -160,6 +167,10 @@ func (v Volume) validate() error {
 		return errdefs.Invalidf("volume %s: a volume with the files of an image cannot have a size limit, a group or other files, or be in memory", v.Name)
 	case (v.Kind == VolumeImage) != (v.Image != ""):
 		return errdefs.Invalidf("volume %s: a volume of kind %s needs an image, and no other volume has one", v.Name, VolumeImage)
+	case v.Label != "" && v.Kind != VolumeFiles:
+		return errdefs.Invalidf("volume %s: only a volume of files has a label", v.Name)
+	case v.Label != "" && !ValidDiskLabel(v.Label):
+		return errdefs.Invalidf("volume %s: invalid label %q of its disk; use at most 16 letters, digits, '.', '_' and '-'", v.Name, v.Label)
 	case v.Kind == VolumeFiles && (v.Memory || v.SizeLimit != 0):
 		return errdefs.Invalidf("volume %s: a volume of files cannot be in memory or have a size limit", v.Name)
 	case v.Kind == VolumeEmpty && len(v.Files) > 0:
@@ -193,10 +204,13 @@ func (u VolumeUse) validate(volume string) error {
 	return nil
 }
 
-// validateFileMounts checks the mounts of files of the node.
+// validateFileMounts checks the mounts of files of the node, and of files on a disk.
 func (s Spec) validateFileMounts(mounts []Mount) error {
 	for _, m := range mounts {
 		i := slices.IndexFunc(s.Volumes, func(v Volume) bool { return v.Name == m.Volume })
+		if i >= 0 && s.Volumes[i].Label != "" {
+			return errdefs.Invalidf("volume %s is a disk with the label %s, which the guest mounts itself; leave out the path %s or the label", m.Volume, s.Volumes[i].Label, m.Path)
+		}
 		if i >= 0 && s.Volumes[i].Dir != nil && s.Volumes[i].Dir.File && m.SubPath != DirFile {
 			return errdefs.Invalidf("volume %s is a file of the node, so it has no part %q; mount its part %q", m.Volume, m.SubPath, DirFile)
 		}

@@ -181,7 +181,8 @@ type Carrier interface {
 	// Errors: NotFound, FailedPrecondition while a VM that writes has it attached.
 	Export(ctx context.Context, ref string, w io.Writer) error
 	// Import makes a volume with the bytes of r, up to its end. Blocks of zeros take no space. The whole volume is stored, or nothing is.
-	// progress, if not nil, is called with the number of bytes so far.
+	// progress, if not nil, is called with the number of bytes so far. If r is a sparse.Holed, its holes are not read; if it is a
+	// sparse.FileReader, the volume may share the content of the file.
 	// Errors: InvalidArgument if there are more bytes than s.Size, or none; AlreadyExists, ResourceExhausted.
 	Import(ctx context.Context, s Spec, r io.Reader, progress func(bytes int64)) (Volume, error)
 }

@@ -4,7 +4,7 @@ package tenancy
 var nothing = map[string]string{
 	// Words and numbers.
 	"KeyOS": word, "KeyStorage": size, "KeyConnType": word, "KeyBackend": word, "KeyNoDirectIO": word,
-	"KeyFirmware": word, "KeySMBIOS": document, "KeyGraphics": word, "HeaderDisplay": "its value is a word of a closed list", "NetworkDataKey": "a key of the source",
+	"KeyFirmware": word, "KeySMBIOS": document, "KeyGraphics": word, "KeyHardware": document, "DiskOfImage": "the name of a disk", "DiskOfSeed": "the name of a disk", "KeyFileDisks": "it names volumes of the pod itself", "HeaderDisplay": "its value is a word of a closed list", "NetworkDataKey": "a key of the source",
 	"HeaderGuest": "the guest of the pod that the request attaches to", "GuestDescription": word, "GuestThaw": word, "GuestFreeze": size,
 	"KeyKeepSnapshot": word, "KeyResources": size, "KeySticky": "a claim is an object of the pod's namespace, called as the VM", "KeyDeletionPolicy": "the state that it keeps belongs to the namespace and has the name of the VM",
 	"KeyAllowScaleDown": "it is on a Deployment, about its own pods",
@@ -26,6 +26,8 @@ var nothing = map[string]string{
 	"KeyVolumes": "a claim is looked up in the namespace of the pod, and its volume in that of the VM", "KeyPlugged": "the node's own notes; by an ID in them it only takes a volume from the VM of the pod",
 	"VolumesText": "the text of KeyVolumes", "PluggedText": "the text of KeyPlugged",
 	"VolumeDriver": word, "ParamFSType": word, "ParamKind": word, "KeyVolumeClaim": "a node writes it on a volume, and compares it with the claim that it serves",
+	"KeyVolumeProgress": told,
+	"KeyVolumeImage":    "the node pulls the image on behalf of the claim's namespace, as the images of its pods",
 
 	// Nodes, which all namespaces share.
 	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "TaintKey": node, "TaintValue": node,

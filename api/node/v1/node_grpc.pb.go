@@ -1930,6 +1930,7 @@ const (
 	Volumes_RemoveSnapshot_FullMethodName  = "/cocoon.node.v1.Volumes/RemoveSnapshot"
 	Volumes_Export_FullMethodName          = "/cocoon.node.v1.Volumes/Export"
 	Volumes_Import_FullMethodName          = "/cocoon.node.v1.Volumes/Import"
+	Volumes_FromImage_FullMethodName       = "/cocoon.node.v1.Volumes/FromImage"
 )
 
 // VolumesClient is the client API for Volumes service.
@@ -1959,6 +1960,9 @@ type VolumesClient interface {
 	// Import makes a volume. The client sends start, then the bytes in chunks, and then closes its side. Nothing is stored if the client
 	// ends before that.
 	Import(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportVolumeRequest, StoredVolume], error)
+	// FromImage pulls an image and makes a volume with its disk. Responses are progress, then the volume. Nothing is stored if the client
+	// ends before that.
+	FromImage(ctx context.Context, in *VolumeFromImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VolumeFromImageResponse], error)
 }
 
 type volumesClient struct {
@@ -2129,6 +2133,25 @@ func (c *volumesClient) Import(ctx context.Context, opts ...grpc.CallOption) (gr
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Volumes_ImportClient = grpc.ClientStreamingClient[ImportVolumeRequest, StoredVolume]
 
+func (c *volumesClient) FromImage(ctx context.Context, in *VolumeFromImageRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VolumeFromImageResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Volumes_ServiceDesc.Streams[4], Volumes_FromImage_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[VolumeFromImageRequest, VolumeFromImageResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_FromImageClient = grpc.ServerStreamingClient[VolumeFromImageResponse]
+
 // VolumesServer is the server API for Volumes service.
 // All implementations must embed UnimplementedVolumesServer
 // for forward compatibility.
@@ -2156,6 +2179,9 @@ type VolumesServer interface {
 	// Import makes a volume. The client sends start, then the bytes in chunks, and then closes its side. Nothing is stored if the client
 	// ends before that.
 	Import(grpc.ClientStreamingServer[ImportVolumeRequest, StoredVolume]) error
+	// FromImage pulls an image and makes a volume with its disk. Responses are progress, then the volume. Nothing is stored if the client
+	// ends before that.
+	FromImage(*VolumeFromImageRequest, grpc.ServerStreamingServer[VolumeFromImageResponse]) error
 	mustEmbedUnimplementedVolumesServer()
 }
 
@@ -2204,6 +2230,9 @@ func (UnimplementedVolumesServer) Export(*ExportVolumeRequest, grpc.ServerStream
 }
 func (UnimplementedVolumesServer) Import(grpc.ClientStreamingServer[ImportVolumeRequest, StoredVolume]) error {
 	return status.Error(codes.Unimplemented, "method Import not implemented")
+}
+func (UnimplementedVolumesServer) FromImage(*VolumeFromImageRequest, grpc.ServerStreamingServer[VolumeFromImageResponse]) error {
+	return status.Error(codes.Unimplemented, "method FromImage not implemented")
 }
 func (UnimplementedVolumesServer) mustEmbedUnimplementedVolumesServer() {}
 func (UnimplementedVolumesServer) testEmbeddedByValue()                 {}
@@ -2428,6 +2457,17 @@ func _Volumes_Import_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Volumes_ImportServer = grpc.ClientStreamingServer[ImportVolumeRequest, StoredVolume]
 
+func _Volumes_FromImage_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(VolumeFromImageRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(VolumesServer).FromImage(m, &grpc.GenericServerStream[VolumeFromImageRequest, VolumeFromImageResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Volumes_FromImageServer = grpc.ServerStreamingServer[VolumeFromImageResponse]
+
 // Volumes_ServiceDesc is the grpc.ServiceDesc for Volumes service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -2492,6 +2532,11 @@ var Volumes_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Import",
 			Handler:       _Volumes_Import_Handler,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "FromImage",
+			Handler:       _Volumes_FromImage_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "node/v1/node.proto",

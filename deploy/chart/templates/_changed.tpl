@@ -22,6 +22,7 @@
 {{- if $.Values.epoch.url }}{{ $_ := set $env "value" $.Values.epoch.url }}
 {{- else if and $.Values.epoch.enabled $.Values.epoch.tlsSecret }}{{ $_ := set $env "value" (replace "http:" "https:" $env.value) }}{{ end }}
 {{- end }}
+{{- if and (eq $env.name "KUBEVIRT_ADDR") $.Values.kubevirt.enabled }}{{ $_ := unset $env "valueFrom" }}{{ $_ := set $env "value" ":8444" }}{{ end }}
 {{- if eq $env.name "EPOCH_TOKEN" }}{{ $_ := set $env.valueFrom.secretKeyRef "name" $.Values.epoch.tokenSecret }}{{ end }}
 {{- end }}
 {{- end }}

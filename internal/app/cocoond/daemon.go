@@ -209,7 +209,7 @@ func (d *daemon) run(ctx context.Context) error {
 		return err
 	}
 	served, images := d.serve(h), d.clientImages(h.engine)
-	deps := nodeapi.Deps{Engine: served, Images: images, Puller: images, Snapshots: served, Volumes: h.engine.Volumes(), Plugins: h.plugins, Host: served.node, Log: d.log}
+	deps := nodeapi.Deps{Engine: served, Images: images, Puller: images, Snapshots: served, Volumes: h.engine.Volumes(), Filler: served.filler, Plugins: h.plugins, Host: served.node, Log: d.log}
 	api, err := nodeapi.New(nodeapi.Config{Socket: d.cfg.Socket, Group: d.cfg.Group, TCP: d.cfg.Listen, TLS: d.cfg.TLS}, deps)
 	if err != nil {
 		return err

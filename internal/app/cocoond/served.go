@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/chunked"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
 // served is the engine as the doors use it: operations are timed, and a reset includes the network.
@@ -20,6 +21,7 @@ type served struct {
 	*engine.Engine
 	image.Puller
 	*catalog.Snapshots
+	filler  catalog.Filler
 	metrics *metrics
 	nets    *networks
 	node    *node
@@ -28,7 +30,7 @@ type served struct {
 
 // serve assembles what the doors use.
 func (d *daemon) serve(h *host) *served {
-	s := &served{Engine: h.engine, Puller: d.puller, metrics: d.metrics, nets: d.nets, node: d.newNode(h), plugins: h.plugins}
+	s := &served{Engine: h.engine, Puller: d.puller, filler: catalog.Filler{Puller: d.puller, Images: d.puller, Disks: d.images, Into: h.engine.Volumes()}, metrics: d.metrics, nets: d.nets, node: d.newNode(h), plugins: h.plugins}
 	s.Snapshots = &catalog.Snapshots{
 		Cloner: s, Images: d.puller, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
 	}
@@ -48,6 +50,11 @@ func (s *served) Info(ctx context.Context) (nodewire.NodeInfo, error) { return s
 
 // Police lets the virtual node of this process set its network policies.
 func (s *served) Police(ctx context.Context, p network.Policies) error { return s.node.Police(ctx, p) }
+
+// VolumeFromImage lets the virtual node of this process fill volumes.
+func (s *served) VolumeFromImage(ctx context.Context, spec volume.Spec, from image.PullRequest, progress func(image.Progress)) (volume.Volume, error) {
+	return s.filler.FromImage(ctx, spec, from, progress)
+}
 
 func (s *served) Create(ctx context.Context, spec vm.Spec) (r vm.Record, err error) {
 	defer s.metrics.operation("create", time.Now(), &err)

@@ -134,6 +134,7 @@ spec:
 
 	r.instancetypes(t, ns)
 	r.replicaSets(t, ns, seen)
+	r.dataVolumes(t, ns)
 	if err := r.api.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
@@ -151,6 +152,7 @@ spec:
 	kills := k.stop()
 	for _, what := range []string{
 		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status", http.MethodPut + " virtualmachineinstancereplicasets/status",
+		http.MethodPost + " datavolumes", http.MethodPut + " datavolumes/status", http.MethodPost + " persistentvolumeclaims", http.MethodPatch + " persistentvolumeclaims",
 		http.MethodPost + " controllerrevisions", http.MethodPatch + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
 	} {
 		if kills[what] == 0 {
@@ -235,7 +237,7 @@ spec: {cpu: {preferredCPUTopology: cores}}
 // installKubeVirt installs the kinds of KubeVirt, and gives the manager its rights on them.
 func (r *rig) installKubeVirt(t *testing.T) {
 	t.Helper()
-	for _, text := range append(deploykubevirt.Kinds(), deploykubevirt.ManagerRights) {
+	for _, text := range append(deploykubevirt.Kinds(), deploykubevirt.ManagerRights, deploykubevirt.Namespace) {
 		r.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
 	r.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager")

@@ -45,6 +45,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller/vmplacement"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 	"cocoonstack.io/cocoon/internal/kube/machinebase"
+	"cocoonstack.io/cocoon/internal/kube/servingcert"
 	"cocoonstack.io/cocoon/internal/logging"
 	"cocoonstack.io/cocoon/internal/settings"
 	"cocoonstack.io/cocoon/internal/version"
@@ -99,7 +100,7 @@ func (c *Config) settings() []settings.Setting {
 		{Flag: "client-ca-file", Env: "CLIENT_CA_FILE", Key: "clientCAFile", Value: settings.Text(&w.ClientCA), Usage: "PEM file with the authorities of client certificates; only clients with such a certificate are answered (default: all clients are answered); give the API server its certificate in the kubeConfigFile of its AdmissionConfiguration"},
 		{Flag: "client-allowed-names", Env: "CLIENT_ALLOWED_NAMES", Key: "clientAllowedNames", Value: settings.List(&w.ClientNames), Usage: "allowed common names of client certificates, separated by commas (default: all that the authorities signed)"},
 		{Flag: "kubevirt-addr", Env: "KUBEVIRT_ADDR", Key: "kubevirtAddr", Default: "0", Value: settings.Text(&k.Addr), Usage: "address of the API by which virtctl starts and stops VirtualMachines, e.g. :8444; 0: none, and VirtualMachines have no controller"},
-		{Flag: "kubevirt-cert", Env: "KUBEVIRT_CERT", Key: "kubevirtCert", Value: settings.Text(&k.Cert), Usage: "PEM file with the certificate of that API"},
+		{Flag: "kubevirt-cert", Env: "KUBEVIRT_CERT", Key: "kubevirtCert", Value: settings.Text(&k.Cert), Usage: "PEM file with the certificate of that API (default: that of the webhooks, if the manager keeps it itself)"},
 		{Flag: "kubevirt-key", Env: "KUBEVIRT_KEY", Key: "kubevirtKey", Value: settings.Text(&k.Key), Usage: "PEM file with the key of that certificate"},
 		{Flag: "log-level", Env: "OPERATOR_LOG_LEVEL", Key: "logLevel", Default: "info", Value: settings.Text(&c.LogLevel), Usage: "debug, info, warn or error"},
 		{Flag: "log-format", Env: "OPERATOR_LOG_FORMAT", Key: "logFormat", Default: "text", Value: settings.Text(&c.LogFormat), Usage: "text or json"},
@@ -115,7 +116,7 @@ func parse(args []string, env func(string) string, out io.Writer) (Config, error
 	if c.Sets < 1 || c.Hibernations < 1 {
 		return c, errdefs.Invalidf("the numbers of CocoonSets and CocoonHibernations that are reconciled at the same time must be at least 1")
 	}
-	return c, errors.Join(c.Webhook.check(), c.KubeVirt.check())
+	return c, errors.Join(c.Webhook.check(), c.KubeVirt.check(c.Webhook.own()))
 }
 
 // Main is the cocoon-manager binary: it runs until ctx ends and returns the exit code, 2 for a bad command line.
@@ -168,7 +169,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	m, err := ctrl.NewManager(rc, ctrl.Options{
 		Scheme: scheme, Metrics: metricsserver.Options{BindAddress: c.MetricsAddr}, HealthProbeBindAddress: c.ProbeAddr,
 		LeaderElection: c.LeaderElect, LeaderElectionID: leaseName, LeaderElectionNamespace: c.Namespace, LeaderElectionReleaseOnCancel: true,
-		Cache: cache.Options{ByObject: c.cached()},
+		Cache: cache.Options{ByObject: c.cached()}, Client: client.Options{Cache: &client.CacheOptions{Unstructured: true}},
 	})
 	if err != nil {
 		return fmt.Errorf("set up manager: %w", err)
@@ -188,7 +189,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	evictions := &eviction.Reconciler{Client: m.GetClient()}
 	waiting := &unplaced.Reconciler{Reader: m.GetClient(), Events: m.GetEventRecorder("cocoon-manager")}
 	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), placements.Setup(ctx, m, 1), evictions.Setup(m), waiting.Setup(m),
-		c.serveWebhooks(m, snapshots), c.serveKubeVirt(m, log), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
+		c.serve(m, snapshots, log), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
 		return fmt.Errorf("set up controllers: %w", err)
 	}
 	return m.Start(ctx)
@@ -202,9 +203,13 @@ func (c Config) cached() map[client.Object]cache.ByObject {
 		kept[&admissionv1.ValidatingWebhookConfiguration{}], kept[&admissionv1.MutatingWebhookConfiguration{}] = configuration, configuration
 		kept[&corev1.Secret{}] = cache.ByObject{Namespaces: map[string]cache.Config{c.Namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, webhookSecret)}}}
 	}
+	if c.KubeVirt.own() {
+		kept[servingcert.APIService()] = cache.ByObject{Label: labels.SelectorFromSet(labels.Set{"app.kubernetes.io/part-of": "cocoon"})}
+	}
 	if c.KubeVirt.on() { // only the copies that machines have
 		labelled, _ := labels.NewRequirement(machinebase.Label, selection.Exists, nil)
 		kept[&appsv1.ControllerRevision{}] = cache.ByObject{Label: labels.NewSelector().Add(*labelled)}
+		kept[&corev1.PersistentVolumeClaim{}] = cache.ByObject{Label: labels.SelectorFromSet(labels.Set{kubevirt.LabelClaim: kubevirt.LabelClaimValue})} // those of DataVolumes
 	}
 	return kept
 }

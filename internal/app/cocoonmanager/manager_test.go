@@ -63,6 +63,23 @@ func TestWebhookFlags(t *testing.T) {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
+	for _, bad := range [][]string{
+		{"--kubevirt-addr", "8444"},
+		{"--kubevirt-addr", ":8444"}, // nobody makes a certificate
+		{"--kubevirt-addr", ":8444", "--kubevirt-cert", "/a"},
+		{"--kubevirt-addr", ":8444", "--webhook-addr", ":8443", "--kubevirt-key", "/a"},
+		{"--kubevirt-addr", ":8444", "--webhook-addr", ":8443", "--tls-cert", "/a", "--tls-key", "/b"},
+	} {
+		if _, err := read(bad...); !errdefs.IsInvalid(err) {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+	if c, err := read("--kubevirt-addr", ":8444", "--webhook-addr", ":8443"); err != nil || !c.KubeVirt.own() {
+		t.Errorf("with a certificate of its own: %+v %v", c.KubeVirt, err)
+	}
+	if c, err := read("--kubevirt-addr", ":8444", "--kubevirt-cert", "/a", "--kubevirt-key", "/b"); err != nil || c.KubeVirt.own() {
+		t.Errorf("with the certificate of somebody else: %+v %v", c.KubeVirt, err)
+	}
 	if c, err := read(); err != nil || c.Webhook.on() {
 		t.Errorf("by default there are webhooks: %v", err)
 	}

@@ -3,6 +3,8 @@ package cocoonmanager
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -18,6 +20,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/admission"
+	"cocoonstack.io/cocoon/internal/kube/aggregated"
 	"cocoonstack.io/cocoon/internal/kube/controller"
 	"cocoonstack.io/cocoon/internal/kube/servingcert"
 )
@@ -80,9 +83,42 @@ func (w WebhookConfig) listen() (host string, port int, err error) {
 	return host, port, nil
 }
 
+// certificate returns the certificate of a connection.
+type certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+
+// serve makes m serve what is enabled: webhooks, and the API of virtctl.
+func (c Config) serve(m ctrl.Manager, snapshots controller.Registry, log *slog.Logger) error {
+	own, err := c.keepCertificate(m)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.serveWebhooks(m, snapshots, own), c.serveKubeVirt(m, own, log))
+}
+
+// keepCertificate makes m keep a certificate for the webhooks and the API of virtctl, unless that is done elsewhere. m becomes ready only
+// when the API server trusts it.
+func (c Config) keepCertificate(m ctrl.Manager) (certificate, error) {
+	if !c.Webhook.own() {
+		return nil, nil
+	}
+	k := &servingcert.Keeper{
+		Client: m.GetClient(), Secret: types.NamespacedName{Namespace: c.Namespace, Name: webhookSecret}, Configuration: webhookConfiguration,
+		Hosts: c.hosts(), Lives: c.Webhook.Lives, Now: time.Now,
+	}
+	if k.Lives == (servingcert.Lives{}) {
+		k.Lives = servingcert.Default
+	}
+	if c.KubeVirt.own() {
+		for _, version := range aggregated.Versions {
+			k.APIs = append(k.APIs, version+"."+aggregated.Group)
+		}
+	}
+	return k.Certificate, errors.Join(k.Setup(m), m.AddReadyzCheck("webhook-certificate", k.Check))
+}
+
 // serveWebhooks makes m serve the webhooks, in every replica, if they are enabled. m becomes ready only when the API
-// server can reach and trusts them.
-func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) error {
+// server can reach them. own is the certificate that m keeps, nil if none.
+func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry, own certificate) error {
 	if !c.Webhook.on() {
 		return nil
 	}
@@ -91,23 +127,7 @@ func (c Config) serveWebhooks(m ctrl.Manager, snapshots controller.Registry) err
 		return err
 	}
 	o := webhook.Options{Host: host, Port: port}
-	own := (func(*tls.ClientHelloInfo) (*tls.Certificate, error))(nil)
-	if c.Webhook.own() {
-		k := &servingcert.Keeper{
-			Client: m.GetClient(), Secret: types.NamespacedName{Namespace: c.Namespace, Name: webhookSecret}, Configuration: webhookConfiguration,
-			Hosts: c.hosts(), Lives: c.Webhook.Lives, Now: time.Now,
-		}
-		if k.Lives == (servingcert.Lives{}) {
-			k.Lives = servingcert.Default
-		}
-		own = k.Certificate
-		if err := k.Setup(m); err != nil {
-			return err
-		}
-		if err := m.AddReadyzCheck("webhook-certificate", k.Check); err != nil {
-			return err
-		}
-	} else {
+	if own == nil {
 		// The server watches the files. It joins its folder with both names, so the folder may be the root.
 		o.CertDir = "/"
 		if o.CertName, err = filepath.Abs(c.Webhook.Cert); err != nil {

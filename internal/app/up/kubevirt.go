@@ -5,7 +5,6 @@ import (
 	"context"
 	_ "embed"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -14,7 +13,6 @@ import (
 
 	"cocoonstack.io/cocoon/deploy/kubevirt"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/version"
 )
 
 // KubeVirt's objects are served by the part manager: it has their controllers, and the API that virtctl uses.
@@ -37,6 +35,7 @@ var kubeVirtKinds = []string{
 	"kubevirts.kubevirt.io", "virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io", "virtualmachineinstancereplicasets.kubevirt.io",
 	"virtualmachineinstancetypes.instancetype.kubevirt.io", "virtualmachineclusterinstancetypes.instancetype.kubevirt.io",
 	"virtualmachinepreferences.instancetype.kubevirt.io", "virtualmachineclusterpreferences.instancetype.kubevirt.io",
+	"datavolumes.cdi.kubevirt.io",
 	"virtualmachinesnapshots.snapshot.kubevirt.io", "virtualmachinesnapshotcontents.snapshot.kubevirt.io", "virtualmachinerestores.snapshot.kubevirt.io",
 	"virtualmachineclones.clone.kubevirt.io",
 }
@@ -64,7 +63,7 @@ func (in *instance) kubeVirtBase() [][]byte {
 	if !in.settings.kubeVirt() {
 		return nil
 	}
-	return append(kubevirt.Kinds(), kubevirt.Rights, kubevirt.ManagerRights, []byte(kubeVirtBinding))
+	return append(kubevirt.Kinds(), kubevirt.Rights, kubevirt.Policy, kubevirt.ManagerRights, kubevirt.Namespace, []byte(kubeVirtBinding))
 }
 
 // checkKubeVirt looks for objects of a KubeVirt that is not ours. Names of KubeVirt's kinds belong to one of the two in a cluster.
@@ -134,14 +133,21 @@ func (in *instance) registerKubeVirt(ctx context.Context, also func(stop func())
 	if err := in.install(ctx, list, in.manager().child, nil); err != nil {
 		return err
 	}
-	if err := in.await(ctx, in.manager().child, nil, func(ctx context.Context) bool { return in.api.get(ctx, kubeVirtAPI, nil) }); err != nil {
+	if err := in.await(ctx, in.manager().child, nil, func(ctx context.Context) bool {
+		var object struct {
+			Status struct {
+				Phase string `json:"phase"`
+			} `json:"status"`
+		}
+		return in.api.get(ctx, kubeVirtAPI, nil) && in.api.get(ctx, kubeVirtObject, &object) && object.Status.Phase == "Deployed"
+	}); err != nil {
 		return err
 	}
 	in.report("KubeVirt's objects are served", time.Since(began))
 	return nil
 }
 
-// kubeVirtManifests are the registration of the API at addr, and the object that tells of the version.
+// kubeVirtManifests are the registration of the API at addr.
 func (in *instance) kubeVirtManifests(addr string, port int) ([]manifest, error) {
 	ca, err := os.ReadFile(in.pki.crt("ca"))
 	if err != nil {
@@ -155,28 +161,12 @@ func (in *instance) kubeVirtManifests(addr string, port int) ([]manifest, error)
 	if err := t.Execute(&text, map[string]any{"Address": addr, "Port": port, "CA": base64.StdEncoding.EncodeToString(ca)}); err != nil {
 		return nil, fmt.Errorf("render manifest of KubeVirt's API: %w", err)
 	}
-	list, err := manifests(text.Bytes())
-	if err != nil {
-		return nil, err
-	}
-	status, err := json.Marshal(object{
-		"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": object{"name": "kubevirt", "namespace": "kubevirt"},
-		"status": object{
-			"phase": "Deployed", "operatorVersion": "cocoon " + version.Version,
-			"observedKubeVirtVersion": kubevirt.Version, "targetKubeVirtVersion": kubevirt.Version,
-		},
-	})
-	return append(list, manifest{path: kubeVirtObject + "/status", body: status}), err
+	return manifests(text.Bytes())
 }
 
 // kubeVirtBinding gives the manager of an instance, which is identified by a certificate, its rights on KubeVirt's objects, and lets it
 // read by which certificates the API server's proxy is known.
 const kubeVirtBinding = `
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: kubevirt
----
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:

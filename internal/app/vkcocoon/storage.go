@@ -10,6 +10,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/node"
 	"cocoonstack.io/cocoon/internal/kube/storage"
 	"cocoonstack.io/cocoon/internal/nodeclient"
@@ -73,9 +74,9 @@ type volumesAndSnapshots interface {
 // volumesOf returns the volumes of a runtime: those of the engine in this process, or those behind a node API. nil: it has none.
 func volumesOf(r Runtime) volumesAndSnapshots {
 	switch r := r.(type) {
-	case interface{ Volumes() *engine.Volumes }:
+	case local:
 		if v := r.Volumes(); v != nil {
-			return localVolumes{v}
+			return localVolumes{v, r}
 		}
 	case *nodeclient.Client:
 		return remoteVolumes{r}
@@ -83,8 +84,21 @@ func volumesOf(r Runtime) volumesAndSnapshots {
 	return nil
 }
 
+// local is a runtime whose engine is in this process.
+type local interface {
+	Volumes() *engine.Volumes
+	VolumeFromImage(ctx context.Context, s volume.Spec, from image.PullRequest, progress func(image.Progress)) (volume.Volume, error)
+}
+
 // localVolumes are the volumes of the engine in this process.
-type localVolumes struct{ *engine.Volumes }
+type localVolumes struct {
+	*engine.Volumes
+	of local
+}
+
+func (l localVolumes) FromImage(ctx context.Context, s volume.Spec, from image.PullRequest, progress func(image.Progress)) (volume.Volume, error) {
+	return l.of.VolumeFromImage(ctx, s, from, progress)
+}
 
 func (l localVolumes) Pools(ctx context.Context) ([]volume.Pool, error) {
 	if p, ok := volume.As[volume.Pooled](l.Store); ok {
@@ -103,6 +117,11 @@ func (r remoteVolumes) Pools(ctx context.Context) ([]volume.Pool, error) {
 
 func (r remoteVolumes) Create(ctx context.Context, s volume.Spec) (volume.Volume, error) {
 	v, err := r.c.CreateVolume(ctx, s)
+	return v.Volume, err
+}
+
+func (r remoteVolumes) FromImage(ctx context.Context, s volume.Spec, from image.PullRequest, progress func(image.Progress)) (volume.Volume, error) {
+	v, err := r.c.VolumeFromImage(ctx, s, from, progress)
 	return v.Volume, err
 }
 

@@ -222,7 +222,7 @@ func (s Images) List(context.Context) ([]image.Image, error) { return nil, nil }
 // Remove implements image.Store.
 func (s Images) Remove(context.Context, string, func(string) bool) error { return nil }
 
-// Seeds is the world's image.Seeder: a seed holds the host name, the addresses and the files of volumes. The user data "bad" is refused.
+// Seeds is the world's image.Seeder: a seed holds the host name, the addresses and the files of volumes. A volume with a label has a disk of its own. The user data "bad" is refused.
 type Seeds struct{ w *World }
 
 var _ image.Seeder = Seeds{}
@@ -231,22 +231,36 @@ var _ image.Seeder = Seeds{}
 func (w *World) Seeds() Seeds { return Seeds{w} }
 
 // Seed implements image.Seeder.
-func (s Seeds) Seed(_ context.Context, _ vm.ID, spec vm.Spec, nics []vm.NIC, dir string) (vm.Disk, error) {
+func (s Seeds) Seed(_ context.Context, _ vm.ID, spec vm.Spec, nics []vm.NIC, dir string) ([]vm.Disk, error) {
 	if spec.CloudInit != nil && spec.CloudInit.UserData == "bad" {
-		return vm.Disk{}, errdefs.Invalidf("the user data is bad")
+		return nil, errdefs.Invalidf("the user data is bad")
 	}
 	text := spec.Hostname
 	for _, n := range nics {
 		text += " " + n.IP
 	}
+	disk := func(name string) vm.Disk {
+		return vm.Disk{Path: filepath.Join(dir, name), Format: vm.DiskRaw, ReadOnly: true, Serial: name, Role: vm.RoleCidat}
+	}
+	disks, texts := []vm.Disk{disk("seed")}, []string{""}
 	for _, v := range spec.Volumes {
+		of := &text
+		if v.Label != "" {
+			disks, texts = append(disks, disk("files-"+v.Name)), append(texts, "")
+			of = &texts[len(texts)-1]
+		}
 		for _, f := range v.Files {
-			text += " " + f.Path + "=" + string(f.Data)
+			*of += " " + f.Path + "=" + string(f.Data)
 		}
 	}
-	path := filepath.Join(dir, "seed")
-	err := s.w.around("seeds.Seed", func() error { return os.WriteFile(path, []byte(text), 0o600) })
-	return vm.Disk{Path: path, Format: vm.DiskRaw, ReadOnly: true, Serial: "seed", Role: vm.RoleCidat}, err
+	texts[0] = text
+	err := s.w.around("seeds.Seed", func() (err error) {
+		for i, d := range disks {
+			err = errors.Join(err, os.WriteFile(d.Path, []byte(texts[i]), 0o600))
+		}
+		return err
+	})
+	return disks, err
 }
 
 // Export implements image.Store: no test needs it.

@@ -24,7 +24,9 @@ const (
 	maxPorts    = 8 * 8
 	maxBacking  = 64
 	maxPortName = 64
-	firstFileFd = 3 // 0, 1 and 2 are stdin, stdout and stderr
+	fixedSCSI   = "scsi1" // the controller of disks on SCSI, which are there when the guest boots
+	usb         = "xhci"  // the controller of disks on USB
+	firstFileFd = 3       // 0, 1 and 2 are stdin, stdout and stderr
 )
 
 // facts are the inputs of a command line that come from the host and not from the plan.
@@ -96,9 +98,13 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	if p.Graphics {
 		c.graphics()
 	}
+	if p.Watchdog != "" {
+		c.watchdog(p.Watchdog)
+	}
 	fixed, plugged := split(p.Disks)
+	buses := map[vm.DiskBus]int{}
 	for i, d := range fixed {
-		c.disk(i, d, p.Boot.Kernel == "")
+		c.disk(i, d, p.Devices[d.Serial], p.Boot.Kernel == "", buses)
 	}
 	for i, s := range p.Shares {
 		c.share(i, len(fixed)+i, s)
@@ -147,10 +153,21 @@ func check(p hypervisor.Plan) error {
 	if err := checkShares(p); err != nil {
 		return err
 	}
-	ports := map[int]bool{}
+	if err := p.Topology.Validate(p.CPUs); err != nil {
+		return fmt.Errorf("VM %s: %w", p.Name, err)
+	}
+	ports, used := map[int]bool{}, map[vm.DiskBus]int{}
 	for _, d := range p.Disks {
 		if err := checkDisk(p.Name, d, 0); err != nil {
 			return err
+		}
+		dev := p.Devices[d.Serial]
+		if err := dev.Validate(); err != nil {
+			return errdefs.Invalidf("VM %s: disk %s: %w", p.Name, d.Path, err)
+		}
+		used[dev.Bus]++
+		if most := vm.BusRoom(dev.Bus); most > 0 && (used[dev.Bus] > most || p.Boot.Kernel != "") {
+			return errdefs.Invalidf("VM %s: disk %s cannot be on %s", p.Name, d.Path, dev.Bus)
 		}
 		if d.Port != 0 && ports[d.Port] {
 			return errdefs.Invalidf("VM %s: two disks have the port %d", p.Name, d.Port)
@@ -243,7 +260,11 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 	if f.accel == vm.AccelKVM {
 		accel, cpu = "kvm", "host"
 	}
-	c.add("-machine", machine, "-accel", accel, "-cpu", cpu, "-smp", fmt.Sprintf("cpus=%d,sockets=1", p.CPUs))
+	smp := fmt.Sprintf("cpus=%d,sockets=1", p.CPUs)
+	if t := p.Topology; t != (vm.Topology{}) {
+		smp = fmt.Sprintf("cpus=%d,sockets=%d,cores=%d,threads=%d", p.CPUs, t.Sockets, t.Cores, t.Threads)
+	}
+	c.add("-machine", machine, "-accel", accel, "-cpu", cpu, "-smp", smp)
 	c.add("-m", fmt.Sprintf("size=%dM", mib), "-object")
 	if len(p.Shares) > 0 { // their servers read and write the guest's memory
 		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", mib))
@@ -363,17 +384,48 @@ func (c *command) basics(p hypervisor.Plan) {
 // diskNode is QEMU's node name for the top of Plan.Disks[i].
 func diskNode(i int) string { return fmt.Sprintf("disk%d", i) }
 
-func (c *command) disk(i int, d vm.Disk, bootable bool) {
-	node := diskNode(i)
+// disk adds the i-th disk. used counts the disks on each bus before it.
+func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, used map[vm.DiskBus]int) {
+	node, n := diskNode(i), used[as.Bus]
+	used[as.Bus]++
+	d.ReadOnly = d.ReadOnly || as.ReadOnly || as.CDROM
 	c.layer(node, d)
-	dev := props{"driver": "virtio-blk-pci", "drive": node, "id": "virtio-" + node}
+	dev := props{"drive": node}
 	if d.Serial != "" {
 		dev["serial"] = d.Serial
 	}
 	if bootable && i == 0 {
 		dev["bootindex"] = 0
 	}
-	c.device(dev.at(slotDisks+i/8, i%8))
+	at := func(p props) props { return p.at(slotDisks+i/8, i%8) }
+	kind := map[bool]string{false: "-hd", true: "-cd"}[as.CDROM]
+	switch as.Bus {
+	case vm.DiskSATA:
+		dev["driver"], dev["id"], dev["bus"] = "ide"+kind, "sata-"+node, fmt.Sprintf("ide.%d", n)
+	case vm.DiskSCSI:
+		if n == 0 { // in the place that a virtio disk would have
+			c.device(at(props{"driver": "virtio-scsi-pci", "id": fixedSCSI, "num_queues": 1}))
+		}
+		dev["driver"], dev["id"], dev["bus"] = "scsi"+kind, "scsi-"+node, fixedSCSI+".0"
+		dev["channel"], dev["scsi-id"], dev["lun"] = 0, 0, n
+	case vm.DiskUSB:
+		if n == 0 {
+			c.device(at(props{"driver": "qemu-xhci", "id": usb, "p2": vm.BusRoom(vm.DiskUSB), "p3": vm.BusRoom(vm.DiskUSB)}))
+		}
+		c.device(props{"driver": "usb-bot", "id": "usb-bot" + strconv.Itoa(n), "bus": usb + ".0", "port": strconv.Itoa(n + 1)})
+		dev["driver"], dev["id"], dev["bus"] = "scsi"+kind, "usb-"+node, fmt.Sprintf("usb-bot%d.0", n)
+		dev["lun"] = 0
+	case "", vm.DiskVirtio:
+		dev["driver"], dev["id"] = "virtio-blk-pci", "virtio-"+node
+		at(dev)
+	}
+	c.device(dev)
+}
+
+// watchdog gives the guest a timer, and says what happens when it expires.
+func (c *command) watchdog(w vm.Watchdog) {
+	c.device(props{"driver": "i6300esb", "id": "watchdog0"}.at(slotBasic, 4))
+	c.add("-action", "watchdog="+string(w))
 }
 
 // layer adds the nodes of a disk, the lowest first.

@@ -68,6 +68,14 @@ func TestBuildGolden(t *testing.T) {
 	}, plugged.Disks...)
 	screen := diskPlan()
 	screen.Graphics = true
+	buses := diskPlan()
+	buses.CPUs, buses.Topology, buses.Watchdog, buses.Devices = 8, vm.Topology{Sockets: 2, Cores: 2, Threads: 2}, vm.WatchdogPowerOff, map[string]vm.DiskDevice{
+		"root": {Bus: vm.DiskSATA}, "cidata": {Bus: vm.DiskSATA, CDROM: true}, "s1": {Bus: vm.DiskSCSI}, "s2": {Bus: vm.DiskSCSI, CDROM: true},
+		"u1": {Bus: vm.DiskUSB, ReadOnly: true}, "u2": {Bus: vm.DiskUSB}, "v1": {Bus: vm.DiskVirtio, ReadOnly: true},
+	}
+	for _, serial := range []string{"s1", "s2", "u1", "u2", "v1"} {
+		buses.Disks = append(buses.Disks, vm.Disk{Path: "/volumes/" + serial, Format: vm.DiskRaw, Serial: serial, Role: vm.RoleVolume})
+	}
 	device := ociPlan()
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	shared := ociPlan()
@@ -88,6 +96,7 @@ func TestBuildGolden(t *testing.T) {
 		{"disk-bios", diskPlan(), testFacts(vm.AccelTCG)},
 		{"disk-uefi", uefi, testFacts(vm.AccelTCG)},
 		{"disk-graphics", screen, testFacts(vm.AccelTCG)},
+		{"disk-buses", buses, testFacts(vm.AccelTCG)},
 		{"multi-nic", nics, testFacts(vm.AccelTCG)},
 	}
 	for _, tt := range tests {

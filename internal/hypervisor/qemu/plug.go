@@ -193,7 +193,8 @@ func serialsOf(ctx context.Context, c *qmp.Client, ids []string) (map[string]str
 
 // isDisk reports whether a device is a disk of the plan or a plugged one.
 func isDisk(id string) bool {
-	return strings.HasPrefix(id, "virtio-disk") || strings.HasPrefix(id, plugPrefix)
+	_, place, ok := strings.Cut(id, "-")
+	return ok && (strings.HasPrefix(place, "disk") || strings.HasPrefix(id, plugPrefix))
 }
 
 // nics returns how many NICs the VM was launched with. A NIC may be missing for a moment while it is replaced.

@@ -23,8 +23,8 @@ const (
 	vmdkRemedy    = "make it one whole disk with `qemu-img convert -O qcow2`"
 )
 
-// sparse is the header of a sparse VMDK extent. Offsets and sizes are in sectors.
-type sparse struct {
+// sparseHeader is the header of a sparse VMDK extent. Offsets and sizes are in sectors.
+type sparseHeader struct {
 	version, flags      uint32
 	capacity, grainSize uint64
 	descAt, descSize    uint64
@@ -33,32 +33,32 @@ type sparse struct {
 	compression         uint16
 }
 
-func parseSparse(b []byte) (sparse, error) {
+func parseSparse(b []byte) (sparseHeader, error) {
 	if len(b) < vmdkHeader {
-		return sparse{}, errdefs.DataLossf("the VMware disk is truncated: its header ends after %d bytes; fetch it again", len(b))
+		return sparseHeader{}, errdefs.DataLossf("the VMware disk is truncated: its header ends after %d bytes; fetch it again", len(b))
 	}
 	if string(b[:4]) != vmdkMagic {
-		return sparse{}, errdefs.Invalidf("not a VMware disk: it does not begin with KDMV")
+		return sparseHeader{}, errdefs.Invalidf("not a VMware disk: it does not begin with KDMV")
 	}
 	le := binary.LittleEndian
-	h := sparse{
+	h := sparseHeader{
 		version: le.Uint32(b[4:]), flags: le.Uint32(b[8:]), capacity: le.Uint64(b[12:]), grainSize: le.Uint64(b[20:]),
 		descAt: le.Uint64(b[28:]), descSize: le.Uint64(b[36:]), gtesPerGT: le.Uint32(b[44:]),
 		gdAt: le.Uint64(b[56:]), compression: le.Uint16(b[77:]),
 	}
 	switch {
 	case h.version < 1 || h.version > 3:
-		return sparse{}, errdefs.Invalidf("the VMware disk has version %d; 1 to 3 are known", h.version)
+		return sparseHeader{}, errdefs.Invalidf("the VMware disk has version %d; 1 to 3 are known", h.version)
 	case h.capacity == 0: // QEMU would then look for the data in the files that the descriptor names
-		return sparse{}, errdefs.Invalidf("the VMware disk holds no data of its own: refused")
+		return sparseHeader{}, errdefs.Invalidf("the VMware disk holds no data of its own: refused")
 	case h.capacity > qcow2.MaxVirtualSize/qcow2.SectorSize:
-		return sparse{}, errdefs.Invalidf("the VMware disk claims a size of %d sectors; at most %d (64 TiB) are possible", h.capacity, int64(qcow2.MaxVirtualSize/qcow2.SectorSize))
+		return sparseHeader{}, errdefs.Invalidf("the VMware disk claims a size of %d sectors; at most %d (64 TiB) are possible", h.capacity, int64(qcow2.MaxVirtualSize/qcow2.SectorSize))
 	case h.grainSize == 0 || h.grainSize > vmdkMaxGrain || h.grainSize&(h.grainSize-1) != 0:
-		return sparse{}, errdefs.Invalidf("the VMware disk has the invalid grain size of %d sectors: refused", h.grainSize)
+		return sparseHeader{}, errdefs.Invalidf("the VMware disk has the invalid grain size of %d sectors: refused", h.grainSize)
 	case h.gtesPerGT == 0 || h.gtesPerGT > 512:
-		return sparse{}, errdefs.Invalidf("the VMware disk has invalid grain tables of %d entries: refused", h.gtesPerGT)
+		return sparseHeader{}, errdefs.Invalidf("the VMware disk has invalid grain tables of %d entries: refused", h.gtesPerGT)
 	case h.compression > 1:
-		return sparse{}, errdefs.Invalidf("the VMware disk uses the unknown compression method %d: refused", h.compression)
+		return sparseHeader{}, errdefs.Invalidf("the VMware disk uses the unknown compression method %d: refused", h.compression)
 	}
 	return h, nil
 }
@@ -93,23 +93,23 @@ func CheckVMDK(r io.ReaderAt, size int64) (virtual int64, err error) {
 	return int64(h.capacity) * qcow2.SectorSize, nil
 }
 
-func footer(r io.ReaderAt, size int64) (sparse, error) {
+func footer(r io.ReaderAt, size int64) (sparseHeader, error) {
 	if size < vmdkFooter+qcow2.SectorSize {
-		return sparse{}, errdefs.DataLossf("the VMware disk is truncated: it has no footer; fetch it again")
+		return sparseHeader{}, errdefs.DataLossf("the VMware disk is truncated: it has no footer; fetch it again")
 	}
 	buf := make([]byte, vmdkFooter)
 	if err := readAt(r, buf, size-vmdkFooter); err != nil {
-		return sparse{}, err
+		return sparseHeader{}, err
 	}
 	le := binary.LittleEndian
 	if le.Uint64(buf) != 1 || le.Uint32(buf[12:]) != vmdkFooterTag || string(buf[qcow2.SectorSize:qcow2.SectorSize+4]) != vmdkMagic {
-		return sparse{}, errdefs.DataLossf("the VMware disk is truncated: it does not end with its footer; fetch it again")
+		return sparseHeader{}, errdefs.DataLossf("the VMware disk is truncated: it does not end with its footer; fetch it again")
 	}
 	return parseSparse(buf[qcow2.SectorSize:])
 }
 
 // descriptor checks the text inside the disk, which can name a parent and data files.
-func (h sparse) descriptor(r io.ReaderAt, size int64) error {
+func (h sparseHeader) descriptor(r io.ReaderAt, size int64) error {
 	if h.descAt == 0 { // no descriptor, so it refers to nothing
 		return nil
 	}

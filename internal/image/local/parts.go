@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/oci"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -26,22 +27,49 @@ func (s *Store) Parts(ctx context.Context, ref string) (*image.Parts, error) {
 	return s.layerParts(img)
 }
 
-// diskPart opens a disk's file. It stays readable if the image is removed meanwhile.
-func (s *Store) diskPart(img image.Image) (*image.Parts, error) {
+// open opens a disk's file. It stays readable if the image is removed meanwhile.
+func (s *Store) open(img image.Image) (*os.File, vm.DiskFormat, error) {
 	rec, err := s.use(img.ID)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	hex, _ := hexOf(rec.ID)
 	f, err := os.Open(s.path("data", hex, rec.File))
 	if err != nil {
-		return nil, fmt.Errorf("read image %s: %w", orID(img), err)
+		return nil, "", fmt.Errorf("read image %s: %w", orID(img), err)
+	}
+	return f, rec.Format, nil
+}
+
+// OpenDisk implements image.DiskOpener. The disk stays readable if the image is removed meanwhile.
+func (s *Store) OpenDisk(ctx context.Context, img image.Image) (*image.Disk, error) {
+	if err := s.Open(ctx); err != nil {
+		return nil, err
+	}
+	if img.Type != vm.ImageDisk {
+		return nil, errdefs.Invalidf("image %s is a container image and has no disk; use a disk image, or a container image that has one disk below /disk and nothing else", orID(img))
+	}
+	f, format, err := s.open(img)
+	if err != nil {
+		return nil, err
+	}
+	r, size, err := disk.Content(format, f)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read image %s: %w", orID(img), err), f.Close())
+	}
+	return &image.Disk{Holed: r, Closer: f, Size: size}, nil
+}
+
+func (s *Store) diskPart(img image.Image) (*image.Parts, error) {
+	f, format, err := s.open(img)
+	if err != nil {
+		return nil, err
 	}
 	info, err := f.Stat()
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &image.Parts{Closer: f, Image: img, Disk: f, Format: rec.Format, Size: info.Size()}, nil
+	return &image.Parts{Closer: f, Image: img, Disk: f, Format: format, Size: info.Size()}, nil
 }
 
 func (s *Store) layerParts(img image.Image) (_ *image.Parts, err error) {

@@ -40,7 +40,8 @@ type node struct {
 	parent   *node
 
 	at     uint32    // sector of a file's data
-	tree   [2]uint32 // sector of a folder's records, in each tree
+	tree   [2]uint32 // sector of a folder's first records, in each tree
+	size   [2]uint32 // bytes of a folder's records, whole sectors
 	number [2]uint16 // of a folder, in each tree's path table
 }
 
@@ -66,7 +67,8 @@ func encode(label string, files map[string][]byte) ([]byte, error) {
 	for v := range 2 {
 		for i, d := range folders {
 			d.tree[v], d.number[v] = next, uint16(i+1)
-			next++
+			d.size[v] = uint32(len(d.records(variant(v)))) // it does not depend on what is in the records
+			next += d.size[v] / sector
 		}
 	}
 	for _, d := range folders {
@@ -81,15 +83,14 @@ func encode(label string, files map[string][]byte) ([]byte, error) {
 	put := func(at uint32, b []byte) { copy(img[int(at)*sector:], b) }
 	for v := rockRidge; v <= joliet; v++ {
 		little, big := pathTables(folders, v)
+		if len(little) > sector {
+			return nil, errdefs.Invalidf("seed: %d folders are too many", len(folders))
+		}
 		put(sectorTables+2*uint32(v), little)
 		put(sectorTables+2*uint32(v)+1, big)
 		put(sectorPrimary+uint32(v), descriptor(v, label, next, uint32(len(little)), root))
 		for _, d := range folders {
-			records := d.records(v)
-			if len(records) > sector || len(little) > sector {
-				return nil, errdefs.Invalidf("seed: folder %q has too many files", d.name)
-			}
-			put(d.tree[v], records)
+			put(d.tree[v], d.records(v))
 		}
 	}
 	put(sectorEnd, []byte("\xffCD001\x01"))
@@ -164,12 +165,24 @@ func ucs2(s string) []byte {
 	return b
 }
 
-// records is the content of folder d in tree v.
+// records is the content of folder d in tree v: whole sectors, because no record crosses from one to the next.
 func (d *node) records(v variant) []byte {
 	b := record(d, v, []byte{0}, d.systemUse(v, "", d.parent == d))
 	b = append(b, record(d.parent, v, []byte{1}, d.parent.systemUse(v, "", false))...)
 	for _, c := range sorted(d.children, v) {
-		b = append(b, record(c, v, c.id(v), c.systemUse(v, c.name, false))...)
+		r := record(c, v, c.id(v), c.systemUse(v, c.name, false))
+		if len(b)%sector+len(r) > sector {
+			b = whole(b)
+		}
+		b = append(b, r...)
+	}
+	return whole(b)
+}
+
+// whole fills the last sector of b.
+func whole(b []byte) []byte {
+	if rest := len(b) % sector; rest > 0 {
+		b = append(b, make([]byte, sector-rest)...)
 	}
 	return b
 }
@@ -182,7 +195,7 @@ func sorted(list []*node, v variant) []*node {
 func record(n *node, v variant, id, use []byte) []byte {
 	at, size, flags := n.at, uint32(len(n.data)), byte(0)
 	if n.folder {
-		at, size, flags = n.tree[v], sector, 2
+		at, size, flags = n.tree[v], n.size[v], 2
 	}
 	b := []byte{0, 0}
 	b = both32(b, at)

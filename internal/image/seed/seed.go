@@ -1,13 +1,14 @@
-// Package seed writes the disk that configures a disk guest through cloud-init: a small ISO 9660 image with the documents
-// of internal/cloudinit. It runs no other program.
+// Package seed writes the disks that tell a disk guest things: one that configures it through cloud-init, and one for each volume of files
+// that shall be a disk. Each is a small ISO 9660 image. It runs no other program.
 //
-// It does not decide about the documents and starts nothing. A guest gets:
+// It does not decide about the documents (internal/cloudinit does) and starts nothing. Through cloud-init a guest gets:
 //   - the documents of Spec.CloudInit, over the generated ones;
 //   - Spec.Process.Env as /etc/cloud/environment;
 //   - the files of Spec.Volumes at the paths of Spec.Mounts, if a caller has loaded them;
 //   - the folders of the node in Spec.Volumes, mounted at the paths of Spec.Mounts.
 //
-// The guest writes the files and the list of mounts when it boots for the first time. Nobody updates them later.
+// The guest writes the files and the list of mounts when it boots for the first time. Nobody updates them later. The disks are written
+// again before each start, those of files with the same files.
 package seed
 
 import (
@@ -37,10 +38,9 @@ type Maker struct{}
 var _ image.Seeder = Maker{}
 
 // Seed implements image.Seeder. Equal input gives equal bytes. A file that already has these bytes is not written again.
-func (Maker) Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir string) (vm.Disk, error) {
-	disk := vm.Disk{Path: filepath.Join(dir, FileName), Format: vm.DiskRaw, ReadOnly: true, Serial: Serial, Role: vm.RoleCidat}
+func (Maker) Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir string) ([]vm.Disk, error) {
 	if err := ctx.Err(); err != nil {
-		return disk, err
+		return nil, err
 	}
 	var c vm.CloudInit
 	if s.CloudInit != nil {
@@ -48,20 +48,41 @@ func (Maker) Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir s
 	}
 	content, err := cloudinit.Build(cloudinit.Guest{ID: id, Hostname: s.Hostname, NICs: nics, Env: s.Process.Env, Files: files(s), Mounts: cloudinit.MountsOf(s)}, c)
 	if err != nil {
-		return disk, fmt.Errorf("seed of VM %s: %w", s.Name, err)
+		return nil, fmt.Errorf("seed of VM %s: %w", s.Name, err)
 	}
-	iso, err := encode(content.Label, content.Files)
+	disk, err := write(filepath.Join(dir, FileName), Serial, content.Label, content.Files)
 	if err != nil {
-		return disk, fmt.Errorf("seed of VM %s: %w", s.Name, err)
+		return nil, fmt.Errorf("seed of VM %s: %w", s.Name, err)
 	}
-	if old, err := os.ReadFile(disk.Path); err == nil && bytes.Equal(old, iso) {
+	disks := []vm.Disk{disk}
+	for i, v := range s.Volumes {
+		if v.Label == "" {
+			continue
+		}
+		all := make(map[string][]byte, len(v.Files))
+		for _, f := range v.Files {
+			all[f.Path] = f.Data
+		}
+		disk, err := write(filepath.Join(dir, fmt.Sprintf("files-%d.iso", i)), fmt.Sprintf("cocoon-files-%d", i), v.Label, all)
+		if err != nil {
+			return nil, fmt.Errorf("disk with the files of volume %s of VM %s: %w", v.Name, s.Name, err)
+		}
+		disks = append(disks, disk)
+	}
+	return disks, nil
+}
+
+// write writes an image, unless the file has it already. The files may be secret: the image is readable only by us.
+func write(file, serial, label string, files map[string][]byte) (vm.Disk, error) {
+	disk := vm.Disk{Path: file, Format: vm.DiskRaw, ReadOnly: true, Serial: serial, Role: vm.RoleCidat}
+	iso, err := encode(label, files)
+	if err != nil {
+		return disk, err
+	}
+	if old, err := os.ReadFile(file); err == nil && bytes.Equal(old, iso) {
 		return disk, nil
 	}
-	// The documents may be secret: the file is readable only by us.
-	if err := atomicfile.WriteFile(disk.Path, iso, 0o600); err != nil {
-		return disk, fmt.Errorf("seed of VM %s: %w", s.Name, err)
-	}
-	return disk, nil
+	return disk, atomicfile.WriteFile(file, iso, 0o600)
 }
 
 // files returns the files of volumes at the paths where they are mounted.

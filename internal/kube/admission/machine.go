@@ -8,14 +8,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	v1 "kubevirt.io/api/core/v1"
+	"kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 	"cocoonstack.io/cocoon/internal/kube/machinebase"
 )
 
-// machineChecker refuses VirtualMachines, VirtualMachineInstances and VirtualMachineInstanceReplicaSets that ask for what no VM of ours can be, and warns of fields that
-// have no effect. Their controllers refuse the same. In a cluster with another KubeVirt it lets all of them through: they are not ours.
+// machineChecker refuses VirtualMachines, VirtualMachineInstances, VirtualMachineInstanceReplicaSets and DataVolumes that ask for what no VM or volume of ours can be, and warns
+// of fields that have no effect. Their controllers refuse the same. In a cluster with another KubeVirt it lets all of them through: they are not ours.
 type machineChecker struct {
 	decoder ctrladmission.Decoder
 	ours    bool
@@ -39,7 +40,11 @@ func (c *machineChecker) Handle(ctx context.Context, req ctrladmission.Request) 
 	if err != nil {
 		return unreadable(err)
 	}
-	return refuse(v1.GroupVersion.WithKind(req.Kind.Kind).GroupKind(), req.Name, errs).WithWarnings(warnings...)
+	kind := v1.GroupVersion.WithKind(req.Kind.Kind)
+	if kind.Kind == kubevirt.DataVolumeKind.Kind {
+		kind = kubevirt.DataVolumeKind
+	}
+	return refuse(kind.GroupKind(), req.Name, errs).WithWarnings(warnings...)
 }
 
 // lookupError is a failure to read what a machine builds on.
@@ -61,6 +66,12 @@ func (c *machineChecker) check(ctx context.Context, kind, namespace string, raw 
 		}
 		errs, warnings := kubevirt.CheckReplicaSet(set)
 		return errs, warnings, nil
+	case kubevirt.DataVolumeKind.Kind:
+		dv := &v1beta1.DataVolume{}
+		if err := c.decoder.DecodeRaw(raw, dv); err != nil {
+			return nil, nil, err
+		}
+		return kubevirt.CheckDataVolume(&dv.Spec, namespace, field.NewPath("spec")), nil, nil
 	}
 	vmi := &v1.VirtualMachineInstance{}
 	if err := c.decoder.DecodeRaw(raw, vmi); err != nil {

@@ -33,9 +33,9 @@ func TestMachines(t *testing.T) {
 	pinned := small.DeepCopy()
 	yes := true
 	pinned.Name, pinned.Spec.CPU.DedicatedCPUPlacement = "pinned", &yes
-	sata := &v1beta1.VirtualMachinePreference{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "sata"}, Spec: v1beta1.VirtualMachinePreferenceSpec{Devices: &v1beta1.DevicePreferences{PreferredDiskBus: "sata"}}}
+	e1000 := &v1beta1.VirtualMachinePreference{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "e1000"}, Spec: v1beta1.VirtualMachinePreferenceSpec{Devices: &v1beta1.DevicePreferences{PreferredInterfaceModel: "e1000"}}}
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "bare"}}
-	objects := fake.NewClientBuilder().WithScheme(scheme).WithObjects(small, pinned, sata, claim).Build()
+	objects := fake.NewClientBuilder().WithScheme(scheme).WithObjects(small, pinned, e1000, claim).Build()
 	c := &machineChecker{ctrladmission.NewDecoder(scheme), true, machinebase.Finder{Client: objects, Live: objects}}
 	const open = `template: {spec: {domain: {devices: {}}, volumes: [{name: root, containerDisk: {image: a}}, {name: data, persistentVolumeClaim: {claimName: bare}}, {name: new, persistentVolumeClaim: {claimName: new}}]}}`
 	const good = `domain: {devices: {}, memory: {guest: 128Mi}}, volumes: [{name: root, containerDisk: {image: a}}]`
@@ -60,14 +60,14 @@ func TestMachines(t *testing.T) {
 		"a refused one":  {"VirtualMachine", machine("running: true, instancetype: {name: pinned}, " + open), "", "spec.instancetype[pinned].cpu.dedicatedCPUPlacement: Forbidden", ""},
 		"comes later":    {"VirtualMachine", machine("running: true, instancetype: {name: small, kind: VirtualMachineInstancetype}, " + open), "", "", "spec.instancetype: the VirtualMachineInstancetype small does not exist; create it; until then"},
 		"later conflict": {"VirtualMachine", machine("running: true, instancetype: {name: other}, template: {spec: {" + good + "}}"), "", "spec.template.spec.domain.memory.guest: Forbidden: conflicts with the instancetype other", "spec.instancetype"},
-		"preference":     {"VirtualMachine", machine("running: true, preference: {name: sata, kind: VirtualMachinePreference}, template: {spec: {" + good + "}}"), "", "", "spec.preference[sata].devices.preferredDiskBus has no effect: disks are virtio"},
-		"no preference":  {"VirtualMachine", machine("running: true, preference: {name: sata}, template: {spec: {" + good + "}}"), "", "", "spec.preference: the VirtualMachineClusterPreference sata does not exist"},
-		"inferred":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: root}, " + open), "", "spec.instancetype.inferFromVolume: Invalid value: volume root is no persistentVolumeClaim", ""},
+		"preference":     {"VirtualMachine", machine("running: true, preference: {name: e1000, kind: VirtualMachinePreference}, template: {spec: {" + good + "}}"), "", "", "spec.preference[e1000].devices.preferredInterfaceModel has no effect: interfaces are virtio"},
+		"no preference":  {"VirtualMachine", machine("running: true, preference: {name: e1000}, template: {spec: {" + good + "}}"), "", "", "spec.preference: the VirtualMachineClusterPreference sata does not exist"},
+		"inferred":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: root}, " + open), "", "spec.instancetype.inferFromVolume: Invalid value: volume root is neither a dataVolume nor a persistentVolumeClaim", ""},
 		"no label":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: data}, " + open), "", "the claim of volume data has no label instancetype.kubevirt.io/default-instancetype", ""},
 		"no claim":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: new}, " + open), "", "", "the claim new of volume new does not exist"},
 		"may be none":    {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: root, inferFromVolumeFailurePolicy: Ignore}, template: {spec: {" + good + "}}"), "", "", ""},
 		"no copy":        {"VirtualMachine", machine("running: true, instancetype: {name: small, revisionName: x}, " + open), "", "", "the ControllerRevision x, which is the machine's copy, does not exist"},
-		"DataVolumes":    {"VirtualMachine", machine("running: true, dataVolumeTemplates: [{}], template: {spec: {" + good + "}}"), "", "spec.dataVolumeTemplates: Forbidden", ""},
+		"DataVolumes":    {"VirtualMachine", machine("running: true, dataVolumeTemplates: [{}], template: {spec: {" + good + "}}"), "", "spec.dataVolumeTemplates[0].metadata.name: Required", ""},
 		"no template":    {"VirtualMachine", machine("running: true"), "", "spec.template: Required", ""},
 		"a device":       {"VirtualMachine", machine("running: true, template: {spec: {domain: {devices: {sound: {name: s}}}}}"), "", "spec.template.spec.domain.devices.sound.name: Forbidden", ""},
 		"has no effect":  {"VirtualMachineInstance", "{spec: {evictionStrategy: LiveMigrate, " + good + "}}", "", "", "spec.evictionStrategy has no effect"},
@@ -83,6 +83,10 @@ func TestMachines(t *testing.T) {
 		"set of devices": {"VirtualMachineInstanceReplicaSet", set("{app: web}", ", networks: [{name: a, multus: {networkName: b}}]"), "", "spec.template.spec.networks[0].multus.networkName: Forbidden", ""},
 		"set that warns": {"VirtualMachineInstanceReplicaSet", set("{app: web}", ", evictionStrategy: LiveMigrate"), "", "", "spec.template.spec.evictionStrategy has no effect"},
 		"set with hooks": {"VirtualMachineInstanceReplicaSet", "{spec: {selector: {matchLabels: {app: web}}, template: {metadata: {labels: {app: web}, annotations: {hooks.kubevirt.io/hookSidecars: x}}, spec: {" + good + "}}}}", "", "spec.template.metadata.annotations[hooks.kubevirt.io/hookSidecars]: Forbidden", ""},
+		"a DataVolume":   {"DataVolume", "{spec: {storage: {resources: {requests: {storage: 1Gi}}}, source: {pvc: {namespace: ns, name: a}}}}", "", "", ""},
+		"an S3 disk":     {"DataVolume", "{spec: {storage: {resources: {requests: {storage: 1Gi}}}, source: {s3: {url: a}}}}", "", "DataVolume.cdi.kubevirt.io \"\" is invalid: spec.source.s3: Forbidden", ""},
+		"of another":     {"DataVolume", "{spec: {storage: {}, source: {pvc: {namespace: other, name: a}}}}", "", "spec.source.pvc.namespace: Forbidden", ""},
+		"no DataVolume":  {"DataVolume", "{spec: 7}", "", "cannot unmarshal", ""},
 		"set is no set":  {"VirtualMachineInstanceReplicaSet", "{spec: 7}", "", "cannot unmarshal", ""},
 		"was wrong":      {"VirtualMachine", machine("running: false"), machine("running: true"), "", ""},
 		"is wrong anew":  {"VirtualMachine", machine("running: true, dataVolumeTemplates: [{}]"), machine("running: true"), "spec.dataVolumeTemplates", ""},

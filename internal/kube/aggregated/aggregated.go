@@ -18,7 +18,6 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -32,13 +31,12 @@ var Versions = []string{"v1", "v1alpha3"}
 
 // Options configure a Server. All are required.
 type Options struct {
-	Addr    string        // HOST:PORT to listen on
-	Cert    string        // PEM file with the serving certificate; it is read again when it changes
-	Key     string        // PEM file with its key
-	Config  *rest.Config  // access to the API server: attach, port-forward, SubjectAccessReviews, the configuration of its proxy
-	Client  client.Client // reads and changes VirtualMachines, their instances and pods; its reads must not be cached
-	Metrics *Metrics
-	Log     *slog.Logger
+	Addr        string                                               // HOST:PORT to listen on
+	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error) // asked for at each connection
+	Config      *rest.Config                                         // access to the API server: attach, port-forward, SubjectAccessReviews, the configuration of its proxy
+	Client      client.Client                                        // reads and changes VirtualMachines, their instances and pods; its reads must not be cached
+	Metrics     *Metrics
+	Log         *slog.Logger
 }
 
 // Server serves the API. Several servers may run at a time.
@@ -63,8 +61,8 @@ const (
 // New returns a server. It does not listen before Start.
 func New(o Options) (*Server, error) {
 	switch {
-	case o.Cert == "" || o.Key == "":
-		return nil, errdefs.Invalidf("the API %s needs a certificate and its key", Group)
+	case o.Certificate == nil:
+		return nil, errdefs.Invalidf("the API %s needs a certificate", Group)
 	case o.Config == nil || o.Client == nil || o.Metrics == nil || o.Log == nil:
 		return nil, errdefs.Invalidf("the API %s needs access to the API server, metrics and a logger", Group)
 	}
@@ -93,12 +91,8 @@ func newServer(o Options, a access, g guests) *Server {
 func (s *Server) Ready() error { return s.access.ready() }
 
 // Start serves until ctx ends, and returns when all streams have ended.
-// Errors: FailedPrecondition if it cannot listen, or the certificate cannot be read.
+// Errors: FailedPrecondition if it cannot listen.
 func (s *Server) Start(ctx context.Context) error {
-	cert, err := certwatcher.New(s.opts.Cert, s.opts.Key)
-	if err != nil {
-		return errdefs.Preconditionf("read the certificate of the API %s: %w", Group, err)
-	}
 	l, err := net.Listen("tcp", s.opts.Addr)
 	if err != nil {
 		return errdefs.Preconditionf("listen for the API %s: %w; choose another address, or stop the program that uses this one", Group, err)
@@ -107,17 +101,12 @@ func (s *Server) Start(ctx context.Context) error {
 	defer cancel()
 	var background sync.WaitGroup
 	background.Go(func() { s.access.run(ctx) })
-	background.Go(func() {
-		if err := cert.Start(ctx); err != nil {
-			s.opts.Log.Warn("the certificate of the API is not read again when it changes", "err", err)
-		}
-	})
 	defer background.Wait()
 	defer cancel()
-	return s.serve(ctx, l, cert.GetCertificate)
+	return s.serve(ctx, l)
 }
 
-func (s *Server) serve(ctx context.Context, l net.Listener, cert func(*tls.ClientHelloInfo) (*tls.Certificate, error)) error {
+func (s *Server) serve(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.life = ctx
@@ -127,7 +116,7 @@ func (s *Server) serve(ctx context.Context, l net.Listener, cert func(*tls.Clien
 		ErrorLog:    slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug),
 	}
 	// Streams hijack the connection, which HTTP/2 does not allow. Who the client is decides access, at each request.
-	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: cert, ClientAuth: tls.RequestClientCert, NextProtos: []string{"http/1.1"}}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: s.opts.Certificate, ClientAuth: tls.RequestClientCert, NextProtos: []string{"http/1.1"}}
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(tls.NewListener(l, config)) }()
 	var err error

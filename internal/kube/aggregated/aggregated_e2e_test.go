@@ -42,8 +42,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// signed is a pair of PEM files, and the certificate in them, of the cluster's authority.
-func signed(t *testing.T, c *kubetest.Cluster, name, ip string) (cert, key string, pair tls.Certificate) {
+// signed is a serving certificate of the cluster's authority.
+func signed(t *testing.T, c *kubetest.Cluster, name, ip string) tls.Certificate {
 	t.Helper()
 	ca := c.Authority(t)
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -57,19 +57,7 @@ func signed(t *testing.T, c *kubetest.Cluster, name, ip string) (cert, key strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, err := x509.MarshalECPrivateKey(k)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, key = filepath.Join(t.TempDir(), "tls.crt"), filepath.Join(t.TempDir(), "tls.key")
-	certPEM, keyPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: secret})
-	if err := errors.Join(os.WriteFile(cert, certPEM, 0o600), os.WriteFile(key, keyPEM, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	if pair, err = tls.X509KeyPair(certPEM, keyPEM); err != nil {
-		t.Fatal(err)
-	}
-	return cert, key, pair
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: k}
 }
 
 // echoes is backend whose ports echo, also while their client still sends.
@@ -163,14 +151,14 @@ func TestVirtctl(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-	cert, key, _ := signed(t, c, "virt-api.default.svc", ip)
-	api, err := New(Options{Addr: l.Addr().String(), Cert: cert, Key: key, Config: c.Config, Client: live, Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)})
+	own := signed(t, c, "virt-api.default.svc", ip)
+	api, err := New(Options{Addr: l.Addr().String(), Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &own, nil }, Config: c.Config, Client: live, Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	background(t, api.Start)
 
-	_, _, serving := signed(t, c, "node", ip)
+	serving := signed(t, c, "node", ip)
 	port, err := net.Listen("tcp", ip+":0")
 	if err != nil {
 		t.Fatal(err)

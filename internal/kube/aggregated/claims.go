@@ -2,7 +2,6 @@ package aggregated
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -10,10 +9,10 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/claimnode"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 )
 
@@ -38,26 +37,17 @@ func (s *Server) prepare(ctx context.Context, x volumes, name string) error {
 		return err
 	}
 	class, err := s.class(ctx, x, claim)
-	if err != nil || class == nil || claim.Spec.VolumeName != "" || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+	if err != nil || !claimnode.Waits(claim, class) {
 		return err
 	}
-	switch node := claim.Annotations[volume.AnnSelectedNode]; node {
+	switch node := claimnode.Of(claim); node {
 	case x.pod.Spec.NodeName:
 		return nil
 	case "":
 	default:
 		return conflict(x.target, "the volume of PersistentVolumeClaim %s is made on node %s, and the VM runs on node %s", name, node, x.pod.Spec.NodeName)
 	}
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": claim.UID, "resourceVersion": claim.ResourceVersion, "annotations": map[string]any{volume.AnnSelectedNode: x.pod.Spec.NodeName},
-	}})
-	if err == nil {
-		err = s.opts.Client.Patch(ctx, claim, client.RawPatch(types.MergePatchType, body), &client.PatchOptions{DryRun: x.dry})
-	}
-	if err != nil {
-		return fmt.Errorf("choose the node of persistentvolumeclaim %s/%s: %w", x.Namespace, name, err)
-	}
-	return nil
+	return claimnode.Choose(ctx, s.opts.Client, claim, x.pod.Spec.NodeName, x.dry)
 }
 
 // class returns the storage class of a claim, nil if it has none that exists. It refuses one whose volumes cannot be plugged.

@@ -236,14 +236,14 @@ func TestDisplayOfPod(t *testing.T) {
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	in, typed = io.Pipe()
-	go func() { ended <- p.display(ctx, pod, contract.DisplayOpen, in, io.Discard); in.Close() }()
-	_, _ = typed.Write([]byte("x"))
+	left, leaving := io.Pipe()
+	go func() { ended <- p.display(ctx, pod, contract.DisplayOpen, left, io.Discard); left.Close() }()
+	_, _ = leaving.Write([]byte("x"))
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("a client that leaves: %v", err)
 	}
-	typed.Close()
+	leaving.Close()
 }
 
 func (backend) Describe(_ context.Context, namespace, pod, of string) (guest.Description, error) {

@@ -167,18 +167,18 @@ func start(t *testing.T, objects ...client.Object) *rig {
 			},
 		}).Build()
 	r.metrics = prometheus.NewRegistry()
-	r.server = newServer(Options{Client: r.client, Metrics: NewMetrics(r.metrics), Log: slog.New(slog.DiscardHandler)}, a, r.guests)
+	serving := front.issue("manager")
+	r.server = newServer(Options{Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return serving, nil }, Client: r.client, Metrics: NewMetrics(r.metrics), Log: slog.New(slog.DiscardHandler)}, a, r.guests)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.addr = l.Addr().String()
-	serving := front.issue("manager")
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	all.Go(func() { a.run(ctx) })
 	all.Go(func() {
-		if err := r.server.serve(ctx, l, func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return serving, nil }); err != nil {
+		if err := r.server.serve(ctx, l); err != nil {
 			t.Error(err)
 		}
 	})

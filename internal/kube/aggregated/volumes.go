@@ -51,7 +51,7 @@ func (s *Server) addVolume(w http.ResponseWriter, r *http.Request, t target) err
 	if err != nil {
 		return err
 	}
-	claim := v.PersistentVolumeClaim.ClaimName
+	claim := kubevirt.ClaimOf(&v)
 	if err := x.mayAdd(v.Name, claim); err != nil {
 		return err
 	}
@@ -153,12 +153,7 @@ func (x *volumes) started() []v1.Volume {
 	return x.vmi.Spec.Volumes
 }
 
-func claimOf(v v1.Volume) string {
-	if d := v.PersistentVolumeClaim; d != nil {
-		return d.ClaimName
-	}
-	return ""
-}
+func claimOf(v v1.Volume) string { return kubevirt.ClaimOf(&v) }
 
 func has(list []v1.Volume, name string) bool {
 	return slices.ContainsFunc(list, func(v v1.Volume) bool { return v.Name == name })
@@ -175,7 +170,7 @@ func (x *volumes) mayAdd(name, claim string) error {
 	begun := x.asks[name] == claim
 	for _, v := range slices.Concat(x.template(), x.started()) {
 		switch {
-		case v.Name == name && claimOf(v) == claim && v.PersistentVolumeClaim.Hotpluggable && !has(x.started(), name) && x.pod != nil && !begun:
+		case v.Name == name && claimOf(v) == claim && kubevirt.Hotpluggable(&v) && !has(x.started(), name) && x.pod != nil && !begun:
 		case v.Name == name:
 			return conflict(x.target, "Unable to add volume [%s] because volume with that name already exists", name)
 		case claimOf(v) == claim:
@@ -201,7 +196,7 @@ func (x *volumes) mayRemove(called string) (string, error) {
 		if v.Name != called && claimOf(v) != called {
 			continue
 		}
-		if v.PersistentVolumeClaim == nil || !v.PersistentVolumeClaim.Hotpluggable {
+		if !kubevirt.Hotpluggable(&v) {
 			return "", conflict(x.target, "Unable to remove volume [%s] because it is not hotpluggable", v.Name)
 		}
 		if has(x.started(), v.Name) {

@@ -115,7 +115,7 @@ func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 		Sysctls:   sysctls(pod),
 	}
 	s.Firmware, s.SMBIOS = machine(pod)
-	s.Graphics = graphics(pod)
+	s.Graphics, s.Hardware = graphics(pod), hardware(pod)
 	s.Paused = contract.Paused(pod.Annotations)
 	s.Hostname, s.Domain = hostname(pod, node)
 	if Several(pod) {

@@ -1,6 +1,9 @@
 package convert
 
 import (
+	"maps"
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -25,6 +28,22 @@ func graphics(pod *corev1.Pod) bool {
 	return ask.Graphics
 }
 
+// hardware returns what else the machine of pod's VM is like; nil for the usual one.
+func hardware(pod *corev1.Pod) *vm.Hardware {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	h := vm.Hardware{Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog)}
+	for name, d := range ask.Hardware.Disks {
+		if h.Disks == nil {
+			h.Disks = map[string]vm.DiskDevice{}
+		}
+		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.Bus), CDROM: d.CDROM, ReadOnly: d.ReadOnly}
+	}
+	if h.Topology == (vm.Topology{}) && h.Watchdog == "" && h.Disks == nil {
+		return nil
+	}
+	return &h
+}
+
 func checkMachine(pod *corev1.Pod) field.ErrorList {
 	_, err := contract.ParseMachine(pod.Annotations)
 	errs := badKeys(err)
@@ -32,6 +51,27 @@ func checkMachine(pod *corev1.Pod) field.ErrorList {
 		if err := b.Validate(); err != nil {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeySMBIOS), pod.Annotations[contract.KeySMBIOS], err.Error()))
 		}
+	}
+	return append(errs, checkFileDisks(pod)...)
+}
+
+// checkFileDisks refuses disks for volumes that have no files, or that a container mounts.
+func checkFileDisks(pod *corev1.Pod) (errs field.ErrorList) {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	for _, name := range slices.Sorted(maps.Keys(ask.FileDisks)) {
+		var why string
+		at := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+		switch {
+		case at < 0:
+			why = "is no volume of the pod"
+		case len(partsOf(pod, name)) == 0:
+			why = "has no files of its own; use a configMap, secret, downwardAPI or projected volume"
+		case slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, name) }):
+			why = "is mounted by a container; leave out the mount or the disk"
+		default:
+			continue
+		}
+		errs = append(errs, field.Invalid(annotationPath(contract.KeyFileDisks), pod.Annotations[contract.KeyFileDisks], "volume "+name+" "+why))
 	}
 	return errs
 }

@@ -1,12 +1,72 @@
 package convert
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
+
+// Volumes whose files are disks: the VM has them without a mount, and nobody updates them.
+func TestFileDisks(t *testing.T) {
+	volumes := []corev1.Volume{
+		{Name: "cfg", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "app"}}}},
+		{Name: "other", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "app"}}}},
+		{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+	}
+	pod := plain(annotate(contract.KeyFileDisks, "cfg=CFG"))
+	pod.Spec.Volumes = append(pod.Spec.Volumes, volumes...)
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs.ToAggregate())
+	}
+	s := Spec(pod, Node{}, nil)
+	labels := map[string]string{}
+	for _, v := range s.Volumes {
+		labels[v.Name] = v.Label
+	}
+	if d := diff.Of(map[string]string{"kube-api-access-x7": "", "cfg": "CFG"}, labels); d != "" {
+		t.Error(d)
+	}
+	if names, _ := Live(pod); slices.Contains(names, "cfg") {
+		t.Error("the files of a disk are updated")
+	}
+	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "other", MountPath: "/etc/app"}}
+	for value, why := range map[string]string{"none=A": "no volume of the pod", "scratch=A": "no files of its own", "other=A": "mounted by a container", "cfg": "list of NAME=LABEL"} {
+		pod.Annotations[contract.KeyFileDisks] = value
+		if errs := Check(pod); len(errs) != 1 || !strings.Contains(errs[0].Error(), why) {
+			t.Errorf("%s: %v", value, errs)
+		}
+	}
+}
+
+func TestHardware(t *testing.T) {
+	pod := plain(annotate(contract.KeyHardware, `{"topology": {"sockets": 1, "cores": 2, "threads": 1}, "watchdog": "reset", "disks": {"@image": {"bus": "sata"}, "@cloud-init": {"bus": "scsi", "cdrom": true}}}`, contract.KeyVirtletVCPUs, "2"))
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs.ToAggregate())
+	}
+	want := &vm.Hardware{
+		Topology: vm.Topology{Sockets: 1, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset,
+		Disks: map[string]vm.DiskDevice{vm.DiskOfImage: {Bus: vm.DiskSATA}, vm.DiskOfSeed: {Bus: vm.DiskSCSI, CDROM: true}},
+	}
+	if d := diff.Of(want, Spec(pod, Node{}, nil).Hardware); d != "" {
+		t.Error(d)
+	}
+	if got := Inherited(pod); !slices.Contains(got, contract.KeyHardware) {
+		t.Errorf("a clone has no effect of %q", got)
+	}
+	for name, value := range map[string]string{
+		"no JSON": "sata", "unknown": `{"sockets": 1}`, "topology": `{"topology": {"sockets": 3, "cores": 1, "threads": 1}}`, "bus": `{"disks": {"@image": {"bus": "ide"}}}`, "no disk": `{"disks": {"data": {"bus": "sata"}}}`,
+	} {
+		if errs := Check(plain(annotate(contract.KeyHardware, value, contract.KeyVirtletVCPUs, "2"))); len(errs) != 1 {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}
 
 func TestMachine(t *testing.T) {
 	const uuid = "5d307ca9-b3ef-428c-8861-06e72d69f223"

@@ -108,6 +108,7 @@ func Inherited(pod *corev1.Pod) []string {
 	say(firmware != "", contract.KeyFirmware)
 	say(b != nil, "what "+contract.KeySMBIOS+" and "+contract.KeyVirtletSystemUUID+" tell the guest")
 	say(graphics(pod), contract.KeyGraphics)
+	say(hardware(pod) != nil, contract.KeyHardware)
 	say(len(sysctls(pod)) > 0, "sysctls")
 	say(len(pod.Spec.HostAliases) > 0, "hostAliases")
 	for _, c := range containers(pod) {

@@ -80,7 +80,7 @@ const (
 // Live returns the names of the volumes whose content may change while pod runs, and the objects that these volumes use.
 func Live(pod *corev1.Pod) (names []string, objects []Object) {
 	for _, def := range volumes(pod) {
-		if def.Kind != vm.VolumeFiles {
+		if def.Kind != vm.VolumeFiles || def.Label != "" {
 			continue
 		}
 		names = append(names, def.Name)

@@ -151,15 +151,16 @@ func kindOf(source any) string {
 	return ""
 }
 
-// volumes returns the volumes of pod that its containers mount, without their content.
+// volumes returns the volumes of pod that its containers mount, and those whose files are on disks, without their content.
 func volumes(pod *corev1.Pod) []vm.Volume {
 	var out []vm.Volume
+	ask, _ := contract.ParseMachine(pod.Annotations)
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
+		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles, Label: ask.FileDisks[v.Name]}
+		if def.Label == "" && !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
 			continue // like the kubelet, skip volumes that no container mounts
 		}
-		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles}
 		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil && v.Image == nil && v.HostPath == nil && v.NFS == nil {
 			group := *sc.FSGroup
 			def.Group = &group

@@ -23,10 +23,10 @@ template:
   spec:
     domain:
       devices:
-        disks: [{name: root, disk: {}}]
+        disks: [{name: root, disk: {}}, {name: cd, cdrom: {}}]
         interfaces: [{name: default, bridge: {}}]
     networks: [{name: default, pod: {}}]
-    volumes: [{name: root, containerDisk: {image: a}}]
+    volumes: [{name: root, containerDisk: {image: a}}, {name: cd, configMap: {name: c}}]
 `
 
 func machineOf(t testing.TB, text string) *v1.VirtualMachine {
@@ -149,6 +149,7 @@ var goodPreferences = map[string]string{
 	"devices.preferredAutoattachInputDevice":    "devices: {preferredAutoattachInputDevice: false}",
 	"devices.preferredDisableHotplug":           "devices: {preferredDisableHotplug: true}",
 	"devices.preferredDiskBus":                  "devices: {preferredDiskBus: virtio}",
+	"devices.preferredCdromBus":                 "devices: {preferredCdromBus: scsi}",
 	"devices.preferredInterfaceModel":           "devices: {preferredInterfaceModel: virtio}",
 	"devices.preferredRng":                      "devices: {preferredRng: {}}",
 	"features.preferredAcpi.enabled":            "features: {preferredAcpi: {enabled: true}}",
@@ -198,7 +199,6 @@ func TestPreferenceOutcomes(t *testing.T) {
 		"devices: {preferredAutoattachPodInterface: false}":  "devices.preferredAutoattachPodInterface",
 		"devices: {preferredAutoattachSerialConsole: false}": "devices.preferredAutoattachSerialConsole",
 		"devices: {preferredAutoattachInputDevice: true}":    "devices.preferredAutoattachInputDevice",
-		"devices: {preferredDiskBus: sata}":                  "devices.preferredDiskBus",
 		"devices: {preferredInterfaceModel: e1000}":          "devices.preferredInterfaceModel",
 		"features: {preferredAcpi: {enabled: false}}":        "features.preferredAcpi.enabled",
 		"machine: {preferredMachineType: pc-i440fx-7.2}":     "machine.preferredMachineType",

@@ -58,7 +58,7 @@ func CheckMachine(vm *v1.VirtualMachine, base Base) (errs field.ErrorList, warni
 	if spec.RunStrategy != nil && !slices.Contains(strategies, *spec.RunStrategy) {
 		errs = append(errs, field.NotSupported(at.Child("runStrategy"), *spec.RunStrategy, strategies))
 	}
-	no(len(spec.DataVolumeTemplates) > 0, "dataVolumeTemplates", "Cocoon has no DataVolumes; use a containerDisk")
+	errs = append(errs, checkTemplates(vm, at.Child("dataVolumeTemplates"))...)
 	no(spec.UpdateVolumesStrategy != nil, "updateVolumesStrategy", "volumes of a VM cannot be replaced while it runs")
 	if spec.Template == nil {
 		return append(errs, field.Required(at.Child("template"), "")), nil
@@ -134,6 +134,9 @@ func (c *check) machine() {
 	c.flag(devices.Child("logSerialConsole"), d.LogSerialConsole, false, "the output of the console is kept, for kubectl logs")
 	c.flag(devices.Child("autoattachInputDevice"), d.AutoattachInputDevice, true, noInputs)
 	c.flag(devices.Child("autoattachVSOCK"), d.AutoattachVSOCK, true, "a VM has no vsock")
+	if w := d.Watchdog; w != nil && w.I6300ESB != nil {
+		only(c, devices.Child("watchdog", "i6300esb", "action"), w.I6300ESB.Action, "", v1.WatchdogActionReset, v1.WatchdogActionPoweroff, v1.WatchdogActionShutdown)
+	}
 	if v := d.Video; v != nil {
 		only(c, devices.Child("video", "type"), v.Type, "", videoType)
 		if !graphics(c.spec) {
@@ -177,7 +180,7 @@ func (c *check) disks() {
 	for _, v := range c.spec.Volumes {
 		volumes[v.Name] = true
 	}
-	seen, orders := map[string]bool{}, map[uint]bool{}
+	seen, orders, used := map[string]bool{}, map[uint]bool{}, map[string]int{}
 	for i, d := range c.spec.Domain.Devices.Disks {
 		at := c.at.Child("domain", "devices", "disks").Index(i)
 		if seen[d.Name] {
@@ -187,9 +190,12 @@ func (c *check) disks() {
 			c.errs = append(c.errs, field.NotFound(at.Child("name"), d.Name))
 		}
 		seen[d.Name] = true
-		if d.Disk != nil {
-			only(c, at.Child("disk", "bus"), d.Disk.Bus, "", v1.DiskBusVirtio)
-			c.flag(at.Child("disk", "readonly"), &d.Disk.ReadOnly, true, "the disk of a VM is writable")
+		c.device(d, at)
+		if bus := device(d).Bus; bus != "" {
+			used[bus]++
+			if most := vm.BusRoom(vm.DiskBus(bus)); most > 0 && used[bus] == most+1 {
+				c.errs = append(c.errs, field.TooMany(at, used[bus], most))
+			}
 		}
 		if d.BootOrder != nil {
 			if *d.BootOrder == 0 {
@@ -203,6 +209,25 @@ func (c *check) disks() {
 				c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from its containerDisk, or else from its first claim"))
 			}
 		}
+	}
+}
+
+// device checks by which device the guest sees a disk.
+func (c *check) device(d v1.Disk, at *field.Path) {
+	if d.Disk != nil && d.CDRom != nil {
+		c.errs = append(c.errs, field.Forbidden(at, "a disk is one device; remove disk or cdrom"))
+		return
+	}
+	switch {
+	case d.Disk != nil:
+		only(c, at.Child("disk", "bus"), d.Disk.Bus, "", v1.DiskBusVirtio, v1.DiskBusSATA, v1.DiskBusSCSI, v1.DiskBusUSB)
+		if d.Disk.ReadOnly && d.Disk.Bus == v1.DiskBusSATA {
+			c.errs = append(c.errs, field.Forbidden(at.Child("disk", "readonly"), "a disk on sata cannot be read-only; use a cdrom, or another bus"))
+		}
+	case d.CDRom != nil:
+		only(c, at.Child("cdrom", "bus"), d.CDRom.Bus, "", v1.DiskBusSATA, v1.DiskBusSCSI, v1.DiskBusUSB)
+		c.flag(at.Child("cdrom", "readonly"), d.CDRom.ReadOnly, false, "a CD-ROM is read-only")
+		only(c, at.Child("cdrom", "tray"), d.CDRom.Tray, "", v1.TrayStateClosed)
 	}
 }
 
@@ -239,6 +264,10 @@ func (c *check) volumes() {
 				c.errs = append(c.errs, field.Required(at.Child("persistentVolumeClaim", "claimName"), ""))
 			}
 		}
+		if d := v.DataVolume; d != nil && d.Name == "" {
+			c.errs = append(c.errs, field.Required(at.Child("dataVolume", "name"), ""))
+		}
+		c.files(v, at)
 		if seed, name := cloudInit(v); seed != nil {
 			seeds++
 			if seeds == 2 {
@@ -248,7 +277,7 @@ func (c *check) volumes() {
 		}
 	}
 	if rootVolume(c.spec) == nil {
-		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk or a persistentVolumeClaim"))
+		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk, a dataVolume or a persistentVolumeClaim"))
 	}
 }
 
@@ -262,7 +291,7 @@ func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 		switch {
 		case v.ContainerDisk != nil:
 			return v
-		case v.PersistentVolumeClaim != nil && !v.PersistentVolumeClaim.Hotpluggable:
+		case (v.PersistentVolumeClaim != nil || v.DataVolume != nil) && !Hotpluggable(v):
 			claims[v.Name] = v
 			if first == nil {
 				first = v
@@ -289,7 +318,9 @@ func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 }
 
 // dataDisk reports whether v is a disk of the volume store. As in KubeVirt, a volume that no disk names is one, too.
-func dataDisk(v v1.Volume) bool { return v.EmptyDisk != nil || v.PersistentVolumeClaim != nil }
+func dataDisk(v v1.Volume) bool {
+	return v.EmptyDisk != nil || v.PersistentVolumeClaim != nil || v.DataVolume != nil
+}
 
 // sources counts the sources of a volume.
 func sources(s v1.VolumeSource) (n int) {

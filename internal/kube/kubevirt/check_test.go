@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -71,8 +72,27 @@ func TestCheck(t *testing.T) {
 		"devices": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Resources.Limits = corev1.ResourceList{"a/b": resource.MustParse("1")}
 		}, "spec.domain.resources.limits[a/b]: Forbidden"},
-		"unknown bus": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Disk.Bus = "ide" }, `spec.domain.devices.disks[0].disk.bus: Unsupported value: "ide": supported values: "virtio"`},
-		"sata":        {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[1].Disk.Bus = v1.DiskBusSATA }, "spec.domain.devices.disks[1].disk.bus"},
+		"unknown bus": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Disk.Bus = "ide" }, `spec.domain.devices.disks[0].disk.bus: Unsupported value: "ide": supported values: "virtio", "sata", "scsi", "usb"`},
+		"read-only sata": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[1].Disk = &v1.DiskTarget{Bus: v1.DiskBusSATA, ReadOnly: true}
+		}, "spec.domain.devices.disks[1].disk.readonly: Forbidden"},
+		"seven on sata": {func(s *v1.VirtualMachineInstanceSpec) {
+			for i := range 7 {
+				name := fmt.Sprintf("d%d", i)
+				s.Volumes = append(s.Volumes, v1.Volume{Name: name, VolumeSource: v1.VolumeSource{EmptyDisk: &v1.EmptyDiskSource{Capacity: resource.MustParse("1Gi")}}})
+				s.Domain.Devices.Disks = append(s.Domain.Devices.Disks, v1.Disk{Name: name, DiskDevice: v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSATA}}})
+			}
+		}, "spec.domain.devices.disks[8]: Too many"},
+		"a writable CD": {func(s *v1.VirtualMachineInstanceSpec) {
+			no := false
+			s.Domain.Devices.Disks[1].DiskDevice = v1.DiskDevice{CDRom: &v1.CDRomTarget{ReadOnly: &no}}
+		}, "spec.domain.devices.disks[1].cdrom.readonly: Forbidden"},
+		"an open CD": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[1].DiskDevice = v1.DiskDevice{CDRom: &v1.CDRomTarget{Tray: v1.TrayStateOpen}}
+		}, "spec.domain.devices.disks[1].cdrom.tray: Unsupported"},
+		"watchdog": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Watchdog = &v1.Watchdog{Name: "w", WatchdogDevice: v1.WatchdogDevice{I6300ESB: &v1.I6300ESBWatchdog{Action: "bark"}}}
+		}, "spec.domain.devices.watchdog.i6300esb.action: Unsupported"},
 		"cdrom": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.Disks[1].DiskDevice = v1.DiskDevice{CDRom: &v1.CDRomTarget{Bus: "virtio"}}
 		}, "spec.domain.devices.disks[1].cdrom.bus"},

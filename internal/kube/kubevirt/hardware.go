@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,7 +26,75 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 		m.SMBIOS.Chassis = contract.Chassis{Manufacturer: c.Manufacturer, Version: c.Version, Serial: c.Serial, Asset: c.Asset, SKU: c.Sku}
 	}
 	m.Graphics = graphics(&vmi.Spec)
+	m.Hardware = contract.Hardware{Topology: guestTopology(&vmi.Spec), Disks: devices(&vmi.Spec)}
+	if w := d.Devices.Watchdog; w != nil {
+		m.Hardware.Watchdog = string(watchdog(w))
+	}
+	for _, v := range vmi.Spec.Volumes {
+		if _, label, name := files(v); name != "" {
+			if m.FileDisks == nil {
+				m.FileDisks = map[string]string{}
+			}
+			m.FileDisks[v.Name] = label
+		}
+	}
 	return m
+}
+
+// guestTopology returns how the guest sees its CPUs; the zero value if the instance does not say.
+func guestTopology(s *v1.VirtualMachineInstanceSpec) (t contract.Topology) {
+	if c := s.Domain.CPU; c != nil && c.Sockets|c.Cores|c.Threads != 0 && cpus(s) <= maxCPUs {
+		t.Sockets, t.Cores, t.Threads = max(int(c.Sockets), 1), max(int(c.Cores), 1), max(int(c.Threads), 1)
+	}
+	return t
+}
+
+// watchdog returns what the end of a watchdog does: as it says, or reset, which is KubeVirt's default.
+func watchdog(w *v1.Watchdog) v1.WatchdogAction {
+	if w.I6300ESB == nil || w.I6300ESB.Action == "" {
+		return v1.WatchdogActionReset
+	}
+	return w.I6300ESB.Action
+}
+
+// devices returns the devices of the disks that are not on virtio, by the names that the node has for the disks.
+func devices(s *v1.VirtualMachineInstanceSpec) map[string]contract.DiskDevice {
+	out := map[string]contract.DiskDevice{}
+	for _, d := range s.Domain.Devices.Disks {
+		dev := device(d)
+		at := slices.IndexFunc(s.Volumes, func(v v1.Volume) bool { return v.Name == d.Name })
+		if dev == (contract.DiskDevice{}) || at < 0 {
+			continue
+		}
+		name := d.Name
+		if seed, _ := cloudInit(s.Volumes[at]); seed != nil {
+			name = contract.DiskOfSeed
+		} else if s.Volumes[at].ContainerDisk != nil {
+			name = contract.DiskOfImage
+		}
+		out[name] = dev
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+// device returns the device of a disk. A CD-ROM without a bus is on SATA, as in KubeVirt.
+func device(d v1.Disk) (out contract.DiskDevice) {
+	switch {
+	case d.CDRom != nil:
+		out.Bus, out.CDROM = string(d.CDRom.Bus), true
+		if out.Bus == "" {
+			out.Bus = string(v1.DiskBusSATA)
+		}
+	case d.Disk != nil:
+		out.Bus, out.ReadOnly = string(d.Disk.Bus), d.Disk.ReadOnly
+	}
+	if out.Bus == string(v1.DiskBusVirtio) {
+		out.Bus = ""
+	}
+	return out
 }
 
 // videoType is the type of every screen.

@@ -12,6 +12,13 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 )
 
+func required(value string, at *field.Path) (errs field.ErrorList) {
+	if value == "" {
+		errs = append(errs, field.Required(at, ""))
+	}
+	return errs
+}
+
 // Hotplug returns the volume and the disk that a request asks to add. The disk is on SCSI as long as the VM runs, and on virtio from its
 // next start; virtctl asks for SCSI if nobody says anything. The serial number must be the name, which is what virtctl asks for then, and
 // has no effect.
@@ -24,8 +31,10 @@ func Hotplug(o *v1.AddVolumeOptions) (volume v1.Volume, disk v1.Disk, errs field
 		errs = append(errs, field.Required(at, ""))
 	case o.VolumeSource == nil:
 		errs = append(errs, field.Required(source, ""))
+	case o.VolumeSource.DataVolume != nil && o.VolumeSource.PersistentVolumeClaim != nil:
+		errs = append(errs, field.Forbidden(source.Child("dataVolume"), "use either a dataVolume or a persistentVolumeClaim"))
 	case o.VolumeSource.DataVolume != nil:
-		errs = append(errs, field.Forbidden(source.Child("dataVolume"), "Cocoon has no DataVolumes; use a persistentVolumeClaim"))
+		errs = append(errs, required(o.VolumeSource.DataVolume.Name, source.Child("dataVolume", "name"))...)
 	case o.VolumeSource.PersistentVolumeClaim == nil:
 		errs = append(errs, field.Required(source.Child("persistentVolumeClaim"), ""))
 	case o.VolumeSource.PersistentVolumeClaim.ReadOnly:
@@ -34,9 +43,14 @@ func Hotplug(o *v1.AddVolumeOptions) (volume v1.Volume, disk v1.Disk, errs field
 	if len(errs) > 0 {
 		return volume, disk, errs, nil
 	}
-	claim := *o.VolumeSource.PersistentVolumeClaim
-	claim.Hotpluggable = true
-	volume = v1.Volume{Name: o.Name, VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &claim}}
+	volume = v1.Volume{Name: o.Name}
+	if d := o.VolumeSource.DataVolume; d != nil {
+		volume.DataVolume = &v1.DataVolumeSource{Name: d.Name, Hotpluggable: true}
+	} else {
+		claim := *o.VolumeSource.PersistentVolumeClaim
+		claim.Hotpluggable = true
+		volume.PersistentVolumeClaim = &claim
+	}
 	disk = *o.Disk.DeepCopy()
 	disk.Name = o.Name
 	if disk.Disk == nil && disk.LUN == nil && disk.CDRom == nil {
@@ -46,6 +60,14 @@ func Hotplug(o *v1.AddVolumeOptions) (volume v1.Volume, disk v1.Disk, errs field
 		warnings = append(warnings, ineffective(at.Child("disk", "bus"), "the disk is on SCSI until the VM starts again"))
 	} else if t != nil && (t.Bus == v1.DiskBusSCSI || t.Bus == "") {
 		t.Bus = v1.DiskBusVirtio
+	}
+	if t := disk.Disk; t != nil && t.Bus != v1.DiskBusVirtio {
+		errs = append(errs, field.NotSupported(at.Child("disk", "bus"), t.Bus, []v1.DiskBus{v1.DiskBusVirtio, v1.DiskBusSCSI}))
+	} else if t != nil && t.ReadOnly {
+		errs = append(errs, field.Forbidden(at.Child("disk", "readonly"), "the guest can write to a volume that is added"))
+	}
+	if disk.CDRom != nil {
+		errs = append(errs, field.Forbidden(at.Child("cdrom"), "a volume that is added is a disk; use disk"))
 	}
 	if disk.Serial == o.Name {
 		disk.Serial = ""

@@ -39,9 +39,9 @@ func TestHotplug(t *testing.T) {
 		"a disk of no kind":  {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk = nil }, warnings: "disk.serial has no effect"},
 		"a cache":            {change: func(o *v1.AddVolumeOptions) { o.Disk.Serial, o.Disk.Cache = "", v1.CacheNone }, warnings: "disk.cache has no effect: the node decides about caches"},
 		"another serial":     {change: func(o *v1.AddVolumeOptions) { o.Disk.Serial = "1234" }, refused: "disk.serial: Forbidden: the node decides about serial numbers of disks"},
-		"SATA":               {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk.Bus = v1.DiskBusSATA }, refused: `disk.disk.bus: Unsupported value: "sata": supported values: "virtio"`},
+		"SATA":               {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk.Bus = v1.DiskBusSATA }, refused: `disk.disk.bus: Unsupported value: "sata": supported values: "virtio", "scsi"`},
 		"a LUN":              {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk, o.Disk.LUN = nil, &v1.LunTarget{Bus: v1.DiskBusSCSI} }, refused: "disk.lun.bus: Forbidden: a VM cannot have LUNs"},
-		"a CD":               {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk, o.Disk.CDRom = nil, &v1.CDRomTarget{Bus: v1.DiskBusSATA} }, refused: "disk.cdrom.bus: Forbidden"},
+		"a CD":               {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk, o.Disk.CDRom = nil, &v1.CDRomTarget{Bus: v1.DiskBusSATA} }, refused: "disk.cdrom: Forbidden"},
 		"a boot order":       {change: func(o *v1.AddVolumeOptions) { o.Disk.BootOrder = &order }, refused: "disk.bootOrder: Forbidden: the guest boots from its containerDisk"},
 		"shared":             {change: func(o *v1.AddVolumeOptions) { o.Disk.Shareable = new(true) }, refused: "disk.shareable: Forbidden: a disk belongs to one VM"},
 		"read-only":          {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk.ReadOnly = true }, refused: "disk.disk.readonly: Forbidden"},
@@ -54,8 +54,14 @@ func TestHotplug(t *testing.T) {
 		"an empty source":    {change: func(o *v1.AddVolumeOptions) { o.VolumeSource = &v1.HotplugVolumeSource{} }, refused: "volumeSource.persistentVolumeClaim: Required"},
 		"no claim":           {change: func(o *v1.AddVolumeOptions) { o.VolumeSource.PersistentVolumeClaim.ClaimName = "" }, refused: "volumeSource.persistentVolumeClaim.claimName: Required"},
 		"a DataVolume": {change: func(o *v1.AddVolumeOptions) {
-			o.VolumeSource = &v1.HotplugVolumeSource{DataVolume: &v1.DataVolumeSource{Name: "data"}}
-		}, refused: "volumeSource.dataVolume: Forbidden: Cocoon has no DataVolumes"},
+			o.Disk.Serial, o.VolumeSource = "", &v1.HotplugVolumeSource{DataVolume: &v1.DataVolumeSource{Name: "data"}}
+		}},
+		"no DataVolume": {change: func(o *v1.AddVolumeOptions) {
+			o.VolumeSource = &v1.HotplugVolumeSource{DataVolume: &v1.DataVolumeSource{}}
+		}, refused: "volumeSource.dataVolume.name: Required"},
+		"a DataVolume and a claim": {change: func(o *v1.AddVolumeOptions) {
+			o.VolumeSource.DataVolume = &v1.DataVolumeSource{Name: "data"}
+		}, refused: "volumeSource.dataVolume: Forbidden"},
 	} {
 		volume, disk, errs, warnings := Hotplug(added(c.change))
 		if c.refused != "" {
@@ -67,7 +73,7 @@ func TestHotplug(t *testing.T) {
 		if len(errs) > 0 || !strings.HasPrefix(strings.Join(warnings, "; "), c.warnings) || c.warnings == "" && len(warnings) > 0 {
 			t.Errorf("%s: %v, %q", name, errs, warnings)
 		}
-		if volume.Name != "data" || !volume.PersistentVolumeClaim.Hotpluggable || disk.Name != "data" || disk.Disk.Bus != v1.DiskBusVirtio || disk.Serial != "" {
+		if volume.Name != "data" || !Hotpluggable(&volume) || disk.Name != "data" || disk.Disk.Bus != v1.DiskBusVirtio || disk.Serial != "" {
 			t.Errorf("%s: %+v, %+v", name, volume, disk)
 		}
 		whole := spec(t, cirros)

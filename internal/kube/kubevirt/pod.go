@@ -102,7 +102,7 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 			RestartPolicy:                 corev1.RestartPolicyNever,
 			TerminationGracePeriodSeconds: grace(s),
 			AutomountServiceAccountToken:  &no,
-			ServiceAccountName:            s.ServiceAccountName,
+			ServiceAccountName:            serviceAccount(s),
 			PriorityClassName:             s.PriorityClassName,
 			SchedulerName:                 s.SchedulerName,
 			Affinity:                      s.Affinity,
@@ -116,7 +116,7 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	if pod.Spec.Hostname == "" {
 		pod.Spec.Hostname = hostname(vmi.Name)
 	}
-	if root := rootVolume(s); root.PersistentVolumeClaim != nil {
+	if root := rootVolume(s); root.ContainerDisk == nil {
 		container.Image = vm.FromVolume(root.Name)
 	}
 	for _, v := range s.Volumes {
@@ -128,6 +128,9 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 		}
 		if seed, _ := cloudInit(v); seed != nil {
 			seed.apply(pod, v.Name, seedName(vmi))
+		}
+		if volume, _, name := files(v); name != "" {
+			pod.Spec.Volumes = append(pod.Spec.Volumes, volume) // an annotation makes it a disk
 		}
 		if dataDisk(v) {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, data(v))
@@ -144,6 +147,10 @@ func data(v v1.Volume) corev1.Volume {
 	if d := v.PersistentVolumeClaim; d != nil {
 		claim := d.PersistentVolumeClaimVolumeSource
 		out.PersistentVolumeClaim = &claim
+		return out
+	}
+	if d := v.DataVolume; d != nil {
+		out.PersistentVolumeClaim = &corev1.PersistentVolumeClaimVolumeSource{ClaimName: d.Name}
 		return out
 	}
 	block := corev1.PersistentVolumeBlock

@@ -119,17 +119,18 @@ func (u *unfolding) devices(p *v1beta1.DevicePreferences, at *field.Path) {
 	if p.PreferredRng != nil && d.Rng == nil {
 		d.Rng = p.PreferredRng.DeepCopy()
 	}
-	if bus := p.PreferredDiskBus; bus != "" && bus != v1.DiskBusVirtio {
-		u.ignore(at.Child("preferredDiskBus"), "disks are virtio")
-	} else if bus != "" {
-		for i := range d.Disks {
-			disk := &d.Disks[i]
-			if disk.Disk == nil && disk.CDRom == nil && disk.LUN == nil {
+	for i := range d.Disks {
+		disk := &d.Disks[i]
+		if bus := p.PreferredDiskBus; bus != "" && disk.CDRom == nil && disk.LUN == nil {
+			if disk.Disk == nil {
 				disk.Disk = &v1.DiskTarget{}
 			}
-			if disk.Disk != nil && disk.Disk.Bus == "" {
+			if disk.Disk.Bus == "" {
 				disk.Disk.Bus = bus
 			}
+		}
+		if bus := p.PreferredCdromBus; bus != "" && disk.CDRom != nil && disk.CDRom.Bus == "" {
+			disk.CDRom.Bus = bus
 		}
 	}
 	if model := p.PreferredInterfaceModel; model != "" && model != v1.VirtIO {

@@ -17,7 +17,8 @@ import (
 const (
 	ReasonNotSupported = "NotSupported" // Synchronized: the instance asks for what Cocoon refuses
 	ReasonPodGone      = "PodDeleted"
-	ReasonPausedByUser = "PausedByUser" // Paused
+	ReasonNoClaim      = "FailedPvcNotFound" // Synchronized: the claim of a volume does not exist
+	ReasonPausedByUser = "PausedByUser"      // Paused
 )
 
 // Phase returns the phase of an instance whose pod is pod.
@@ -119,6 +120,14 @@ func Fail(vmi *v1.VirtualMachineInstance, reason, message string, now time.Time)
 	SetPhase(&s, v1.Failed, now)
 	s.Reason = reason
 	set(&s, v1.VirtualMachineInstanceReady, false, reason, message, now)
+	set(&s, v1.VirtualMachineInstanceSynchronized, false, reason, message, now)
+	return s
+}
+
+// Wait returns the status of an instance that cannot have its pod yet.
+func Wait(vmi *v1.VirtualMachineInstance, reason, message string, now time.Time) v1.VirtualMachineInstanceStatus {
+	s := *vmi.Status.DeepCopy()
+	SetPhase(&s, v1.Pending, now)
 	set(&s, v1.VirtualMachineInstanceSynchronized, false, reason, message, now)
 	return s
 }

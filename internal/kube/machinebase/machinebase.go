@@ -197,10 +197,17 @@ func (f Finder) labels(ctx context.Context, vm *v1.VirtualMachine, volume string
 		if v.Name != volume {
 			continue
 		}
-		if v.PersistentVolumeClaim == nil {
-			return nil, fmt.Sprintf("volume %s is no persistentVolumeClaim, whose labels would say it", volume), false, nil
+		name := kubevirt.ClaimOf(&v)
+		if name == "" {
+			return nil, fmt.Sprintf("volume %s is neither a dataVolume nor a persistentVolumeClaim, whose labels would say it", volume), false, nil
 		}
-		claim, key := &corev1.PersistentVolumeClaim{}, client.ObjectKey{Namespace: vm.Namespace, Name: v.PersistentVolumeClaim.ClaimName}
+		if t := template(vm, &v); t != nil { // its claim is made only after the machine has its instancetype
+			if t.Spec.Source == nil || t.Spec.Source.PVC == nil || len(t.Labels) > 0 {
+				return t.Labels, "", false, nil
+			}
+			name = t.Spec.Source.PVC.Name
+		}
+		claim, key := &corev1.PersistentVolumeClaim{}, client.ObjectKey{Namespace: vm.Namespace, Name: name}
 		err := f.Live.Get(ctx, key, claim)
 		if apierrors.IsNotFound(err) {
 			return nil, fmt.Sprintf("the claim %s of volume %s does not exist; create it", key.Name, volume), true, nil
@@ -211,6 +218,16 @@ func (f Finder) labels(ctx context.Context, vm *v1.VirtualMachine, volume string
 		return claim.Labels, "", false, err
 	}
 	return nil, fmt.Sprintf("the machine has no volume %s", volume), false, nil
+}
+
+// template returns the template of the DataVolume that v is, nil if vm has none.
+func template(vm *v1.VirtualMachine, v *v1.Volume) *v1.DataVolumeTemplateSpec {
+	for i := range vm.Spec.DataVolumeTemplates {
+		if t := &vm.Spec.DataVolumeTemplates[i]; v.DataVolume != nil && v.DataVolume.Name == t.Name {
+			return t
+		}
+	}
+	return nil
 }
 
 // get reads an object; a cache may not have heard of one that was just created.

@@ -241,7 +241,7 @@ func TestInference(t *testing.T) {
 		{"bare", &ignore, "none"},
 		{"odd", &ignore, `never: spec.instancetype.inferFromVolume: the label instancetype.kubevirt.io/default-instancetype-kind of the claim of volume odd is "Pod"`},
 		{"gone", &ignore, "later: spec.instancetype: the claim gone of volume gone does not exist"},
-		{"root", nil, "never: spec.instancetype.inferFromVolume: volume root is no persistentVolumeClaim"},
+		{"root", nil, "never: spec.instancetype.inferFromVolume: volume root is neither a dataVolume nor a persistentVolumeClaim"},
 		{"root", &ignore, "none"},
 		{"x", nil, "never: spec.instancetype.inferFromVolume: the machine has no volume x"},
 	} {

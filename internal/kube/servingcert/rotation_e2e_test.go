@@ -3,8 +3,10 @@
 package servingcert
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -21,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -44,7 +47,7 @@ func TestRotationUnderRequests(t *testing.T) {
 	mutating := &registration.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "certs"}}
 	for i := range 2 {
 		k := &Keeper{
-			Secret: types.NamespacedName{Namespace: "certs", Name: "serving"}, Configuration: "certs", Hosts: []string{"127.0.0.1"},
+			Secret: types.NamespacedName{Namespace: "certs", Name: "serving"}, Configuration: "certs", APIs: []string{"v1.certs.example.com"}, Hosts: []string{"127.0.0.1"},
 			Lives: Lives{Authority: 150 * time.Second, Serving: 50 * time.Second, Overlap: 2 * time.Second}, Now: time.Now, // 12 s late is in time
 		}
 		keepers = append(keepers, k)
@@ -59,6 +62,9 @@ func TestRotationUnderRequests(t *testing.T) {
 			SideEffects: &none, FailurePolicy: &fail, AdmissionReviewVersions: []string{"v1"},
 		})
 	}
+	const api = "{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.certs.example.com}, spec: {group: certs.example.com, version: v1, " +
+		"service: {namespace: certs, name: none}, groupPriorityMinimum: 1000, versionPriority: 15}}"
+	cluster.Kubectl(t, api, "apply", "--server-side", "-f", "-")
 	hooks := kube.AdmissionregistrationV1()
 	_, err = hooks.ValidatingWebhookConfigurations().Create(t.Context(), validating, metav1.CreateOptions{})
 	if err == nil {
@@ -102,6 +108,17 @@ func TestRotationUnderRequests(t *testing.T) {
 		}
 		return nil
 	})
+	// The registration of an API has the same authorities, also after users have applied it again without.
+	registered := func() error {
+		text := cluster.Kubectl(t, "", "get", "apiservice", "v1.certs.example.com", "-o", "jsonpath={.spec.caBundle}")
+		if bundle, err := base64.StdEncoding.DecodeString(text); err != nil || !bytes.Equal(bundle, keepers[0].current.Load().bundle()) {
+			return fmt.Errorf("it trusts %q, %w", bundle, err)
+		}
+		return nil
+	}
+	wait(t, "the API's authorities", registered)
+	cluster.Kubectl(t, api, "replace", "-f", "-")
+	wait(t, "the API's authorities again", registered)
 	// The Secret is lost, and users apply the configurations again without authorities.
 	if err := kube.CoreV1().Secrets("certs").Delete(t.Context(), "serving", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -149,7 +166,7 @@ func serve(t *testing.T, k *Keeper) string {
 func run(t *testing.T, c *rest.Config, k *Keeper) {
 	t.Helper()
 	several := true
-	m, err := ctrl.NewManager(c, ctrl.Options{Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &several}})
+	m, err := ctrl.NewManager(c, ctrl.Options{Metrics: metricsserver.Options{BindAddress: "0"}, Client: client.Options{Cache: &client.CacheOptions{Unstructured: true}}, Controller: config.Controller{SkipNameValidation: &several}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,13 +1,17 @@
-// Package servingcert maintains the serving certificate of admission webhooks, and the authority that signs it. Both are in a
-// Secret that all replicas share. They are replaced before they expire, without a restart. The package publishes the authority
-// to the API server through the webhook configurations. It serves nothing.
+// Package servingcert maintains the serving certificate of admission webhooks and aggregated APIs, and the authority that signs it.
+// Both are in a Secret that all replicas share. They are replaced before they expire, without a restart. The package publishes the
+// authority to the API server through the webhook configurations and the registrations of the APIs. It serves nothing.
 package servingcert
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/base64"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -15,6 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	applyadmission "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
 	"k8s.io/client-go/util/workqueue"
@@ -30,20 +36,21 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// fieldOwner is the field owner of the CA bundles in webhook configurations.
+// fieldOwner is the field owner of the CA bundles in webhook configurations and APIServices.
 const fieldOwner = "cocoon-webhook-certificates"
 
 // again is the longest delay between two checks of the certificates' age.
 const again = time.Hour
 
 // Keeper maintains one serving certificate. Every replica of the program runs a Keeper. The first replica writes the Secret,
-// and the others read it. All fields are required.
+// and the others read it. All fields but APIs are required.
 type Keeper struct {
-	// Client writes directly, and reads from a cache. The cache needs only the objects that are named here.
+	// Client writes directly, and reads from a cache, also unstructured objects. The cache needs only the objects that are named here.
 	Client client.Client
 	Secret types.NamespacedName
 	// Configuration is the name of the ValidatingWebhookConfiguration and of the MutatingWebhookConfiguration.
 	Configuration string
+	APIs          []string // names of the APIServices that the certificate serves, too
 	Hosts         []string // DNS names and addresses of the certificate
 	Lives         Lives
 	Now           func() time.Time
@@ -59,7 +66,7 @@ func (k *Keeper) Setup(m ctrl.Manager) error {
 		return builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool { return client.ObjectKeyFromObject(o) == key }))
 	}
 	everyReplica := false
-	return ctrl.NewControllerManagedBy(m).Named("webhook-certificates").
+	b := ctrl.NewControllerManagedBy(m).Named("webhook-certificates").
 		Watches(&corev1.Secret{}, same, named(k.Secret)).
 		Watches(&admissionv1.ValidatingWebhookConfiguration{}, same, named(types.NamespacedName{Name: k.Configuration})).
 		Watches(&admissionv1.MutatingWebhookConfiguration{}, same, named(types.NamespacedName{Name: k.Configuration})).
@@ -67,8 +74,11 @@ func (k *Keeper) Setup(m ctrl.Manager) error {
 			q.Add(one) // reconcile once at the start, because without the objects no event triggers it
 			return nil
 		})).
-		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: 1, NeedLeaderElection: &everyReplica}).
-		Complete(k)
+		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: 1, NeedLeaderElection: &everyReplica})
+	if len(k.APIs) > 0 {
+		b = b.Watches(APIService(), same, builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool { return slices.Contains(k.APIs, o.GetName()) })))
+	}
+	return b.Complete(k)
 }
 
 // Reconcile updates the Secret and the configurations.
@@ -139,6 +149,27 @@ func (k *Keeper) inject(ctx context.Context, bundle []byte) error {
 			return stale(fmt.Errorf("inject authorities into MutatingWebhookConfiguration %s: %w", m.Name, err))
 		}
 	}
+	apis, err := k.apis(ctx)
+	if err != nil {
+		return err
+	}
+	for _, api := range apis {
+		if bytes.Equal(authorities(api), bundle) {
+			continue
+		}
+		apply := APIService()
+		apply.SetName(api.GetName())
+		apply.SetUID(api.GetUID())
+		apply.SetResourceVersion(api.GetResourceVersion())
+		if err := unstructured.SetNestedField(apply.Object, base64.StdEncoding.EncodeToString(bundle), "spec", "caBundle"); err != nil {
+			return err
+		}
+		if err := k.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), client.FieldOwner(fieldOwner), client.ForceOwnership); err != nil {
+			if err := stale(fmt.Errorf("inject authorities into APIService %s: %w", api.GetName(), err)); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
@@ -168,6 +199,38 @@ func (k *Keeper) configurations(ctx context.Context) (*admissionv1.ValidatingWeb
 		return nil, nil, fmt.Errorf("get MutatingWebhookConfiguration %s: %w", k.Configuration, err)
 	}
 	return v, m, nil
+}
+
+// APIService returns an empty registration of an API (apiregistration.k8s.io/v1).
+func APIService() *unstructured.Unstructured {
+	u := &unstructured.Unstructured{}
+	u.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"})
+	return u
+}
+
+// apis returns the registrations that exist and are in the cache.
+func (k *Keeper) apis(ctx context.Context) (all []*unstructured.Unstructured, err error) {
+	for _, name := range k.APIs {
+		api := APIService()
+		switch err := k.Client.Get(ctx, types.NamespacedName{Name: name}, api); {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return nil, fmt.Errorf("get APIService %s: %w", name, err)
+		default:
+			all = append(all, api)
+		}
+	}
+	return all, nil
+}
+
+// authorities returns the authorities that the API server trusts for api.
+func authorities(api *unstructured.Unstructured) []byte {
+	text, _, _ := unstructured.NestedString(api.Object, "spec", "caBundle")
+	bundle, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return nil
+	}
+	return bundle
 }
 
 func clientsOf(v *admissionv1.ValidatingWebhookConfiguration) (all []admissionv1.WebhookClientConfig) {
@@ -216,6 +279,18 @@ func (k *Keeper) Check(req *http.Request) error {
 		return errdefs.Preconditionf("the webhook configurations %s are not installed, so the API server does not call this webhook; apply the manifests of cocoon-manager", k.Configuration)
 	case !trusted(append(clientsOf(v), clientsOfMutating(mut)...), m.bundle()):
 		return errdefs.Unavailablef("the webhook configurations %s do not trust the certificate yet", k.Configuration)
+	}
+	apis, err := k.apis(req.Context())
+	switch {
+	case err != nil:
+		return err
+	case len(apis) < len(k.APIs):
+		return errdefs.Preconditionf("not all of the APIServices %s of Cocoon are installed, so virtctl does not reach this API; apply deploy/kubevirt", strings.Join(k.APIs, ", "))
+	}
+	for _, api := range apis {
+		if !bytes.Equal(authorities(api), m.bundle()) {
+			return errdefs.Unavailablef("the APIService %s does not trust the certificate yet", api.GetName())
+		}
 	}
 	return nil
 }

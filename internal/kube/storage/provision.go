@@ -76,6 +76,8 @@ func check(o controller.ProvisionOptions) error {
 		return errdefs.Invalidf("storage class %s has mount options (%s), which guests do not apply; remove them", o.StorageClass.Name, strings.Join(o.StorageClass.MountOptions, ","))
 	case claim.Spec.DataSource == nil && claim.Spec.DataSourceRef != nil: // an empty volume would not be what the claim asks for
 		return errdefs.Invalidf("claim %s asks by dataSourceRef for the content of a %s of another namespace, and volumes are copied within their namespace only", claim.Name, claim.Spec.DataSourceRef.Kind)
+	case claim.Spec.DataSource != nil && claim.Annotations[contract.KeyVolumeImage] != "":
+		return errdefs.Invalidf("claim %s asks for the content of an image by the annotation %s and for that of a %s by dataSource; remove one of them", claim.Name, contract.KeyVolumeImage, claim.Spec.DataSource.Kind)
 	case claim.Spec.Selector != nil:
 		return errdefs.Invalidf("claim %s selects volumes by label, and a new volume has none; remove the selector", claim.Name)
 	case slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteMany):
@@ -107,6 +109,8 @@ func (p *provisioner) create(ctx context.Context, o controller.ProvisionOptions)
 func (p *provisioner) from(ctx context.Context, claim *corev1.PersistentVolumeClaim, spec store.Spec) (store.Volume, error) {
 	source := claim.Spec.DataSource
 	switch {
+	case claim.Annotations[contract.KeyVolumeImage] != "":
+		return p.fill(ctx, claim, spec)
 	case source == nil:
 		return p.Volumes.Create(ctx, spec)
 	case source.Kind == "PersistentVolumeClaim" && (source.APIGroup == nil || *source.APIGroup == ""):

@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 )
@@ -37,6 +38,8 @@ import (
 type Volumes interface {
 	Create(ctx context.Context, s volume.Spec) (volume.Volume, error)
 	Clone(ctx context.Context, ref string, s volume.Spec) (volume.Volume, error)
+	// FromImage pulls an image and makes a volume with its disk.
+	FromImage(ctx context.Context, s volume.Spec, from image.PullRequest, progress func(image.Progress)) (volume.Volume, error)
 	Get(ctx context.Context, ref string) (volume.Volume, error)
 	// Grow also says which guests do not use the new size yet.
 	Grow(ctx context.Context, ref string, size int64) (volume.Resized, error)
@@ -80,6 +83,7 @@ type Storage struct {
 	once    sync.Once     // says that the node lacks rights
 	maker   *controller.ProvisionController
 	making  sync.WaitGroup // the goroutines of maker
+	fills   fills
 }
 
 // The provisioner's pauses between attempts, and its number of claims at a time.

@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -24,6 +25,8 @@ import (
 	component "k8s.io/component-helpers/storage/volume"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
@@ -42,6 +45,8 @@ type node struct {
 	events *record.FakeRecorder
 
 	readying func() // called between New and Run
+
+	images func(ctx context.Context, s volume.Spec, from image.PullRequest) (io.Reader, error) // nil: there are none
 }
 
 func start(t *testing.T, objects ...runtime.Object) *node {
@@ -74,6 +79,18 @@ type stored struct {
 
 func (s stored) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
 	return kinds.New([]kinds.Kind{{Name: file.Kind, Making: s.Store}}).Create(ctx, spec)
+}
+
+func (s stored) FromImage(ctx context.Context, spec volume.Spec, from image.PullRequest, progress func(image.Progress)) (volume.Volume, error) {
+	if s.n.images == nil {
+		return volume.Volume{}, errdefs.NotFoundf("there is no image %s", from.Name)
+	}
+	r, err := s.n.images(ctx, spec, from)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	progress(image.Progress{Phase: image.PhaseFill})
+	return s.Import(ctx, spec, r, nil)
 }
 
 func (n *node) room(_ context.Context, kind string) (int64, bool, error) {

@@ -56,7 +56,7 @@ type onlyWriter struct{ io.Writer }
 
 // Import implements volume.Carrier. A volume without a size in s is as large as the stream, rounded up to a size that volumes can have.
 func (s *Store) Import(ctx context.Context, spec volume.Spec, r io.Reader, progress func(bytes int64)) (volume.Volume, error) {
-	v, err := s.importFrom(ctx, spec, stream.Interrupted{Ctx: ctx, R: r}, progress)
+	v, err := s.importFrom(ctx, spec, r, progress)
 	if err != nil {
 		return volume.Volume{}, record.Failed("import", vm.Volumes, spec.Name, err)
 	}
@@ -72,12 +72,28 @@ func (s *Store) importFrom(ctx context.Context, spec volume.Spec, r io.Reader, p
 		}
 	}
 	return s.make(ctx, spec, "", func(data *os.File) (int64, error) {
-		n, err := receive(data, r, limit, progress)
+		n, err := share(data, r, limit)
+		if errdefs.Is(err, errdefs.Unsupported) {
+			n, err = receive(data, stream.Interrupted{Ctx: ctx, R: r}, limit, progress)
+		}
 		if err != nil || spec.Size != 0 {
 			return limit, err
 		}
 		return volume.RoundSize(max(n, volume.MinSize))
 	})
+}
+
+// share makes data, which is empty, share the content of the file that r reads, and returns its size.
+// Errors: Unsupported if it cannot, InvalidArgument if there are more bytes than limit.
+func share(data *os.File, r io.Reader, limit int64) (int64, error) {
+	f, ok := r.(*sparse.FileReader)
+	if !ok {
+		return 0, errdefs.Unsupportedf("it is no file")
+	}
+	if f.Size() > limit {
+		return 0, errdefs.Invalidf("the file has %d bytes, more than the %d that the volume can hold; choose a larger size", f.Size(), limit)
+	}
+	return f.Size(), sparse.Clone(data, f.File())
 }
 
 // receive writes r, up to its end, to a new file and returns how many bytes it had. Blocks of zeros become holes.

@@ -105,7 +105,10 @@ func (t *intake) receive(ctx context.Context, r io.Reader, limit int64) (filling
 			t.device.Close()
 		}
 	}()
-	_, err := stream.Each(r, make([]byte, importBuffer), limit, func(part []byte, at int64) error { return t.write(ctx, part, at) })
+	n, err := stream.Each(r, make([]byte, importBuffer), limit, func(part []byte, at int64) error { return t.write(ctx, part, at) })
+	if err == nil {
+		err = t.grow(ctx, n) // the stream may end with a hole, or be one
+	}
 	if err != nil {
 		return filling{}, err
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/sparse"
 )
 
 // Interrupted is a reader of R that fails when its context ends.
@@ -24,18 +25,34 @@ func (i Interrupted) Read(p []byte) (int, error) {
 	return i.R.Read(p)
 }
 
+// Skip implements sparse.Holed. R may have no holes that it knows.
+func (i Interrupted) Skip() (int64, error) {
+	if h, ok := i.R.(sparse.Holed); ok && i.Ctx.Err() == nil {
+		return h.Skip()
+	}
+	return 0, i.Ctx.Err()
+}
+
 // Each calls fn with each part of r, which fills buf except for the last one, and with the number of bytes before it, at most limit
-// bytes. It returns how many bytes there were.
+// bytes. It calls fn for no hole that r knows (sparse.Holed). It returns how many bytes there were, holes included.
 // Errors: InvalidArgument if there are more than limit, or none.
 func Each(r io.Reader, buf []byte, limit int64, fn func(part []byte, at int64) error) (int64, error) {
 	var at int64
 	for {
+		hole, err := skip(r)
+		if err != nil {
+			return at, fmt.Errorf("the stream failed after %d bytes: %w", at, err)
+		}
+		if hole > limit-at {
+			return at, tooLong(limit)
+		}
+		at += hole
 		n, end, err := fill(r, buf)
 		if err != nil {
 			return at, fmt.Errorf("the stream failed after %d bytes: %w", at+int64(n), err)
 		}
 		if int64(n) > limit-at {
-			return at, errdefs.Invalidf("the stream has more than the %d bytes that the volume can hold; choose a larger size", limit)
+			return at, tooLong(limit)
 		}
 		if n > 0 {
 			if err := fn(buf[:n], at); err != nil {
@@ -49,6 +66,17 @@ func Each(r io.Reader, buf []byte, limit int64, fn func(part []byte, at int64) e
 			return at, nil
 		}
 	}
+}
+
+func tooLong(limit int64) error {
+	return errdefs.Invalidf("the stream has more than the %d bytes that the volume can hold; choose a larger size", limit)
+}
+
+func skip(r io.Reader) (int64, error) {
+	if h, ok := r.(sparse.Holed); ok {
+		return h.Skip()
+	}
+	return 0, nil
 }
 
 // fill fills buf, or reads up to the end of r. Unlike io.ReadFull, it does not mistake a stream that broke off, which also fails

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -42,6 +43,45 @@ func TestEach(t *testing.T) {
 		if _, err := Each(c.r, make([]byte, 3), 8, c.fn); c.want != nil && !errors.Is(err, c.want) || !errdefs.Is(err, c.of) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// holed has a hole of 5 bytes before each "ab", and one of tail bytes at its end.
+type holed struct{ parts, tail int64 }
+
+func (h *holed) Skip() (int64, error) {
+	if h.parts > 0 {
+		return 5, nil
+	}
+	n := h.tail
+	h.tail = 0
+	return n, nil
+}
+
+func (h *holed) Read(p []byte) (int, error) {
+	if h.parts == 0 {
+		return 0, io.EOF
+	}
+	h.parts--
+	return copy(p, "ab"), nil
+}
+
+func TestEachSkipsHoles(t *testing.T) {
+	for name, r := range map[string]io.Reader{"holed": &holed{2, 3}, "interrupted": Interrupted{Ctx: t.Context(), R: &holed{2, 3}}} {
+		var got []string
+		n, err := Each(r, make([]byte, 2), 17, func(part []byte, at int64) error {
+			got = append(got, fmt.Sprintf("%s at %d", part, at))
+			return nil
+		})
+		if err != nil || n != 17 || strings.Join(got, ", ") != "ab at 5, ab at 12" {
+			t.Errorf("%s: %d, %q, %v", name, n, got, err)
+		}
+	}
+	if _, err := Each(&holed{0, 9}, make([]byte, 2), 8, nil); !errdefs.IsInvalid(err) {
+		t.Errorf("a hole beyond the limit: %v", err)
+	}
+	if n, err := Each(&holed{0, 8}, make([]byte, 2), 8, nil); n != 8 || err != nil {
+		t.Errorf("only a hole: %d, %v", n, err)
 	}
 }
 

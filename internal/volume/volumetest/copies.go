@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"testing/iotest"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 )
@@ -343,12 +345,48 @@ func carries(t *testing.T, s volume.Store) {
 			t.Errorf("%s: another content", what)
 		}
 	}
+	importFile(t, s, carrier)
 	var zero bytes.Buffer
 	create(t, s, "zero", 2)
 	if err := carrier.Export(t.Context(), "zero", &zero); err != nil || !bytes.Equal(zero.Bytes(), make([]byte, 2*MiB)) {
 		t.Errorf("exported %d bytes of an empty volume, %v", zero.Len(), err)
 	}
 	class(t, "no such volume", carrier.Export(t.Context(), "none", io.Discard), errdefs.NotFound)
+}
+
+// importFile imports a file with holes at both ends, and one that is only a hole.
+func importFile(t *testing.T, s volume.Store, carrier volume.Carrier) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "disk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	want := make([]byte, 4*MiB)
+	for _, name := range []string{"hole", "file"} {
+		if err := errors.Join(f.Truncate(3*MiB), f.Sync()); err != nil {
+			t.Fatal(err)
+		}
+		r, err := sparse.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := carrier.Import(t.Context(), volume.Spec{Name: name, Size: 4 * MiB}, r, nil); err != nil || v.Size != 4*MiB {
+			t.Fatalf("import of a %s: %+v, %v", name, v, err)
+		}
+		if !bytes.Equal(read(t, s, name), want) {
+			t.Errorf("import of a %s: another content", name)
+		}
+		copy(want[MiB+4711:], "what somebody wrote")
+		if _, err := f.WriteAt(want[MiB:2*MiB], MiB); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := sparse.ReadFile(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = carrier.Import(t.Context(), volume.Spec{Size: 2 * MiB}, r, nil)
+	class(t, "a file that is larger than the volume", err, errdefs.InvalidArgument)
 }
 
 // failing is a reader of some bytes that then fails.

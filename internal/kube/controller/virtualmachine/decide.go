@@ -35,6 +35,7 @@ type seen struct {
 	vmi      *v1.VirtualMachineInstance             // nil: there is none
 	refusal  string                                 // why Cocoon cannot run such a machine, "" if it can
 	reason   string                                 // for the condition, if there is a refusal
+	data     data
 	now      time.Time
 	jitter   float64 // from 0 to 1
 }
@@ -55,11 +56,13 @@ func decide(x seen) step {
 	case vmi.DeletionTimestamp == nil:
 		s.end(vmi, strategy)
 	}
-	if s.start && (x.refusal != "" || vm.Status.RestoreInProgress != nil) { // once the machine is changed, or restored, it starts
+	asked := s.start
+	if s.start && (x.refusal != "" || x.data.holds() || vm.Status.RestoreInProgress != nil) { // once the machine is changed, its volumes are complete, or it is restored, it starts
 		s.start, s.status.StateChangeRequests = false, vm.Status.StateChangeRequests
 		strategy = vm.Status.RunStrategy
 	}
 	s.describe(x, strategy)
+	s.status.PrintableStatus = s.printable(x, asked)
 	return s
 }
 
@@ -182,7 +185,6 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 	} else {
 		s.drop(v1.VirtualMachineFailure)
 	}
-	s.status.PrintableStatus = s.printable(vm, vmi)
 }
 
 // changed reports whether the instance is not what the template says now. A request may have started it paused, and volumes may have
@@ -233,8 +235,9 @@ func switchOn(vm *v1.VirtualMachine) {
 	}
 }
 
-// printable returns the column Status: the first in KubeVirt's order that is true.
-func (s *step) printable(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance) v1.VirtualMachinePrintableStatus {
+// printable returns the column Status: the first in KubeVirt's order that is true. asked says that the machine would start if nothing held it.
+func (s *step) printable(x seen, asked bool) v1.VirtualMachinePrintableStatus {
+	vm, vmi := x.vm, x.vmi
 	running := vmi != nil && vmi.Status.Phase == v1.Running
 	stopping := vmi != nil && !vmi.IsFinal() && (vmi.DeletionTimestamp != nil || s.stop)
 	pull := ""
@@ -255,8 +258,16 @@ func (s *step) printable(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance) 
 		return v1.VirtualMachineStatusPaused
 	case running:
 		return v1.VirtualMachineStatusRunning
+	case pull == kubevirt.ReasonNoClaim:
+		return v1.VirtualMachineStatusPvcNotFound
+	case x.data.failed:
+		return v1.VirtualMachineStatusDataVolumeError
 	case unschedulable:
 		return v1.VirtualMachineStatusUnschedulable
+	case x.data.making:
+		return v1.VirtualMachineStatusProvisioning
+	case x.data.unbound && (asked || vmi != nil && !vmi.IsFinal()):
+		return v1.VirtualMachineStatusWaitingForVolumeBinding
 	case pull == string(v1.VirtualMachineStatusErrImagePull), pull == string(v1.VirtualMachineStatusImagePullBackOff):
 		return v1.VirtualMachinePrintableStatus(pull)
 	case vmi != nil && !vmi.IsFinal(), s.start:

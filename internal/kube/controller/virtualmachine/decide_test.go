@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	v1 "kubevirt.io/api/core/v1"
+	"kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 )
@@ -279,5 +280,54 @@ func TestStartPaused(t *testing.T) {
 	}
 	if switchesOn(machine(v1.RunStrategyHalted, asks("Start")), nil) || switchesOn(machine(v1.RunStrategyHalted, paused, deleted), nil) || switchesOn(machine(v1.RunStrategyManual, paused), nil) {
 		t.Error("a machine is switched on that nobody asked to start paused, or that is deleted, or that is not off")
+	}
+}
+
+// A machine starts when its volumes are complete, or wait for its pod. What it waits for is in its status, in KubeVirt's order.
+func TestVolumes(t *testing.T) {
+	unschedulable := in(v1.Pending, v1.Scheduling)
+	unschedulable.Status.Conditions = []v1.VirtualMachineInstanceCondition{{Type: v1.VirtualMachineInstanceConditionType(corev1.PodScheduled), Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	noClaim := in(v1.Pending)
+	noClaim.Status = kubevirt.Wait(noClaim, kubevirt.ReasonNoClaim, "it does not exist", now)
+	of := func(phase v1beta1.DataVolumePhase, running string) data {
+		var d data
+		d.add(&v1beta1.DataVolume{Status: v1beta1.DataVolumeStatus{Phase: phase, Conditions: []v1beta1.DataVolumeCondition{{Type: v1beta1.DataVolumeRunning, Status: corev1.ConditionFalse, Reason: running}}}})
+		return d
+	}
+	for name, c := range map[string]struct {
+		strategy v1.VirtualMachineRunStrategy
+		vmi      *v1.VirtualMachineInstance
+		data     data
+		want     string // starts, printable status
+	}{
+		"complete":                   {v1.RunStrategyAlways, nil, of(v1beta1.Succeeded, "Completed"), "true Starting"},
+		"waits for its pod":          {v1.RunStrategyAlways, nil, of(v1beta1.WaitForFirstConsumer, ""), "true WaitingForVolumeBinding"},
+		"waits, has a pod":           {v1.RunStrategyAlways, in(v1.Pending, v1.Scheduling), of(v1beta1.WaitForFirstConsumer, ""), "false WaitingForVolumeBinding"},
+		"waits, off":                 {v1.RunStrategyHalted, nil, of(v1beta1.WaitForFirstConsumer, ""), "false Stopped"},
+		"is imported":                {v1.RunStrategyAlways, nil, of(v1beta1.ImportInProgress, ""), "false Provisioning"},
+		"is imported, off":           {v1.RunStrategyHalted, nil, of(v1beta1.ImportInProgress, ""), "false Provisioning"},
+		"is new":                     {v1.RunStrategyAlways, nil, of("", ""), "false Provisioning"},
+		"has a pod, is imported":     {v1.RunStrategyAlways, in(v1.Pending, v1.Scheduling), of(v1beta1.ImportInProgress, ""), "false Provisioning"},
+		"cannot be imported":         {v1.RunStrategyAlways, nil, of(v1beta1.ImportInProgress, "Error"), "false DataVolumeError"},
+		"failed":                     {v1.RunStrategyAlways, unschedulable, of(v1beta1.Failed, ""), "false DataVolumeError"},
+		"unschedulable, is imported": {v1.RunStrategyAlways, unschedulable, of(v1beta1.ImportInProgress, ""), "false ErrorUnschedulable"},
+		"no claim":                   {v1.RunStrategyAlways, noClaim, of(v1beta1.Failed, ""), "false ErrorPvcNotFound"},
+		"runs":                       {v1.RunStrategyAlways, in(v1.Pending, v1.Running), of(v1beta1.Failed, ""), "false Running"},
+	} {
+		vm := machine(c.strategy)
+		s := decide(seen{vm: vm, template: vm.Spec.Template, vmi: c.vmi, data: c.data, now: now})
+		if got := fmt.Sprint(s.start, " ", s.status.PrintableStatus); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+	once := machine(v1.RunStrategyOnce, fresh)
+	held := decide(seen{vm: once, template: once.Spec.Template, data: of(v1beta1.ImportInProgress, ""), now: now})
+	once.Status = held.status
+	if s := decide(seen{vm: once, template: once.Spec.Template, data: of(v1beta1.Succeeded, ""), now: now}); held.start || !s.start {
+		t.Errorf("a machine that runs once: %v, then %v", held.start, s.start)
+	}
+	asked := machine(v1.RunStrategyManual, asks("Start"))
+	if s := decide(seen{vm: asked, template: asked.Spec.Template, data: of(v1beta1.ImportInProgress, ""), now: now}); s.start || len(s.status.StateChangeRequests) != 1 {
+		t.Errorf("a request to start is lost: %+v", s)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	v1 "kubevirt.io/api/core/v1"
 	"kubevirt.io/api/instancetype/v1beta1"
+	cdi "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
@@ -53,6 +54,8 @@ func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 	return ctrl.NewControllerManagedBy(m).Named("virtualmachine").
 		For(&v1.VirtualMachine{}).
 		Owns(&v1.VirtualMachineInstance{}).
+		Owns(&cdi.DataVolume{}).
+		Watches(&cdi.DataVolume{}, r.having()).
 		Watches(&v1beta1.VirtualMachineInstancetype{}, r.waiting(kubevirt.KindInstancetype)).
 		Watches(&v1beta1.VirtualMachineClusterInstancetype{}, r.waiting(kubevirt.KindClusterInstancetype)).
 		Watches(&v1beta1.VirtualMachinePreference{}, r.waiting(kubevirt.KindPreference)).
@@ -85,6 +88,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, err // the change of the status brings the machine back
 	}
 	x.template, x.refusal, x.reason = plan.template, plan.refusal, plan.reason
+	if x.data, err = r.dataVolumes(ctx, vm, x.refusal == "" && vm.DeletionTimestamp == nil); err != nil {
+		return reconcile.Result{}, err
+	}
+	if x.refusal == "" && x.data.occupied != "" {
+		x.refusal, x.reason = x.data.occupied, ReasonOccupied
+	}
 	if x.refusal == "" && switchesOn(vm, vmi) {
 		on := vm.DeepCopy()
 		switchOn(on)

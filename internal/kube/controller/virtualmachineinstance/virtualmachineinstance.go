@@ -15,10 +15,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	v1 "kubevirt.io/api/core/v1"
+	"kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlcontroller "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"cocoonstack.io/cocoon/internal/kube/controller"
@@ -36,6 +38,9 @@ const (
 	ReasonUnpaused = "Unpaused"
 )
 
+// claimPause is the time after which an instance looks again for the claim of a DataVolume.
+const claimPause = 15 * time.Second
+
 // Reconciler reconciles VirtualMachineInstances. All fields are required.
 type Reconciler struct {
 	Client client.Client
@@ -49,6 +54,7 @@ func (r *Reconciler) Setup(m ctrl.Manager, concurrency int) error {
 	return ctrl.NewControllerManagedBy(m).Named("virtualmachineinstance").
 		For(&v1.VirtualMachineInstance{}).
 		Owns(&corev1.Pod{}).
+		Watches(&v1beta1.DataVolume{}, handler.EnqueueRequestsFromMapFunc(r.waiting)).
 		WithOptions(ctrlcontroller.Options{MaxConcurrentReconciles: concurrency}).
 		Complete(r)
 }
@@ -75,7 +81,49 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if vmi.Status.Phase != v1.VmPhaseUnset && vmi.Status.Phase != v1.Pending {
 		return reconcile.Result{}, r.write(ctx, vmi, kubevirt.Fail(vmi, kubevirt.ReasonPodGone, "the pod of the VM was deleted", r.Now()))
 	}
+	if errs, _ := kubevirt.CheckInstance(vmi); len(errs) > 0 {
+		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonRefused, "Create", "%s", errs.ToAggregate().Error())
+		return reconcile.Result{}, r.write(ctx, vmi, kubevirt.Fail(vmi, kubevirt.ReasonNotSupported, errs.ToAggregate().Error(), r.Now()))
+	}
+	if why, err := r.claims(ctx, vmi); err != nil || why != "" {
+		if err == nil {
+			err = r.write(ctx, vmi, kubevirt.Wait(vmi, kubevirt.ReasonNoClaim, why, r.Now()), v1.VirtualMachineInstanceFinalizer)
+		}
+		return reconcile.Result{RequeueAfter: claimPause}, err
+	}
 	return reconcile.Result{}, r.create(ctx, vmi)
+}
+
+// claims says for which claim of a DataVolume the instance waits; "": all exist. Its pod waits until they are bound.
+func (r *Reconciler) claims(ctx context.Context, vmi *v1.VirtualMachineInstance) (why string, err error) {
+	for _, v := range vmi.Spec.Volumes {
+		if v.DataVolume == nil || v.DataVolume.Name == "" { // the latter is refused
+			continue
+		}
+		claim := &corev1.PersistentVolumeClaim{}
+		err := r.Live.Get(ctx, client.ObjectKey{Namespace: vmi.Namespace, Name: v.DataVolume.Name}, claim)
+		if apierrors.IsNotFound(err) {
+			return fmt.Sprintf("volume %s: the DataVolume %s has no claim yet", v.Name, v.DataVolume.Name), nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("read the claim of volume %s of VirtualMachineInstance %s: %w", v.Name, vmi.Name, err)
+		}
+	}
+	return "", nil
+}
+
+// waiting returns the instances without a pod that have a DataVolume.
+func (r *Reconciler) waiting(ctx context.Context, o client.Object) (requests []reconcile.Request) {
+	all := &v1.VirtualMachineInstanceList{}
+	if r.Client.List(ctx, all, client.InNamespace(o.GetNamespace()), client.UnsafeDisableDeepCopy) != nil {
+		return nil // there is no API server behind the list that could fail
+	}
+	for i := range all.Items {
+		if vmi := &all.Items[i]; (vmi.Status.Phase == v1.VmPhaseUnset || vmi.Status.Phase == v1.Pending) && kubevirt.HasDataVolume(&vmi.Spec, o.GetName()) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(vmi)})
+		}
+	}
+	return requests
 }
 
 // observe writes what has become of the pod.
@@ -123,13 +171,9 @@ func (r *Reconciler) pod(ctx context.Context, vmi *v1.VirtualMachineInstance) (*
 	return nil, nil
 }
 
-// create creates the Secret and the pod, after the instance has the finalizer that keeps it until its pod is gone.
+// create creates the Secret and the pod of an instance that is not refused, after the instance has the finalizer that keeps it until its pod is gone.
 func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance) error {
-	errs, warnings := kubevirt.CheckInstance(vmi)
-	if len(errs) > 0 {
-		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonRefused, "Create", "%s", errs.ToAggregate().Error())
-		return r.write(ctx, vmi, kubevirt.Fail(vmi, kubevirt.ReasonNotSupported, errs.ToAggregate().Error(), r.Now()))
-	}
+	_, warnings := kubevirt.CheckInstance(vmi)
 	if !controllerutil.ContainsFinalizer(vmi, v1.VirtualMachineInstanceFinalizer) {
 		s := *vmi.Status.DeepCopy()
 		kubevirt.SetPhase(&s, v1.Pending, r.Now())

@@ -1,0 +1,70 @@
+// Package kubevirtstatus keeps the KubeVirt object of a cluster, which says which version of KubeVirt's API is served, and that it is.
+// virtctl and dashboards read it.
+//
+// It installs nothing else, and does not touch an object of another KubeVirt.
+package kubevirtstatus
+
+import (
+	"context"
+	"fmt"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	kubevirtv1 "kubevirt.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"cocoonstack.io/cocoon/deploy/kubevirt"
+	"cocoonstack.io/cocoon/internal/version"
+)
+
+// Name is the name of the object, as of KubeVirt's own installation.
+var Name = types.NamespacedName{Namespace: "kubevirt", Name: "kubevirt"}
+
+const part, whole = "app.kubernetes.io/part-of", "cocoon"
+
+// Reconciler keeps the object. Its field is required.
+type Reconciler struct{ Client client.Client }
+
+// Setup adds the reconciler to m.
+func (r *Reconciler) Setup(m ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(m).Named("kubevirt-status").For(&kubevirtv1.KubeVirt{}).
+		WatchesRawSource(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+			q.Add(reconcile.Request{NamespacedName: Name}) // without the object no event triggers it
+			return nil
+		})).Complete(r)
+}
+
+// Reconcile makes the object and writes its status. Its namespace must exist.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	k := &kubevirtv1.KubeVirt{}
+	switch err := r.Client.Get(ctx, req.NamespacedName, k); {
+	case apierrors.IsNotFound(err) && req.NamespacedName == Name:
+		k.ObjectMeta = metav1.ObjectMeta{Namespace: Name.Namespace, Name: Name.Name, Labels: map[string]string{part: whole}}
+		if err := r.Client.Create(ctx, k); err != nil && !apierrors.IsAlreadyExists(err) {
+			return ctrl.Result{}, fmt.Errorf("create KubeVirt %s: %w", Name, err)
+		}
+		return ctrl.Result{}, nil // its event comes
+	case err != nil:
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	case k.Labels[part] != whole:
+		log.FromContext(ctx).Info("a KubeVirt that is not Cocoon's is in this cluster; remove one of the two", "object", req.String())
+		return ctrl.Result{}, nil
+	}
+	before := k.DeepCopy()
+	k.Status.Phase, k.Status.OperatorVersion = kubevirtv1.KubeVirtPhaseDeployed, "cocoon "+version.Version
+	k.Status.ObservedKubeVirtVersion, k.Status.TargetKubeVirtVersion = kubevirt.Version, kubevirt.Version
+	if apiequality.Semantic.DeepEqual(before.Status, k.Status) {
+		return ctrl.Result{}, nil
+	}
+	if err := client.IgnoreNotFound(r.Client.Status().Patch(ctx, k, client.MergeFrom(before))); err != nil {
+		return ctrl.Result{}, fmt.Errorf("write status of KubeVirt %s: %w", req, err)
+	}
+	return ctrl.Result{}, nil
+}

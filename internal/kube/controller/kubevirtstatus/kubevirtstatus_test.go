@@ -1,0 +1,49 @@
+package kubevirtstatus
+
+import (
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	kubevirtv1 "kubevirt.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+)
+
+func TestReconcile(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := kubevirtv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	object := func(name, of string) *kubevirtv1.KubeVirt {
+		return &kubevirtv1.KubeVirt{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevirt", Name: name, Labels: map[string]string{part: of}}}
+	}
+	for what, tc := range map[string]struct {
+		there []client.Object
+		name  string
+		want  kubevirtv1.KubeVirtPhase
+		none  bool
+	}{
+		"none yet":               {nil, "kubevirt", kubevirtv1.KubeVirtPhaseDeployed, false},
+		"ours":                   {[]client.Object{object("kubevirt", whole)}, "kubevirt", kubevirtv1.KubeVirtPhaseDeployed, false},
+		"of another KubeVirt":    {[]client.Object{object("kubevirt", "kubevirt")}, "kubevirt", "", false},
+		"ours, by another name":  {[]client.Object{object("mine", whole)}, "mine", kubevirtv1.KubeVirtPhaseDeployed, false},
+		"another one is deleted": {nil, "mine", "", true},
+	} {
+		c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&kubevirtv1.KubeVirt{}).WithObjects(tc.there...).Build()
+		r, key := &Reconciler{Client: c}, types.NamespacedName{Namespace: "kubevirt", Name: tc.name}
+		for range 2 { // the second time is for the event of the creation
+			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+		var k kubevirtv1.KubeVirt
+		err := c.Get(t.Context(), key, &k)
+		if apierrors.IsNotFound(err) != tc.none || k.Status.Phase != tc.want {
+			t.Errorf("%s: phase %q, %v", what, k.Status.Phase, err)
+		}
+	}
+}

@@ -1,0 +1,44 @@
+package kubevirt
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	v1 "kubevirt.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// What an instance says of its machine reaches the node that runs its pod.
+func TestHardware(t *testing.T) {
+	i := vmi(t, "web")
+	d := &i.Spec.Domain
+	d.CPU = &v1.CPU{Sockets: 2, Cores: 2}
+	d.Devices.Watchdog = &v1.Watchdog{Name: "w"}
+	d.Devices.Disks[0].DiskDevice = v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSATA}}
+	d.Devices.Disks[1].DiskDevice = v1.DiskDevice{CDRom: &v1.CDRomTarget{}}
+	i.Spec.Volumes = append(i.Spec.Volumes,
+		v1.Volume{Name: "claim", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}},
+		v1.Volume{Name: "keys", VolumeSource: v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "k"}}})
+	d.Devices.Disks = append(d.Devices.Disks, v1.Disk{Name: "claim", DiskDevice: v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSCSI, ReadOnly: true}}},
+		v1.Disk{Name: "keys", DiskDevice: v1.DiskDevice{CDRom: &v1.CDRomTarget{Bus: v1.DiskBusUSB}}})
+	if errs, warnings := CheckInstance(i); len(errs)+len(warnings) > 0 {
+		t.Fatal(errs, warnings)
+	}
+	pod := Pod(i)
+	if errs := convert.Check(pod); len(errs) > 0 {
+		t.Fatalf("a node refuses the pod: %v", errs)
+	}
+	want := &vm.Hardware{
+		Topology: vm.Topology{Sockets: 2, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset,
+		Disks: map[string]vm.DiskDevice{
+			vm.DiskOfImage: {Bus: vm.DiskSATA}, vm.DiskOfSeed: {Bus: vm.DiskSATA, CDROM: true},
+			"claim": {Bus: vm.DiskSCSI, ReadOnly: true}, "keys": {Bus: vm.DiskUSB, CDROM: true},
+		},
+	}
+	if d := diff.Of(want, convert.Spec(pod, convert.Node{}, nil).Hardware); d != "" {
+		t.Error(d)
+	}
+}

@@ -1,0 +1,137 @@
+package vm
+
+import (
+	"maps"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// Hardware is what the machine of a disk guest is like beyond its CPUs, memory and firmware. The zero value is the usual machine.
+type Hardware struct {
+	Topology Topology              `json:"topology,omitzero"`
+	Watchdog Watchdog              `json:"watchdog,omitempty"`
+	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
+}
+
+// Topology says how a guest sees its CPUs. Their product is the number of CPUs. The zero value is one socket with a core for each CPU.
+type Topology struct {
+	Sockets int `json:"sockets,omitempty"`
+	Cores   int `json:"cores,omitempty"`   // of each socket
+	Threads int `json:"threads,omitempty"` // of each core
+}
+
+// Watchdog is what happens to a guest that started its watchdog timer (Intel 6300ESB) and no longer resets it. "" is no watchdog.
+type Watchdog string
+
+// The actions of watchdogs.
+const (
+	WatchdogReset    Watchdog = "reset"    // the guest starts again
+	WatchdogPowerOff Watchdog = "poweroff" // the VM ends
+	WatchdogShutdown Watchdog = "shutdown" // the guest is asked to shut down
+)
+
+// Names of disks in Hardware.Disks that are no volumes.
+const (
+	DiskOfImage = "@image"      // from which the guest boots, if it boots from an image
+	DiskOfSeed  = "@cloud-init" // with the documents of cloud-init
+)
+
+// DiskDevice says by which device a guest sees a disk. The zero value is a virtio disk.
+type DiskDevice struct {
+	Bus      DiskBus `json:"bus,omitempty"`
+	CDROM    bool    `json:"cdrom,omitempty"` // read-only, and not on virtio
+	ReadOnly bool    `json:"ro,omitempty"`    // the guest cannot write to it
+}
+
+// DiskBus is the bus of a disk's device. "" is DiskVirtio.
+type DiskBus string
+
+// The buses of disks.
+const (
+	DiskVirtio DiskBus = "virtio"
+	DiskSATA   DiskBus = "sata"
+	DiskSCSI   DiskBus = "scsi" // virtio-scsi
+	DiskUSB    DiskBus = "usb"
+)
+
+// BusRoom returns how many disks can be on bus; 0 for no limit but that of all disks.
+func BusRoom(bus DiskBus) int {
+	switch bus {
+	case DiskSATA:
+		return 6
+	case DiskUSB:
+		return 15
+	case DiskVirtio, DiskSCSI:
+	}
+	return 0
+}
+
+var diskBuses = []DiskBus{"", DiskVirtio, DiskSATA, DiskSCSI, DiskUSB}
+
+// Validate returns an InvalidArgument error if no guest can see a disk by d.
+func (d DiskDevice) Validate() error {
+	switch {
+	case !slices.Contains(diskBuses, d.Bus):
+		return errdefs.Invalidf("invalid bus %q of a disk; use virtio, sata, scsi or usb", d.Bus)
+	case d.CDROM && (d.Bus == "" || d.Bus == DiskVirtio):
+		return errdefs.Invalidf("a CD-ROM cannot be on virtio; use sata, scsi or usb")
+	case d.ReadOnly && !d.CDROM && d.Bus == DiskSATA:
+		return errdefs.Invalidf("a disk on sata cannot be read-only; make it a CD-ROM, or use another bus")
+	}
+	return nil
+}
+
+// Validate returns an InvalidArgument error unless t is the topology of that number of CPUs.
+func (t Topology) Validate(cpus int) error {
+	if t == (Topology{}) {
+		return nil
+	}
+	if t.Sockets < 1 || t.Cores < 1 || t.Threads < 1 || max(t.Sockets, t.Cores, t.Threads) > MaxCPUs || t.Sockets*t.Cores*t.Threads != cpus {
+		return errdefs.Invalidf("%d sockets with %d cores with %d threads are not %d CPUs", t.Sockets, t.Cores, t.Threads, cpus)
+	}
+	return nil
+}
+
+// validateHardware checks the machine of a disk guest. Whether a disk exists is known only with its volumes.
+func (s Spec) validateHardware() error {
+	h := s.Hardware
+	if h == nil {
+		return nil
+	}
+	if err := h.Topology.Validate(s.CPUs); err != nil {
+		return err
+	}
+	if !slices.Contains([]Watchdog{"", WatchdogReset, WatchdogPowerOff, WatchdogShutdown}, h.Watchdog) {
+		return errdefs.Invalidf("invalid action %q of its watchdog; use reset, poweroff or shutdown", h.Watchdog)
+	}
+	used := map[DiskBus]int{}
+	for _, name := range slices.Sorted(maps.Keys(h.Disks)) {
+		d := h.Disks[name]
+		known := name == DiskOfSeed || slices.ContainsFunc(s.Volumes, func(v Volume) bool { return v.Name == name && (v.Kind == VolumeDisk || v.Label != "") })
+		if _, boots := BootVolume(s.Image); name == DiskOfImage {
+			known = !boots
+		}
+		if !known {
+			return errdefs.Invalidf("its hardware has the disk %q, but no volume of that name is a disk", name)
+		}
+		if err := d.Validate(); err != nil {
+			return errdefs.Invalidf("disk %s: %w", name, err)
+		}
+		used[d.Bus]++
+		if most := BusRoom(d.Bus); most > 0 && used[d.Bus] > most {
+			return errdefs.Invalidf("more than %d disks are on %s", most, d.Bus)
+		}
+	}
+	return nil
+}
+
+// Clone returns a copy of h that shares no memory with it.
+func (h *Hardware) Clone() *Hardware {
+	if h == nil {
+		return nil
+	}
+	c := *h
+	c.Disks = maps.Clone(h.Disks)
+	return &c
+}
