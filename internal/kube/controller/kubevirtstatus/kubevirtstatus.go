@@ -41,6 +41,11 @@ func (r *Reconciler) Setup(m ctrl.Manager) error {
 		})).Complete(r)
 }
 
+// ours reports whether k is Cocoon's. Earlier releases of `cocoon up` made it with another label.
+func ours(k *kubevirtv1.KubeVirt) bool {
+	return k.Labels[part] == whole || k.Labels["app.kubernetes.io/managed-by"] == "cocoon-up"
+}
+
 // Reconcile makes the object and writes its status. Its namespace must exist.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	k := &kubevirtv1.KubeVirt{}
@@ -53,7 +58,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil // its event comes
 	case err != nil:
 		return ctrl.Result{}, client.IgnoreNotFound(err)
-	case k.Labels[part] != whole:
+	case !ours(k):
 		log.FromContext(ctx).Info("a KubeVirt that is not Cocoon's is in this cluster; remove one of the two", "object", req.String())
 		return ctrl.Result{}, nil
 	}

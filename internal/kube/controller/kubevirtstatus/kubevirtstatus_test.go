@@ -29,6 +29,7 @@ func TestReconcile(t *testing.T) {
 	}{
 		"none yet":               {nil, "kubevirt", kubevirtv1.KubeVirtPhaseDeployed, false},
 		"ours":                   {[]client.Object{object("kubevirt", whole)}, "kubevirt", kubevirtv1.KubeVirtPhaseDeployed, false},
+		"of an earlier release":  {[]client.Object{&kubevirtv1.KubeVirt{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevirt", Name: "kubevirt", Labels: map[string]string{"app.kubernetes.io/managed-by": "cocoon-up"}}}}, "kubevirt", kubevirtv1.KubeVirtPhaseDeployed, false},
 		"of another KubeVirt":    {[]client.Object{object("kubevirt", "kubevirt")}, "kubevirt", "", false},
 		"ours, by another name":  {[]client.Object{object("mine", whole)}, "mine", kubevirtv1.KubeVirtPhaseDeployed, false},
 		"another one is deleted": {nil, "mine", "", true},
