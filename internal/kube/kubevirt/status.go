@@ -150,16 +150,25 @@ func set(s *v1.VirtualMachineInstanceStatus, kind v1.VirtualMachineInstanceCondi
 			c.Reason, c.Message = "", ""
 		}
 	}
-	for i, old := range s.Conditions {
-		if old.Type == kind {
-			if old.Status == c.Status {
-				c.LastTransitionTime = old.LastTransitionTime
+	s.Conditions = SetCondition(s.Conditions, c, func(c *v1.VirtualMachineInstanceCondition) (v1.VirtualMachineInstanceConditionType, corev1.ConditionStatus, *metav1.Time) {
+		return c.Type, c.Status, &c.LastTransitionTime
+	})
+}
+
+// SetCondition returns all with c in the place of the condition of its type. c keeps the time of the last transition if the status is the
+// same. parts returns type, status and that time of a condition: each group of KubeVirt's API has a type of its own for conditions.
+func SetCondition[C any, T ~string](all []C, c C, parts func(*C) (T, corev1.ConditionStatus, *metav1.Time)) []C {
+	kind, status, at := parts(&c)
+	for i := range all {
+		if wasKind, was, since := parts(&all[i]); wasKind == kind {
+			if was == status {
+				*at = *since
 			}
-			s.Conditions[i] = c
-			return
+			all[i] = c
+			return all
 		}
 	}
-	s.Conditions = append(s.Conditions, c)
+	return append(all, c)
 }
 
 func drop(s *v1.VirtualMachineInstanceStatus, kind v1.VirtualMachineInstanceConditionType) {

@@ -290,16 +290,9 @@ func (s *step) set(kind v1.VirtualMachineConditionType, yes bool, reason, messag
 			c.Reason, c.Message = "", ""
 		}
 	}
-	for i, old := range s.status.Conditions {
-		if old.Type == kind {
-			if old.Status == c.Status {
-				c.LastTransitionTime = old.LastTransitionTime
-			}
-			s.status.Conditions[i] = c
-			return
-		}
-	}
-	s.status.Conditions = append(s.status.Conditions, c)
+	s.status.Conditions = kubevirt.SetCondition(s.status.Conditions, c, func(c *v1.VirtualMachineCondition) (v1.VirtualMachineConditionType, corev1.ConditionStatus, *metav1.Time) {
+		return c.Type, c.Status, &c.LastTransitionTime
+	})
 }
 
 func (s *step) drop(kind v1.VirtualMachineConditionType) {

@@ -25,6 +25,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/controller"
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 )
 
 // Reasons of Events.
@@ -267,16 +268,9 @@ func (c *cloning) fails(why string) {
 
 func (c *cloning) condition(kind v1beta1.ConditionType, status corev1.ConditionStatus, reason, message string) {
 	next := v1beta1.Condition{Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(c.now)}
-	for i, old := range c.status.Conditions {
-		if old.Type == kind {
-			if old.Status == status {
-				next.LastTransitionTime = old.LastTransitionTime
-			}
-			c.status.Conditions[i] = next
-			return
-		}
-	}
-	c.status.Conditions = append(c.status.Conditions, next)
+	c.status.Conditions = kubevirt.SetCondition(c.status.Conditions, next, func(c *v1beta1.Condition) (v1beta1.ConditionType, corev1.ConditionStatus, *metav1.Time) {
+		return c.Type, c.Status, &c.LastTransitionTime
+	})
 }
 
 // write writes the status if anything of it is new.

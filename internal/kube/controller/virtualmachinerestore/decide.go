@@ -8,6 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	v1 "kubevirt.io/api/core/v1"
 	"kubevirt.io/api/snapshot/v1beta1"
+
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 )
 
 // action is what happens next to a restore: one change, which may be repeated after any failure.
@@ -182,16 +184,9 @@ func (s *step) fail(why string, now time.Time) {
 // condition sets a condition. KubeVirt's reasons are sentences.
 func (s *step) condition(kind v1beta1.ConditionType, status corev1.ConditionStatus, reason string, now time.Time) {
 	c := v1beta1.Condition{Type: kind, Status: status, Reason: reason, LastTransitionTime: metav1.NewTime(now)}
-	for i, old := range s.status.Conditions {
-		if old.Type == kind {
-			if old.Status == status {
-				c.LastTransitionTime = old.LastTransitionTime
-			}
-			s.status.Conditions[i] = c
-			return
-		}
-	}
-	s.status.Conditions = append(s.status.Conditions, c)
+	s.status.Conditions = kubevirt.SetCondition(s.status.Conditions, c, func(c *v1beta1.Condition) (v1beta1.ConditionType, corev1.ConditionStatus, *metav1.Time) {
+		return c.Type, c.Status, &c.LastTransitionTime
+	})
 }
 
 // reason returns the reason of a condition, "" if there is none.

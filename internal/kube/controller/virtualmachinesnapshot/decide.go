@@ -402,16 +402,9 @@ func newer(old *v1beta1.Error, text string, now time.Time) *v1beta1.Error {
 
 func (s *step) condition(kind v1beta1.ConditionType, status corev1.ConditionStatus, reason string, now time.Time) {
 	c := v1beta1.Condition{Type: kind, Status: status, Reason: reason, LastTransitionTime: metav1.NewTime(now)}
-	for i, old := range s.status.Conditions {
-		if old.Type == kind {
-			if old.Status == status {
-				c.LastTransitionTime = old.LastTransitionTime
-			}
-			s.status.Conditions[i] = c
-			return
-		}
-	}
-	s.status.Conditions = append(s.status.Conditions, c)
+	s.status.Conditions = kubevirt.SetCondition(s.status.Conditions, c, func(c *v1beta1.Condition) (v1beta1.ConditionType, corev1.ConditionStatus, *metav1.Time) {
+		return c.Type, c.Status, &c.LastTransitionTime
+	})
 }
 
 func ptr[T any](v T) *T { return &v }
