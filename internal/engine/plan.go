@@ -79,9 +79,6 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		}
 		return r, cloudinit.Validate(c, cloudinit.MountsOf(spec)...)
 	}
-	if spec.Hardware != nil {
-		return r, errdefs.Invalidf("image %s is a container image, whose machine is always the same; leave out topology, watchdog and devices of disks", spec.Image)
-	}
 	if spec.CloudInit != nil {
 		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave out SSH keys, user data and the like", spec.Image)
 	}
@@ -140,7 +137,7 @@ func planOf(r vm.Record, dir string) hypervisor.Plan {
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
 		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
 	}
-	if h := r.Spec.Hardware; h != nil {
+	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
 		p.Topology, p.Watchdog, p.Devices = h.Topology, h.Watchdog, devicesOf(r, h.Disks)
 	}
 	return p

@@ -164,6 +164,9 @@ func (c *creation) announce(rec *vm.Record) {
 	if rec.ImageType == vm.ImageOCI && rec.Spec.Graphics {
 		left = append(left, contract.KeyGraphics+" (the kernel of a container image shows nothing on a screen)")
 	}
+	if rec.ImageType == vm.ImageOCI && rec.Spec.Hardware != nil {
+		left = append(left, contract.KeyHardware+" (the kernel of a container image knows one machine)")
+	}
 	if len(left) > 0 && rec.Restarts == 0 {
 		c.event(corev1.EventTypeWarning, podstatus.ReasonUnserved, "These settings have no effect in this VM: %s", strings.Join(left, ", "))
 	}
