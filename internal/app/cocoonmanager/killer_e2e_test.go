@@ -125,7 +125,10 @@ func resource(path string) string {
 	if len(parts) > 2 && parts[0] == "namespaces" {
 		parts = parts[2:]
 	}
-	if len(parts) == 3 {
+	switch len(parts) {
+	case 0: // a path of discovery
+		return path
+	case 3:
 		return parts[0] + "/" + parts[2]
 	}
 	return parts[0]

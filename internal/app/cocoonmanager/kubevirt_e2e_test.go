@@ -234,17 +234,18 @@ spec: {cpu: {preferredCPUTopology: cores}}
 	}, "0")
 }
 
-// installKubeVirt installs the kinds of KubeVirt, and gives the manager its rights on them.
+// installKubeVirt installs the kinds of KubeVirt, unless they are there, and gives the manager its rights on them.
 func (r *rig) installKubeVirt(t *testing.T) {
 	t.Helper()
 	for _, text := range append(deploykubevirt.Kinds(), deploykubevirt.ManagerRights, deploykubevirt.Namespace) {
 		r.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
-	r.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager")
+	binding := r.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager", "--dry-run=client", "-o", "yaml")
+	r.Kubectl(t, binding, "apply", "-f", "-")
 	kubetest.Eventually(t, "the kinds are established", func() string {
-		out, _ := r.TryKubectl(t, "", "get", "vm,vmi", "-A")
-		return out
-	}, "No resources found\n")
+		_, err := r.TryKubectl(t, "", "get", "vm,vmi,vmsnapshot,vmrestore,vmclone,dv", "-A")
+		return fmt.Sprint(err)
+	}, "<nil>")
 }
 
 // kubevirtFlags enables the door for KubeVirt's objects, with a certificate of its own.

@@ -19,6 +19,7 @@ import (
 func machineSnapshots(t *testing.T, r *rig) {
 	ns := "machine-snapshots"
 	r.namespace(t, ns)
+	r.installKubeVirt(t)
 	for _, text := range [][]byte{snapshots.Snapshots, snapshots.Contents, snapshots.Classes} {
 		r.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
