@@ -29,8 +29,8 @@ func ParseDisplay(value string) (Display, error) {
 	return d, r.errs.err()
 }
 
-// HeaderGuest is a header of a request to attach to a pod over SPDY. The standard output of such a request is the answer to the value of the
-// header. Whoever may attach to a pod may ask.
+// HeaderGuest is a header of an attach request over SPDY. Its value is a question to the guest of the pod, and the standard output of the
+// request is the answer. Whoever may attach to a pod may ask.
 const HeaderGuest = "Cocoon-Guest"
 
 // The values of HeaderGuest. All answers are JSON.

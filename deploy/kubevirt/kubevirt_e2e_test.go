@@ -240,7 +240,7 @@ func TestDataVolumeKind(t *testing.T) {
 	t.Error("a claim that asks for an upload is not refused")
 }
 
-// Snapshots: what KubeVirt's webhooks refuse, their schemas refuse, and a machine is protected while one of it is taken.
+// The schemas refuse the snapshots that KubeVirt's webhooks refuse. A machine is protected while a snapshot of it is taken.
 func TestSnapshotKinds(t *testing.T) {
 	c := kubetest.Up(t)
 	for _, text := range kubevirt.Kinds() {

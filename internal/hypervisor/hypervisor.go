@@ -136,7 +136,7 @@ type Share struct {
 	Path     string // Root, or a folder below it; the same rules
 	ReadOnly bool   // the guest cannot write to it, whatever it does
 	Create   bool   // make Path if it is missing
-	File     string // not "": Path is a regular file, and the guest sees a folder with nothing but this file, under this name
+	File     string // name of the only file in the folder that the guest sees; Path is that file. "": Path is a folder
 }
 
 // Incoming is saved state from which a VM resumes instead of booting. Its files are only read.

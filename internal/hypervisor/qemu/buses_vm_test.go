@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestBuses: the firmware boots the demo disk from each bus, and takes the machine that the plan describes.
+// TestBuses boots the demo disk from each bus. The guest has two sockets and a watchdog.
 func TestBuses(t *testing.T) {
 	a := needGuest(t)
 	d := testDriver(t)

@@ -118,8 +118,8 @@ func TestNamesThatDoNotFit(t *testing.T) {
 	}
 }
 
-// The records of a folder with many files have several sectors, and none crosses from one to the next. The other reader (v0.4.0) reuses its
-// buffer for each sector, so the records are read here; the kernel of a guest reads such a disk in test/e2e.
+// A folder with many files has several sectors of records, and no record crosses from one sector to the next. This test reads the records
+// itself: the other reader (v0.4.0) mixes sectors up. In test/e2e, the kernel of a guest reads such a disk.
 func TestManyFiles(t *testing.T) {
 	files, want := map[string][]byte{}, []string{"", ""} // the folder itself and its parent
 	for i := range 1000 {

@@ -50,7 +50,7 @@ type Freezer struct{ streams podStreams }
 // NewFreezer returns a Freezer that reaches nodes through the API server of config.
 func NewFreezer(config *rest.Config) Freezer { return Freezer{podStreams{config}} }
 
-// Freeze freezes the file systems of the guest of pod, at most for a time. Errors have the status of the node's answer.
+// Freeze freezes the file systems of a pod's guest. The node thaws them after the time most. An error has the status that the node gave.
 func (f Freezer) Freeze(ctx context.Context, pod types.NamespacedName, most time.Duration) error {
 	return f.streams.freeze(ctx, pod, most)
 }

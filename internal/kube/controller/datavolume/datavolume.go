@@ -277,7 +277,7 @@ func (r *Reconciler) write(ctx context.Context, x seen) error {
 	return nil
 }
 
-// save writes the status if anything of it is new. If the DataVolume has changed, that change brings it back.
+// save writes the status if it is new. A conflict is no error: the change that caused it starts another reconciliation.
 func (r *Reconciler) save(ctx context.Context, dv *v1beta1.DataVolume, s v1beta1.DataVolumeStatus) error {
 	if apiequality.Semantic.DeepEqual(dv.Status, s) {
 		return nil
