@@ -41,6 +41,12 @@ const (
 	KeyNetworkData = PrefixVM + "network-data-source"
 )
 
+// Annotations of the Kubernetes Network Custom Resource Definition De-facto Standard, which programs of others write and read.
+const (
+	KeyNetworks      = "k8s.v1.cni.cncf.io/networks"
+	KeyNetworkStatus = "k8s.v1.cni.cncf.io/network-status"
+)
+
 // Annotations that ask for a change in the life of a VM.
 const (
 	KeyHibernate            = PrefixVM + "hibernate"

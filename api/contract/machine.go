@@ -34,10 +34,11 @@ type Hardware struct {
 	Topology Topology              `json:"topology,omitzero"`
 	Watchdog string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
 	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
+	NICs     []string              `json:"nics,omitempty"`     // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
 }
 
 func (h Hardware) empty() bool {
-	return h.Topology == Topology{} && h.Watchdog == "" && len(h.Disks) == 0
+	return h.Topology == Topology{} && h.Watchdog == "" && len(h.Disks) == 0 && len(h.NICs) == 0
 }
 
 // Topology says how a guest sees its CPUs. Their product is the number of CPUs.
@@ -103,11 +104,14 @@ func (r *reader) document(key string, v any, form string) bool {
 }
 
 func (r *reader) hardware() (h Hardware) {
-	if !r.document(KeyHardware, &h, `{"topology": {"sockets": 1, "cores": 2, "threads": 1}, "watchdog": "reset", "disks": {"data": {"bus": "sata", "cdrom": true, "ro": true}}}`) {
+	if !r.document(KeyHardware, &h, `{"topology": {"sockets": 1, "cores": 2, "threads": 1}, "watchdog": "reset", "disks": {"data": {"bus": "sata", "cdrom": true, "ro": true}}, "nics": ["e1000e"]}`) {
 		return Hardware{}
 	}
 	if len(h.Disks) == 0 {
 		h.Disks = nil
+	}
+	if len(h.NICs) == 0 {
+		h.NICs = nil
 	}
 	return h
 }

@@ -64,7 +64,7 @@ func TestNoCloudIsGenerated(t *testing.T) {
 			"match": map[string]any{"macaddress": "52:54:00:aa:bb:01"}, "set-name": "eth0", "mtu": 1400, "addresses": []any{"10.1.2.3/24"},
 			"routes": []any{map[string]any{"to": "0.0.0.0/0", "via": "10.1.2.1"}}, "nameservers": map[string]any{"addresses": []any{"10.1.2.1"}},
 		},
-		"eth1": map[string]any{"match": map[string]any{"macaddress": "52:54:00:aa:bb:02"}, "set-name": "eth1", "dhcp4": true},
+		"eth1": map[string]any{"match": map[string]any{"macaddress": "52:54:00:aa:bb:02"}, "set-name": "eth1", "dhcp4": true, "dhcp4-overrides": map[string]any{"route-metric": 200}},
 	}})
 }
 

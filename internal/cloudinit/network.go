@@ -14,7 +14,7 @@ import (
 // renderers of cloud-init match only by name, so we must set the names.
 func networkV2(nics []vm.NIC) map[string]any {
 	ethernets := map[string]any{}
-	for i, n := range nics {
+	for i, n := range vm.OneDefaultRoute(nics) {
 		name := "eth" + strconv.Itoa(i)
 		e := map[string]any{"match": map[string]any{"macaddress": strings.ToLower(n.MAC)}, "set-name": name}
 		if n.MTU > 0 {
@@ -22,6 +22,9 @@ func networkV2(nics []vm.NIC) map[string]any {
 		}
 		if addr, ok := static(n); !ok {
 			e["dhcp4"] = true
+			if i > 0 { // the route of an earlier interface comes first
+				e["dhcp4-overrides"] = map[string]any{"route-metric": 100 * (i + 1)}
+			}
 			if dhcp6(n) {
 				e["dhcp6"] = true
 			}
@@ -73,7 +76,7 @@ func dhcp6(n vm.NIC) bool { return n.DHCP && len(n.Addresses) > 0 }
 // networkData is the same configuration in the form of OpenStack's network_data.json.
 func networkData(nics []vm.NIC) map[string]any {
 	links, networks, services := []any{}, []any{}, []any{}
-	for i, n := range nics {
+	for i, n := range vm.OneDefaultRoute(nics) {
 		link := "eth" + strconv.Itoa(i)
 		l := map[string]any{"id": link, "name": link, "type": "phy", "ethernet_mac_address": strings.ToLower(n.MAC)}
 		if n.MTU > 0 {

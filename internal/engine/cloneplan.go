@@ -61,6 +61,11 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	if live && len(r.Spec.NICs) != x.NICs {
 		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, but the clone would have %d; request the same number, or clone it cold", x.NICs, len(r.Spec.NICs))
 	}
+	if h := r.Spec.Hardware; live && h != nil && r.ImageType != vm.ImageOCI {
+		if i := slices.IndexFunc(h.NICs, func(m vm.NICModel) bool { return !m.Virtio() }); i >= 0 {
+			return r, nil, errdefs.Preconditionf("its guest has a network interface of model %s, whose hardware address cannot change while it runs; clone it cold", h.NICs[i])
+		}
+	}
 	if live && hasSeed(x.Record.Disks) && n.seeds == nil {
 		return r, nil, errdefs.Preconditionf("its guest has a cloud-init disk, but this node cannot create one; clone it cold")
 	}

@@ -138,7 +138,7 @@ func planOf(r vm.Record, dir string) hypervisor.Plan {
 		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
 	}
 	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
-		p.Topology, p.Watchdog, p.Devices = h.Topology, h.Watchdog, devicesOf(r, h.Disks)
+		p.Topology, p.Watchdog, p.Devices, p.Models = h.Topology, h.Watchdog, devicesOf(r, h.Disks), h.NICs
 	}
 	return p
 }

@@ -115,6 +115,7 @@ type Plan struct {
 	Topology vm.Topology
 	Watchdog vm.Watchdog
 	Disks    []vm.Disk
+	Models   []vm.NICModel            // of NICs, in their order; those beyond are virtio
 	Devices  map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
 	NICs     []vm.NIC
 	Agent    string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none

@@ -93,6 +93,9 @@ func encodeHardware(h *vm.Hardware) *nodev1.Hardware {
 		}
 		m.Disks[name] = &nodev1.DiskDevice{Bus: string(d.Bus), Cdrom: d.CDROM, ReadOnly: d.ReadOnly}
 	}
+	for _, model := range h.NICs {
+		m.Nics = append(m.Nics, string(model))
+	}
 	return m
 }
 
@@ -108,6 +111,9 @@ func decodeHardware(m *nodev1.Hardware) *vm.Hardware {
 			h.Disks = map[string]vm.DiskDevice{}
 		}
 		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.GetBus()), CDROM: d.GetCdrom(), ReadOnly: d.GetReadOnly()}
+	}
+	for _, model := range m.GetNics() {
+		h.NICs = append(h.NICs, vm.NICModel(model))
 	}
 	return h
 }

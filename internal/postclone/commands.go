@@ -106,7 +106,7 @@ func (s *script) cloudInit(v Clone) error {
 // networkd writes a file for each interface, matched by MAC, and removes the files that name a MAC of the source.
 func (s *script) networkd(v Clone) {
 	s.line("mkdir -p /etc/systemd/network")
-	for i, n := range v.NICs {
+	for i, n := range vm.OneDefaultRoute(v.NICs) {
 		mac, err := net.ParseMAC(n.MAC)
 		if err != nil {
 			continue

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -32,4 +33,31 @@ func (p Process) Addressed(nics []NIC) Process {
 		}
 	}
 	return p
+}
+
+// OneDefaultRoute returns nics such that a guest has one default route of each family: that of the first interface that has one.
+func OneDefaultRoute(nics []NIC) []NIC {
+	out := slices.Clone(nics)
+	seen := map[bool]bool{} // by whether it is of IPv6
+	for i := range out {
+		n := &out[i]
+		has := map[bool]bool{}
+		if gw, err := netip.ParseAddr(n.Gateway); err == nil {
+			if has[gw.Is6()] = true; seen[gw.Is6()] {
+				n.Gateway = ""
+			}
+		}
+		n.Routes = slices.DeleteFunc(slices.Clone(n.Routes), func(r Route) bool {
+			to, err := netip.ParsePrefix(r.To)
+			if err != nil || to.Bits() > 0 {
+				return false
+			}
+			has[to.Addr().Is6()] = true
+			return seen[to.Addr().Is6()]
+		})
+		for six := range has {
+			seen[six] = true
+		}
+	}
+	return out
 }

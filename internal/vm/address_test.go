@@ -2,6 +2,7 @@ package vm
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -29,5 +30,29 @@ func TestProcessAddressed(t *testing.T) {
 	}
 	if p.Env[0].Value != OwnAddress || p.Args[0] != "--at="+OwnAddress+":80" {
 		t.Errorf("the process itself changed: %+v", p)
+	}
+}
+
+func TestOneDefaultRoute(t *testing.T) {
+	all := Route{To: "0.0.0.0/0", Via: "192.0.2.1"}
+	six := Route{To: "::/0", Via: "fd00::1"}
+	lab := Route{To: "10.9.0.0/16", Via: "192.0.2.1"}
+	for name, tc := range map[string]struct{ nics, want []NIC }{
+		"none":            {[]NIC{{IP: "10.0.0.2"}}, []NIC{{IP: "10.0.0.2"}}},
+		"the first one's": {[]NIC{{Gateway: "10.0.0.1"}, {Gateway: "192.0.2.1"}}, []NIC{{Gateway: "10.0.0.1"}, {}}},
+		"the second's":    {[]NIC{{}, {Gateway: "192.0.2.1"}, {Gateway: "192.0.2.1"}}, []NIC{{}, {Gateway: "192.0.2.1"}, {}}},
+		"as a route":      {[]NIC{{Gateway: "10.0.0.1"}, {Routes: []Route{all, six, lab}}}, []NIC{{Gateway: "10.0.0.1"}, {Routes: []Route{six, lab}}}},
+		"of one NIC":      {[]NIC{{Gateway: "10.0.0.1", Routes: []Route{six, all}}, {Routes: []Route{six}}}, []NIC{{Gateway: "10.0.0.1", Routes: []Route{six, all}}, {}}},
+	} {
+		before := slices.Clone(tc.nics)
+		got := OneDefaultRoute(tc.nics)
+		for i := range got {
+			if len(got[i].Routes) == 0 {
+				got[i].Routes = nil
+			}
+		}
+		if !reflect.DeepEqual(got, tc.want) || !reflect.DeepEqual(tc.nics, before) {
+			t.Errorf("%s: %+v, want %+v; the argument is %+v", name, got, tc.want, tc.nics)
+		}
 	}
 }

@@ -12,7 +12,33 @@ type Hardware struct {
 	Topology Topology              `json:"topology,omitzero"`
 	Watchdog Watchdog              `json:"watchdog,omitempty"`
 	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
+	NICs     []NICModel            `json:"nics,omitempty"`  // in the order of the interfaces; those beyond are virtio
 }
+
+// NICModel is the device by which a guest sees a network interface. "" is NICVirtio.
+type NICModel string
+
+// The models of network interfaces. Those that are not virtio are for guests without a driver for it: they are slower, and a guest that
+// resumes as a clone cannot be given another hardware address.
+const (
+	NICVirtio  NICModel = "virtio"
+	NICE1000   NICModel = "e1000"
+	NICE1000E  NICModel = "e1000e"
+	NICRTL8139 NICModel = "rtl8139"
+)
+
+var nicModels = []NICModel{"", NICVirtio, NICE1000, NICE1000E, NICRTL8139}
+
+// Validate returns an InvalidArgument error if no interface is an m.
+func (m NICModel) Validate() error {
+	if !slices.Contains(nicModels, m) {
+		return errdefs.Invalidf("invalid model %q of a network interface; use virtio, e1000, e1000e or rtl8139", m)
+	}
+	return nil
+}
+
+// Virtio reports whether m is virtio.
+func (m NICModel) Virtio() bool { return m == "" || m == NICVirtio }
 
 // Topology says how a guest sees its CPUs. Their product is the number of CPUs. The zero value is one socket with a core for each CPU.
 type Topology struct {
@@ -105,6 +131,14 @@ func (s Spec) validateHardware() error {
 	if !slices.Contains([]Watchdog{"", WatchdogReset, WatchdogPowerOff, WatchdogShutdown}, h.Watchdog) {
 		return errdefs.Invalidf("invalid action %q of its watchdog; use reset, poweroff or shutdown", h.Watchdog)
 	}
+	if len(h.NICs) > len(s.NICs) {
+		return errdefs.Invalidf("its hardware has models for %d network interfaces, and it has %d", len(h.NICs), len(s.NICs))
+	}
+	for i, m := range h.NICs {
+		if err := m.Validate(); err != nil {
+			return errdefs.Invalidf("interface %d: %w", i+1, err)
+		}
+	}
 	used := map[DiskBus]int{}
 	for _, name := range slices.Sorted(maps.Keys(h.Disks)) {
 		d := h.Disks[name]
@@ -132,6 +166,6 @@ func (h *Hardware) Clone() *Hardware {
 		return nil
 	}
 	c := *h
-	c.Disks = maps.Clone(h.Disks)
+	c.Disks, c.NICs = maps.Clone(h.Disks), slices.Clone(h.NICs)
 	return &c
 }

@@ -10,6 +10,7 @@ func TestHardware(t *testing.T) {
 	spec := func(h Hardware) Spec {
 		return Spec{
 			Name: "web", Hostname: "web", Image: "cloud", CPUs: 4, Memory: MinMemory, Storage: MinStorage, Accel: AccelAuto, Hardware: &h,
+			NICs:    []NICSpec{{}, {Network: "lab"}},
 			Volumes: []Volume{{Name: "data", Kind: VolumeDisk, Disk: &VolumeUse{Ref: "d"}}, {Name: "keys", Kind: VolumeFiles, Label: "KEYS"}, {Name: "files", Kind: VolumeFiles}},
 		}
 	}
@@ -18,6 +19,7 @@ func TestHardware(t *testing.T) {
 		"nothing":  {},
 		"topology": {Topology: Topology{2, 2, 1}},
 		"watchdog": {Watchdog: WatchdogShutdown},
+		"models":   {NICs: []NICModel{"", NICE1000E}},
 		"data":     on("data", DiskDevice{Bus: DiskSCSI, ReadOnly: true}),
 		"files":    on("keys", DiskDevice{Bus: DiskSATA, CDROM: true}),
 		"image":    on(DiskOfImage, DiskDevice{Bus: DiskUSB}),
@@ -40,6 +42,8 @@ func TestHardware(t *testing.T) {
 		"negative":         spec(Hardware{Topology: Topology{-2, -2, 1}}),
 		"overflow":         spec(Hardware{Topology: Topology{1 << 32, 1 << 32, 4}}),
 		"action":           spec(Hardware{Watchdog: "bark"}),
+		"model":            spec(Hardware{NICs: []NICModel{"ne2k_pci"}}),
+		"three models":     spec(Hardware{NICs: []NICModel{"", "", NICVirtio}}),
 		"bus":              spec(on("data", DiskDevice{Bus: "ide"})),
 		"CD on virtio":     spec(on("data", DiskDevice{CDROM: true})),
 		"read-only SATA":   spec(on("data", DiskDevice{Bus: DiskSATA, ReadOnly: true})),

@@ -341,6 +341,10 @@ var rows = append([]Row{
 		Cells: [4]Cell{none(operatorsIs), none(operatorsIs), none("all that a node has are for all"), boots()},
 	},
 	{
+		Name: "further network", Ask: run(contract.KeyNetworks, "{network:any}"),
+		Cells: [4]Cell{none(operatorsIs), none(operatorsIs), none("all that a node has are for all"), boots()},
+	},
+	{
 		Name: "place in a set", Quick: "a cluster collects pods whose set is not there", Ask: managed(contract.KeyMode, "run", contract.KeyGeneration, "1"),
 		On:    map[string]string{contract.LabelSetName: "{ns}-set", contract.LabelSetRole: contract.RoleMain, contract.LabelSetSlot: "0"},
 		Forms: []string{"RoleMain", "OwnerKind", "MayNameOf", "SlotOf", "Member.Set", "Member.Main"},

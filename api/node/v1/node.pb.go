@@ -2153,6 +2153,7 @@ type Hardware struct {
 	Threads       int32                  `protobuf:"varint,3,opt,name=threads,proto3" json:"threads,omitempty"`                                                                      // of each core
 	Watchdog      string                 `protobuf:"bytes,4,opt,name=watchdog,proto3" json:"watchdog,omitempty"`                                                                     // reset, poweroff or shutdown: what happens to a guest that stops its watchdog timer from being reset; "": no watchdog
 	Disks         map[string]*DiskDevice `protobuf:"bytes,5,rep,name=disks,proto3" json:"disks,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by the name of a volume that is a disk, or @image or @cloud-init
+	Nics          []string               `protobuf:"bytes,6,rep,name=nics,proto3" json:"nics,omitempty"`                                                                             // models of the interfaces, in their order: virtio, e1000, e1000e or rtl8139; "" and those beyond: virtio
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2218,6 +2219,13 @@ func (x *Hardware) GetWatchdog() string {
 func (x *Hardware) GetDisks() map[string]*DiskDevice {
 	if x != nil {
 		return x.Disks
+	}
+	return nil
+}
+
+func (x *Hardware) GetNics() []string {
+	if x != nil {
+		return x.Nics
 	}
 	return nil
 }
@@ -13470,13 +13478,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
 	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfsB\b\n" +
-	"\x06_group\"\x81\x02\n" +
+	"\x06_group\"\x95\x02\n" +
 	"\bHardware\x12\x18\n" +
 	"\asockets\x18\x01 \x01(\x05R\asockets\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\x05R\x05cores\x12\x18\n" +
 	"\athreads\x18\x03 \x01(\x05R\athreads\x12\x1a\n" +
 	"\bwatchdog\x18\x04 \x01(\tR\bwatchdog\x129\n" +
-	"\x05disks\x18\x05 \x03(\v2#.cocoon.node.v1.Hardware.DisksEntryR\x05disks\x1aT\n" +
+	"\x05disks\x18\x05 \x03(\v2#.cocoon.node.v1.Hardware.DisksEntryR\x05disks\x12\x12\n" +
+	"\x04nics\x18\x06 \x03(\tR\x04nics\x1aT\n" +
 	"\n" +
 	"DisksEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +

@@ -44,7 +44,7 @@ func upCommand(dir func() string) *cobra.Command {
 	var detach, supervise bool
 	var nodes int
 	var services bool
-	var csiPlugins string
+	var csiPlugins, cniConfDir string
 	cmd := &cobra.Command{
 		Use:   "up [--dir DIR] [--detach]",
 		Short: "Run a whole cluster on this machine: control plane and a virtual node whose pods are VMs",
@@ -82,6 +82,9 @@ The folder stores --nodes, --with, names and ports for the next start. The regis
 			if cmd.Flags().Changed("csi-plugins") {
 				o.CSIPlugins = &csiPlugins
 			}
+			if cmd.Flags().Changed("cni-conf-dir") {
+				o.CNIConfDir = &cniConfDir
+			}
 			o.NodeName = cmp.Or(o.NodeName, os.Getenv("VK_NODE_NAME"))
 			var err error
 			switch {
@@ -114,6 +117,7 @@ The folder stores --nodes, --with, names and ports for the next start. The regis
 	f.StringArrayVar(&o.ExtraConfig, "extra-config", nil, "a flag of the control plane, as COMPONENT.FLAG=VALUE, e.g. controllerManager.node-monitor-grace-period=20s;\nmay be given several times; the folder stores it for the next start")
 	f.StringSliceVar(&o.HostPaths, "host-paths", nil, "folders of this machine that pods may have by hostPath and local volumes: /PATH, NAMESPACE=/PATH, with :ro at the end for reading only;\nthe folder stores them for the next start, \"\" for none")
 	f.StringVar(&csiPlugins, "csi-plugins", "", "folder in which CSI drivers of this machine register, so that pods may have their volumes;\nthe folder of the cluster stores it for the next start, \"\" for none")
+	f.StringVar(&cniConfDir, "cni-conf-dir", "", "folder of CNI conflists, such as /etc/cni/net.d: each is a network of its name, which pods may have beside that of the node;\nthe folder of the cluster stores it for the next start, \"\" for none")
 	f.StringSliceVar(&o.AllowImages, "allow-images", nil, "networks, addresses and HOST[:PORT] that images of pods may come from in addition to public addresses, e.g. 192.168.7.0/24,localhost:5000;\nthe folder stores them for the next start, \"\" for none")
 	f.IntVar(&o.CPUOvercommit, "cpu-overcommit", 0, fmt.Sprintf("virtual CPUs that pods may request for each CPU of this machine (default %d);\nthe folder stores it for the next start", defaultOvercommit))
 	f.BoolVar(&supervise, "supervise", false, "")
@@ -220,6 +224,9 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 	}
 	if o.CSIPlugins != nil {
 		args = append(args, "--csi-plugins="+*o.CSIPlugins)
+	}
+	if o.CNIConfDir != nil {
+		args = append(args, "--cni-conf-dir="+*o.CNIConfDir)
 	}
 	if o.AllowImages != nil {
 		args = append(args, "--allow-images="+strings.Join(o.AllowImages, ","))

@@ -150,6 +150,9 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets, services bool) obj
 	if len(s.HostPaths) > 0 {
 		config[hostdir.Setting] = s.HostPaths
 	}
+	if s.CNIConfDir != "" {
+		network["cni"] = object{"confDir": s.CNIConfDir}
+	}
 	if s.CSIPlugins != "" {
 		config["csiPlugins"], config["csiDir"] = s.CSIPlugins, n.folder("csi")
 	}

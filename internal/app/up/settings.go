@@ -59,6 +59,8 @@ type Settings struct {
 	HostPaths []string `json:"hostPaths,omitempty"`
 	// CSIPlugins is the folder in which CSI drivers of this machine register; "": none do.
 	CSIPlugins string `json:"csiPlugins,omitempty"`
+	// CNIConfDir is the folder of conflists that are networks of the nodes beside their bridges; "": there are none.
+	CNIConfDir string `json:"cniConfDir,omitempty"`
 	// AllowImages is where pods' images may come from, in addition to public addresses.
 	AllowImages []string `json:"allowImages,omitempty"`
 	// CPUOvercommit is how many virtual CPUs pods may request for each CPU of this machine; 0 means defaultOvercommit.
@@ -166,8 +168,10 @@ func (o Options) check() error {
 	if _, err := hostdir.Parse(o.HostPaths); err != nil {
 		return errdefs.Invalidf("--host-paths: %w", err)
 	}
-	if dir := o.CSIPlugins; dir != nil && *dir != "" && (!filepath.IsAbs(*dir) || filepath.Clean(*dir) != *dir) {
-		return errdefs.Invalidf("--csi-plugins: %q is not an absolute path without empty, \".\" and \"..\" parts", *dir)
+	for flag, dir := range map[string]*string{"csi-plugins": o.CSIPlugins, "cni-conf-dir": o.CNIConfDir} {
+		if dir != nil && *dir != "" && (!filepath.IsAbs(*dir) || filepath.Clean(*dir) != *dir) {
+			return errdefs.Invalidf("--%s: %q is not an absolute path without empty, \".\" and \"..\" parts", flag, *dir)
+		}
 	}
 	for _, text := range o.ExtraConfig {
 		if !extraConfigRE.MatchString(text) {
@@ -206,7 +210,7 @@ func nodeName(first string, i int) string {
 
 // check rejects settings that no instance can have stored.
 func (s Settings) check() error {
-	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, HostPaths: s.HostPaths, CSIPlugins: &s.CSIPlugins, AllowImages: s.AllowImages, CPUOvercommit: s.CPUOvercommit}).check(); err != nil {
+	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, HostPaths: s.HostPaths, CSIPlugins: &s.CSIPlugins, CNIConfDir: &s.CNIConfDir, AllowImages: s.AllowImages, CPUOvercommit: s.CPUOvercommit}).check(); err != nil {
 		return err
 	}
 	for _, n := range s.Nodes {
@@ -259,6 +263,9 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 	}
 	if o.CSIPlugins != nil {
 		s.CSIPlugins = *o.CSIPlugins
+	}
+	if o.CNIConfDir != nil {
+		s.CNIConfDir = *o.CNIConfDir
 	}
 	if o.AllowImages != nil {
 		s.AllowImages = o.AllowImages

@@ -35,6 +35,7 @@ type Options struct {
 	AllowImages []string // sources of pods' images besides public addresses; nil: keep the earlier choice
 	HostPaths   []string // folders of this machine that VMs may share; nil: keep the earlier choice
 	CSIPlugins  *string  // folder in which CSI drivers of this machine register, "" for none; nil: keep the earlier choice
+	CNIConfDir  *string  // folder of conflists that are networks beside the bridge, "" for none; nil: keep the earlier choice
 	Assets      Assets
 
 	CPUOvercommit int // virtual CPUs that pods may request for each CPU of this machine

@@ -117,7 +117,7 @@ func (s *session) Thaw(ctx context.Context) (int, error) {
 
 func nics(list []vm.NIC) []*guestv1.NIC {
 	var out []*guestv1.NIC
-	for _, n := range list {
+	for _, n := range vm.OneDefaultRoute(list) {
 		nic := &guestv1.NIC{
 			Mac: n.MAC, Ip: n.IP, Prefix: int32(n.Prefix), Gateway: n.Gateway, Dns: n.DNS, Mtu: int32(n.MTU), Addresses: n.Addresses,
 		}

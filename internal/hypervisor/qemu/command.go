@@ -111,7 +111,7 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	}
 	c.ports(len(p.NICs) + f.spare)
 	for i, n := range p.NICs {
-		c.nic(i, n)
+		c.nic(i, n, modelOf(p, i))
 	}
 	c.plugged(len(p.NICs), plugged)
 	if p.Incoming != nil {
@@ -155,6 +155,11 @@ func check(p hypervisor.Plan) error {
 	}
 	if err := p.Topology.Validate(p.CPUs); err != nil {
 		return fmt.Errorf("VM %s: %w", p.Name, err)
+	}
+	for i := range p.NICs {
+		if err := modelOf(p, i).Validate(); err != nil {
+			return fmt.Errorf("VM %s: %w", p.Name, err)
+		}
 	}
 	ports, used := map[int]bool{}, map[vm.DiskBus]int{}
 	for _, d := range p.Disks {
@@ -477,9 +482,22 @@ func (c *command) ports(n int) {
 	}
 }
 
-func (c *command) nic(i int, n vm.NIC) {
+// modelOf returns the model of NIC i of p.
+func modelOf(p hypervisor.Plan, i int) vm.NICModel {
+	if i < len(p.Models) {
+		return p.Models[i]
+	}
+	return vm.NICVirtio
+}
+
+func (c *command) nic(i int, n vm.NIC, model vm.NICModel) {
 	c.add("-netdev", fmt.Sprintf("tap,id=%s,fd=%d,vhost=off", netName(i), c.fd(file{kind: fileTap, path: n.Tap, nic: i})))
-	c.device(nicDevice(i, n.MAC, n.MTU))
+	dev := nicDevice(i, n.MAC, n.MTU)
+	if !model.Virtio() { // it cannot tell its guest an MTU; the seed or DHCP does
+		dev["driver"] = string(model)
+		delete(dev, "host_mtu")
+	}
+	c.device(dev)
 }
 
 func nicDevice(i int, mac string, mtu int) props {

@@ -76,6 +76,11 @@ func TestBuildGolden(t *testing.T) {
 	for _, serial := range []string{"s1", "s2", "u1", "u2", "v1"} {
 		buses.Disks = append(buses.Disks, vm.Disk{Path: "/volumes/" + serial, Format: vm.DiskRaw, Serial: serial, Role: vm.RoleVolume})
 	}
+	models := diskPlan()
+	models.NICs, models.Models = nil, []vm.NICModel{vm.NICE1000, vm.NICE1000E, "", vm.NICRTL8139}
+	for i := range 5 {
+		models.NICs = append(models.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})
+	}
 	device := ociPlan()
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	shared := ociPlan()
@@ -97,6 +102,7 @@ func TestBuildGolden(t *testing.T) {
 		{"disk-uefi", uefi, testFacts(vm.AccelTCG)},
 		{"disk-graphics", screen, testFacts(vm.AccelTCG)},
 		{"disk-buses", buses, testFacts(vm.AccelTCG)},
+		{"nic-models", models, testFacts(vm.AccelTCG)},
 		{"multi-nic", nics, testFacts(vm.AccelTCG)},
 	}
 	for _, tt := range tests {

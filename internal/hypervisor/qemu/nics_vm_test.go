@@ -122,3 +122,37 @@ func TestLinks(t *testing.T) {
 	start(t, d, r)
 	await(t, "the guest that was woken answers", func() bool { return pings(t, ns, "10.9.8.3") })
 }
+
+// TestModels shows that a guest finds interfaces of each model on its PCI bus, also after it was saved and resumed.
+func TestModels(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	ns := bridged(t, 4)
+	p := a.firmware(t)
+	p.Models = []vm.NICModel{vm.NICE1000, vm.NICE1000E, "", vm.NICRTL8139}
+	for n := range p.Models {
+		p.NICs = append(p.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", n), NetNS: "/run/netns/" + ns, MAC: fmt.Sprintf("02:00:00:00:00:%02x", n), MTU: 1400})
+	}
+	i := start(t, d, p)
+	logged(t, i, "disk-demo is up")
+	shown := func(i hypervisor.Instance, tag string) {
+		t.Helper()
+		say(t, i, "echo HEARD echo "+tag+" $(cat /sys/bus/pci/devices/*/device)")
+		await(t, "the guest lists its devices", func() bool {
+			_, list, ok := strings.Cut(consoleOf(t, i), "echo "+tag+" ")
+			for _, id := range []string{"0x100e", "0x10d3", "0x1041", "0x8139"} {
+				ok = ok && strings.Contains(list, id)
+			}
+			return ok
+		})
+	}
+	shown(i, "FIRST")
+	s := saved(t)
+	s.Hold = true
+	doSave(t, i, s)
+	if err := i.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	q := from(t, p, s)
+	q.Boot, q.Incoming.Alone = p.Boot, true
+	shown(start(t, d, q), "SECOND")
+}

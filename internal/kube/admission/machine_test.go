@@ -33,9 +33,9 @@ func TestMachines(t *testing.T) {
 	pinned := small.DeepCopy()
 	yes := true
 	pinned.Name, pinned.Spec.CPU.DedicatedCPUPlacement = "pinned", &yes
-	e1000 := &v1beta1.VirtualMachinePreference{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "e1000"}, Spec: v1beta1.VirtualMachinePreferenceSpec{Devices: &v1beta1.DevicePreferences{PreferredInterfaceModel: "e1000"}}}
+	ne2k := &v1beta1.VirtualMachinePreference{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ne2k"}, Spec: v1beta1.VirtualMachinePreferenceSpec{Devices: &v1beta1.DevicePreferences{PreferredInterfaceModel: "ne2k_pci"}}}
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "bare"}}
-	objects := fake.NewClientBuilder().WithScheme(scheme).WithObjects(small, pinned, e1000, claim).Build()
+	objects := fake.NewClientBuilder().WithScheme(scheme).WithObjects(small, pinned, ne2k, claim).Build()
 	c := &machineChecker{ctrladmission.NewDecoder(scheme), true, machinebase.Finder{Client: objects, Live: objects}}
 	const open = `template: {spec: {domain: {devices: {}}, volumes: [{name: root, containerDisk: {image: a}}, {name: data, persistentVolumeClaim: {claimName: bare}}, {name: new, persistentVolumeClaim: {claimName: new}}]}}`
 	const good = `domain: {devices: {}, memory: {guest: 128Mi}}, volumes: [{name: root, containerDisk: {image: a}}]`
@@ -60,8 +60,8 @@ func TestMachines(t *testing.T) {
 		"a refused one":  {"VirtualMachine", machine("running: true, instancetype: {name: pinned}, " + open), "", "spec.instancetype[pinned].cpu.dedicatedCPUPlacement: Forbidden", ""},
 		"comes later":    {"VirtualMachine", machine("running: true, instancetype: {name: small, kind: VirtualMachineInstancetype}, " + open), "", "", "spec.instancetype: the VirtualMachineInstancetype small does not exist; create it; until then"},
 		"later conflict": {"VirtualMachine", machine("running: true, instancetype: {name: other}, template: {spec: {" + good + "}}"), "", "spec.template.spec.domain.memory.guest: Forbidden: conflicts with the instancetype other", "spec.instancetype"},
-		"preference":     {"VirtualMachine", machine("running: true, preference: {name: e1000, kind: VirtualMachinePreference}, template: {spec: {" + good + "}}"), "", "", "spec.preference[e1000].devices.preferredInterfaceModel has no effect: interfaces are virtio"},
-		"no preference":  {"VirtualMachine", machine("running: true, preference: {name: e1000}, template: {spec: {" + good + "}}"), "", "", "spec.preference: the VirtualMachineClusterPreference e1000 does not exist"},
+		"preference":     {"VirtualMachine", machine("running: true, preference: {name: ne2k, kind: VirtualMachinePreference}, template: {spec: {" + good + "}}"), "", "", "spec.preference[ne2k].devices.preferredInterfaceModel has no effect: interfaces are virtio"},
+		"no preference":  {"VirtualMachine", machine("running: true, preference: {name: ne2k}, template: {spec: {" + good + "}}"), "", "", "spec.preference: the VirtualMachineClusterPreference ne2k does not exist"},
 		"inferred":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: root}, " + open), "", "spec.instancetype.inferFromVolume: Invalid value: volume root is neither a dataVolume nor a persistentVolumeClaim", ""},
 		"no label":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: data}, " + open), "", "the claim of volume data has no label instancetype.kubevirt.io/default-instancetype", ""},
 		"no claim":       {"VirtualMachine", machine("running: true, instancetype: {inferFromVolume: new}, " + open), "", "", "the claim new of volume new does not exist"},
@@ -80,7 +80,7 @@ func TestMachines(t *testing.T) {
 		"odd selector":   {"VirtualMachineInstanceReplicaSet", "{spec: {selector: {matchExpressions: [{key: a, operator: Like}]}, template: {spec: {" + good + "}}}}", "", "spec.selector.matchExpressions[0].operator", ""},
 		"set of nothing": {"VirtualMachineInstanceReplicaSet", "{spec: {selector: {matchLabels: {app: web}}}}", "", "spec.template: Required", ""},
 		"fewer than 0":   {"VirtualMachineInstanceReplicaSet", "{spec: {replicas: -1, selector: {matchLabels: {app: web}}}}", "", "spec.replicas: Invalid value: -1", ""},
-		"set of devices": {"VirtualMachineInstanceReplicaSet", set("{app: web}", ", networks: [{name: a, multus: {networkName: b}}]"), "", "spec.template.spec.networks[0].multus.networkName: Forbidden", ""},
+		"set of devices": {"VirtualMachineInstanceReplicaSet", set("{app: web}", ", networks: [{name: a, resourceClaim: {claimName: b}}]"), "", "spec.template.spec.networks[0].resourceClaim.claimName: Forbidden", ""},
 		"set that warns": {"VirtualMachineInstanceReplicaSet", set("{app: web}", ", evictionStrategy: LiveMigrate"), "", "", "spec.template.spec.evictionStrategy has no effect"},
 		"set with hooks": {"VirtualMachineInstanceReplicaSet", "{spec: {selector: {matchLabels: {app: web}}, template: {metadata: {labels: {app: web}, annotations: {hooks.kubevirt.io/hookSidecars: x}}, spec: {" + good + "}}}}", "", "spec.template.metadata.annotations[hooks.kubevirt.io/hookSidecars]: Forbidden", ""},
 		"a DataVolume":   {"DataVolume", "{spec: {storage: {resources: {requests: {storage: 1Gi}}}, source: {pvc: {namespace: ns, name: a}}}}", "", "", ""},

@@ -53,6 +53,7 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	errs = append(errs, checkDeletion(pod, ask)...)
 	errs = append(errs, checkVirtlet(pod)...)
 	errs = append(errs, checkMachine(pod)...)
+	errs = append(errs, checkNetworks(pod)...)
 	errs = append(errs, checkOrigin(pod, ask)...)
 	errs = append(errs, CheckNames(pod)...)
 	forbid(&errs)(ask.OS != "" && ask.OS != contract.OSLinux, annotationPath(contract.KeyOS), "this node runs only Linux guests")

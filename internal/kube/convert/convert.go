@@ -109,7 +109,7 @@ func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 		Hosts:     hostAliases(pod),
 		DNS:       dns(pod, node),
 		Labels:    labels(pod, node),
-		NICs:      []vm.NICSpec{{Network: ask.Network, Ports: HostPorts(pod)}},
+		NICs:      NICs(pod),
 		StopGrace: Grace(pod),
 		Volumes:   volumes(pod),
 		Sysctls:   sysctls(pod),

@@ -38,7 +38,10 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 		}
 		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.Bus), CDROM: d.CDROM, ReadOnly: d.ReadOnly}
 	}
-	if h.Topology == (vm.Topology{}) && h.Watchdog == "" && h.Disks == nil {
+	for _, model := range ask.Hardware.NICs {
+		h.NICs = append(h.NICs, vm.NICModel(model))
+	}
+	if h.Topology == (vm.Topology{}) && h.Watchdog == "" && h.Disks == nil && h.NICs == nil {
 		return nil
 	}
 	return &h

@@ -199,7 +199,7 @@ func TestPreferenceOutcomes(t *testing.T) {
 		"devices: {preferredAutoattachPodInterface: false}":  "devices.preferredAutoattachPodInterface",
 		"devices: {preferredAutoattachSerialConsole: false}": "devices.preferredAutoattachSerialConsole",
 		"devices: {preferredAutoattachInputDevice: true}":    "devices.preferredAutoattachInputDevice",
-		"devices: {preferredInterfaceModel: e1000}":          "devices.preferredInterfaceModel",
+		"devices: {preferredInterfaceModel: ne2k_pci}":       "devices.preferredInterfaceModel",
 		"features: {preferredAcpi: {enabled: false}}":        "features.preferredAcpi.enabled",
 		"machine: {preferredMachineType: pc-i440fx-7.2}":     "machine.preferredMachineType",
 		"preferredArchitecture: arm64":                       "preferredArchitecture",

@@ -54,7 +54,7 @@ var preferenceRules = rulebook{
 	"devices.preferredDiskCache":                  {Warned, "the node decides about caches"},
 	"devices.preferredDiskIO":                     {Warned, "the node decides about I/O"},
 	"devices.preferredDiskBlockSize":              {Warned, "blocks of disks have 512 bytes"},
-	"devices.preferredInterfaceModel":             {Honoured, "virtio only"},
+	"devices.preferredInterfaceModel":             {Honoured, "virtio, e1000, e1000e or rtl8139"},
 	"devices.preferredRng":                        {Honoured, "a VM always has one"},
 	"devices.preferredBlockMultiQueue":            {Warned, "the node decides about queues"},
 	"devices.preferredNetworkInterfaceMultiQueue": {Warned, "the node decides about queues"},

@@ -333,46 +333,6 @@ func sources(s v1.VolumeSource) (n int) {
 	return n
 }
 
-func (c *check) interfaces() {
-	s := c.spec
-	pods := 0
-	networks := map[string]bool{}
-	for i, n := range s.Networks {
-		at := c.at.Child("networks").Index(i)
-		if networks[n.Name] {
-			c.errs = append(c.errs, field.Duplicate(at.Child("name"), n.Name))
-		}
-		networks[n.Name] = true
-		if n.Pod != nil {
-			pods++
-		}
-		if pods == 2 || n.Pod == nil && n.Multus == nil && n.ResourceClaim == nil {
-			c.errs = append(c.errs, field.Forbidden(at, "a VM has one network, which is pod: {}"))
-		}
-	}
-	used := map[string]bool{}
-	for i, n := range s.Domain.Devices.Interfaces {
-		at := c.at.Child("domain", "devices", "interfaces").Index(i)
-		if used[n.Name] {
-			c.errs = append(c.errs, field.Duplicate(at.Child("name"), n.Name))
-		}
-		used[n.Name] = true
-		if !networks[n.Name] {
-			c.errs = append(c.errs, field.NotFound(at.Child("name"), n.Name))
-		}
-		only(c, at.Child("model"), n.Model, "", v1.VirtIO)
-		only(c, at.Child("state"), n.State, "", v1.InterfaceStateLinkUp)
-		if n.Bridge != nil && n.Masquerade != nil {
-			c.errs = append(c.errs, field.Forbidden(at, "an interface has one binding"))
-		}
-	}
-	for i, n := range s.Networks {
-		if !used[n.Name] && len(s.Domain.Devices.Interfaces) > 0 {
-			c.errs = append(c.errs, field.Required(c.at.Child("networks").Index(i), "the network needs an interface of its name"))
-		}
-	}
-}
-
 const maxCPUs = 255 // as a pod may ask for
 
 // cpus returns how many CPUs the guest has: as its topology says, else its limit, else its request.

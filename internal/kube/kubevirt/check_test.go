@@ -123,7 +123,7 @@ func TestCheck(t *testing.T) {
 			d.Interfaces = append(d.Interfaces, d.Interfaces[0])
 		}, "spec.domain.devices.interfaces[1].name: Duplicate"},
 		"no interface": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Name = "x" }, "spec.networks[0]: Required"},
-		"model":        {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Model = "e1000" }, "spec.domain.devices.interfaces[0].model"},
+		"model":        {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Model = "ne2k_pci" }, "spec.domain.devices.interfaces[0].model"},
 		"two bindings": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.Interfaces[0].Masquerade = &v1.InterfaceMasquerade{}
 		}, "one binding"},

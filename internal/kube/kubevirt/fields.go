@@ -135,8 +135,8 @@ var rules = rulebook{
 	"domain.devices.video":                        {Honoured, "vga only; needs graphics"},
 
 	"domain.devices.interfaces[].name":         {Outcome: Honoured},
-	"domain.devices.interfaces[].model":        {Honoured, "virtio only"},
-	"domain.devices.interfaces[].bridge":       {Honoured, "the guest has the address of its pod"},
+	"domain.devices.interfaces[].model":        {Honoured, "virtio, e1000, e1000e or rtl8139"},
+	"domain.devices.interfaces[].bridge":       {Honoured, "the guest has the address itself"},
 	"domain.devices.interfaces[].masquerade":   {Warned, "the guest has the address of its pod itself, not 10.0.2.2"},
 	"domain.devices.interfaces[].ports":        {Warned, "all ports of the guest can be reached; use a NetworkPolicy"},
 	"domain.devices.interfaces[].portRanges":   {Warned, "all ports of the guest can be reached; use a NetworkPolicy"},
@@ -195,8 +195,9 @@ var rules = rulebook{
 	"networks[].pod":                   {Outcome: Honoured},
 	"networks[].pod.vmNetworkCIDR":     {Refused, "the guest has the address of its pod"},
 	"networks[].pod.vmIPv6NetworkCIDR": {Refused, "the guest has the address of its pod"},
-	"networks[].multus":                {Refused, "a VirtualMachine has the network of pods only"},
-	"networks[].resourceClaim":         {Refused, "a VirtualMachine has the network of pods only"},
+	"networks[].multus.networkName":    {Honoured, "the name of a network of the node; a namespace before it makes no difference"},
+	"networks[].multus.default":        {Outcome: Honoured},
+	"networks[].resourceClaim":         {Refused, "a VM cannot have devices of its node"},
 
 	"livenessProbe":                 {Outcome: Honoured},
 	"readinessProbe":                {Outcome: Honoured},

@@ -26,7 +26,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 		m.SMBIOS.Chassis = contract.Chassis{Manufacturer: c.Manufacturer, Version: c.Version, Serial: c.Serial, Asset: c.Asset, SKU: c.Sku}
 	}
 	m.Graphics = graphics(&vmi.Spec)
-	m.Hardware = contract.Hardware{Topology: guestTopology(&vmi.Spec), Disks: devices(&vmi.Spec)}
+	m.Hardware = contract.Hardware{Topology: guestTopology(&vmi.Spec), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec)}
 	if w := d.Devices.Watchdog; w != nil {
 		m.Hardware.Watchdog = string(watchdog(w))
 	}

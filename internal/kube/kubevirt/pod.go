@@ -79,6 +79,7 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	size, _ := memory(s)
 	contract.VMSpec{Name: VMName(vmi), SnapshotPolicy: contract.SnapshotNever}.Apply(annotations)
 	hardware(vmi).Apply(annotations)
+	networks(s, annotations)
 	if id := systemUUID(vmi); id != "" {
 		annotations[contract.KeyVirtletSystemUUID] = id
 	}

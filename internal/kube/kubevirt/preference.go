@@ -133,8 +133,8 @@ func (u *unfolding) devices(p *v1beta1.DevicePreferences, at *field.Path) {
 			disk.CDRom.Bus = bus
 		}
 	}
-	if model := p.PreferredInterfaceModel; model != "" && model != v1.VirtIO {
-		u.ignore(at.Child("preferredInterfaceModel"), "interfaces are virtio")
+	if model := p.PreferredInterfaceModel; !slices.Contains(models, model) {
+		u.ignore(at.Child("preferredInterfaceModel"), "interfaces are virtio, e1000, e1000e or rtl8139")
 	} else if model != "" {
 		for i := range d.Interfaces {
 			if d.Interfaces[i].Model == "" {

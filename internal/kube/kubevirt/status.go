@@ -46,7 +46,7 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 	}
 	s.ActivePods = map[types.UID]string{pod.UID: pod.Spec.NodeName}
 	s.Machine = &v1.Machine{Type: "q35"}
-	s.CurrentCPUTopology = &v1.CPUTopology{Sockets: 1, Cores: uint32(cpus(&vmi.Spec)), Threads: 1} //nolint:gosec // at most 255
+	s.CurrentCPUTopology = shownTopology(&vmi.Spec)
 	s.Interfaces = interfaces(&vmi.Spec, pod)
 	s.VolumeStatus = hotplugged(pod)
 	ready := condition(pod, corev1.PodReady)
@@ -75,6 +75,15 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 	return s
 }
 
+// shownTopology returns how the guest sees its CPUs.
+func shownTopology(s *v1.VirtualMachineInstanceSpec) *v1.CPUTopology {
+	t := guestTopology(s)
+	if t == (contract.Topology{}) {
+		t = contract.Topology{Sockets: 1, Cores: int(cpus(s)), Threads: 1}
+	}
+	return &v1.CPUTopology{Sockets: uint32(t.Sockets), Cores: uint32(t.Cores), Threads: uint32(t.Threads)} //nolint:gosec // at most 255
+}
+
 // waiting returns why the VM is not created yet, nil if nothing is wrong.
 func waiting(pod *corev1.Pod) *corev1.ContainerStateWaiting {
 	for _, c := range pod.Status.ContainerStatuses {
@@ -83,21 +92,6 @@ func waiting(pod *corev1.Pod) *corev1.ContainerStateWaiting {
 		}
 	}
 	return nil
-}
-
-// interfaces returns what is known of the only interface of the guest.
-func interfaces(s *v1.VirtualMachineInstanceSpec, pod *corev1.Pod) []v1.VirtualMachineInstanceNetworkInterface {
-	if pod.Status.PodIP == "" {
-		return nil
-	}
-	n := v1.VirtualMachineInstanceNetworkInterface{Name: "default", IP: pod.Status.PodIP, InfoSource: "domain"}
-	if len(s.Networks) > 0 {
-		n.Name = s.Networks[0].Name
-	}
-	for _, ip := range pod.Status.PodIPs {
-		n.IPs = append(n.IPs, ip.IP)
-	}
-	return []v1.VirtualMachineInstanceNetworkInterface{n}
 }
 
 // SetPhase sets the phase and notes when it began.

@@ -92,7 +92,7 @@ func (g *guests) of(r vm.Record) guest {
 	if r.Spec.Labels[contract.VMLabelNode] == g.node {
 		out.uid = uid
 	}
-	for _, n := range r.NICs {
+	for _, n := range r.NICs[:min(len(r.NICs), 1)] { // a policy knows the addresses of the pod; further networks have their own rules
 		for _, text := range []string{n.IP, n.IPv6} {
 			if a, err := netip.ParseAddr(text); err == nil {
 				out.addresses = append(out.addresses, a.Unmap().WithZone(""))

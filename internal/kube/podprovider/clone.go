@@ -98,9 +98,12 @@ func (c *creation) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (
 	})
 }
 
-// interfaces returns as many NICs as the snapshot has, on the network that pod names and with its ports of the host. nil means the
-// NICs of the snapshot.
+// interfaces returns the NICs that pod asks for, if it names several networks. Else it returns as many NICs as the snapshot has, on the
+// network that pod names and with its ports of the host. nil means the NICs of the snapshot.
 func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
+	if nics := convert.NICs(pod); len(nics) > 1 {
+		return nics
+	}
 	network, ports := pod.Annotations[contract.KeyNetwork], convert.HostPorts(pod)
 	if network == "" && ports == nil || n <= 0 {
 		return nil

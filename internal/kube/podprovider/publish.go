@@ -3,6 +3,7 @@ package podprovider
 import (
 	"context"
 	"encoding/base64"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -196,8 +197,9 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 		if ip != "" {
 			a[contract.KeyIP] = ip
 		}
+		a[contract.KeyNetworkStatus] = networkStatus(f, ip)
 	case r.sleeping(f):
-		a[contract.KeyID], a[contract.KeyIP] = "", ""
+		a[contract.KeyID], a[contract.KeyIP], a[contract.KeyNetworkStatus] = "", "", ""
 	}
 	if r.rebooted.ID != "" {
 		a[contract.KeyRebooted] = r.rebooted.String()
@@ -211,6 +213,24 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 		a[contract.KeyLifecycleState], a[contract.KeyLifecycleObserved], a[contract.KeyLifecycleMessage] = string(r.life.State), r.life.Observed, r.life.Message
 	}
 	return a
+}
+
+// networkStatus describes the interfaces of f's VM, whose first address is ip if it is known.
+func networkStatus(f facts, ip string) string {
+	var list []contract.NetworkStatus
+	for i, nic := range f.rec.NICs {
+		n := contract.NetworkStatus{Name: nic.Network, Interface: fmt.Sprintf("eth%d", i), MAC: nic.MAC, Default: i == 0}
+		if i > 0 {
+			ip = nic.IP
+		}
+		for _, address := range []string{ip, nic.IPv6} {
+			if address != "" {
+				n.IPs = append(n.IPs, address)
+			}
+		}
+		list = append(list, n)
+	}
+	return contract.NetworkStatusText(list)
 }
 
 // awaitsLife reports whether the pod's annotations show the VM's lifecycle state, because a controller or user may wait for

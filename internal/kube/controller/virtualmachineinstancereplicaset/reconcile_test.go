@@ -362,7 +362,7 @@ func TestQuota(t *testing.T) {
 // A set whose template Cocoon cannot run creates nothing, and says why once.
 func TestRefusedTemplate(t *testing.T) {
 	set := webSet(2)
-	set.Spec.Template.Spec.Networks = []v1.Network{{Name: "a", NetworkSource: v1.NetworkSource{Multus: &v1.MultusNetwork{NetworkName: "b"}}}}
+	set.Spec.Template.Spec.Networks = []v1.Network{{Name: "a", NetworkSource: v1.NetworkSource{Multus: &v1.MultusNetwork{NetworkName: "b/"}}}}
 	w := newWorld(t, set)
 	w.step(t)
 	if said := w.said(); len(w.created) > 0 || !strings.HasPrefix(said, "Warning FailedCreate") || !strings.Contains(said, "spec.template.spec.networks[0].multus") {

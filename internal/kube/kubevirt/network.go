@@ -1,0 +1,157 @@
+package kubevirt
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	v1 "kubevirt.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+)
+
+// models are the models of interfaces, by what the node calls them.
+var models = []string{"", v1.VirtIO, "e1000", "e1000e", "rtl8139"}
+
+// interfaces checks networks and interfaces, and that the first interface is that of the pod.
+func (c *check) interfaces() {
+	s, at := c.spec, c.at.Child("networks")
+	names := map[string]bool{}
+	multus := map[string]bool{} // networks of the node
+	var main []string           // the network of pods, or the one in its place
+	for i, n := range s.Networks {
+		at := at.Index(i)
+		if names[n.Name] {
+			c.errs = append(c.errs, field.Duplicate(at.Child("name"), n.Name))
+		}
+		names[n.Name] = true
+		switch {
+		case n.Pod != nil && n.Multus != nil:
+			c.errs = append(c.errs, field.Forbidden(at, "a network is either pod or multus"))
+		case n.Pod != nil:
+			main = append(main, n.Name)
+		case n.Multus != nil:
+			name, ok := contract.NetworkName(n.Multus.NetworkName)
+			if !ok {
+				c.invalid(at.Child("multus", "networkName"), n.Multus.NetworkName, "it is no name of a network; write NAME or NAMESPACE/NAME")
+			} else if multus[name] {
+				c.errs = append(c.errs, field.Duplicate(at.Child("multus", "networkName"), n.Multus.NetworkName))
+			}
+			multus[name] = true
+			if n.Multus.Default {
+				main = append(main, n.Name)
+			}
+		case n.ResourceClaim == nil:
+			c.errs = append(c.errs, field.Required(at, "say which network it is: pod or multus"))
+		}
+		if (n.Pod != nil || n.Multus != nil && n.Multus.Default) && len(main) > 1 {
+			c.errs = append(c.errs, field.Forbidden(at, "network "+main[0]+" is that of the pod already"))
+		}
+	}
+	if len(s.Networks) > contract.MaxNetworks+1 {
+		c.errs = append(c.errs, field.TooMany(at, len(s.Networks), contract.MaxNetworks+1))
+	}
+	used := map[string]bool{}
+	for i, n := range s.Domain.Devices.Interfaces {
+		at := c.at.Child("domain", "devices", "interfaces").Index(i)
+		if used[n.Name] {
+			c.errs = append(c.errs, field.Duplicate(at.Child("name"), n.Name))
+		}
+		used[n.Name] = true
+		if !names[n.Name] {
+			c.errs = append(c.errs, field.NotFound(at.Child("name"), n.Name))
+		}
+		only(c, at.Child("model"), n.Model, models...)
+		only(c, at.Child("state"), n.State, "", v1.InterfaceStateLinkUp)
+		if n.Bridge != nil && n.Masquerade != nil {
+			c.errs = append(c.errs, field.Forbidden(at, "an interface has one binding"))
+		}
+		if i > 0 && slices.Contains(main, n.Name) {
+			c.errs = append(c.errs, field.Forbidden(at, "the guest has the network of the pod as its first interface; put it first"))
+		}
+	}
+	for i, n := range s.Networks {
+		if !used[n.Name] && (len(s.Domain.Devices.Interfaces) > 0 || n.Multus != nil) {
+			c.errs = append(c.errs, field.Required(at.Index(i), "the network needs an interface of its name"))
+		}
+	}
+}
+
+// networks writes the networks of the instance to the annotations of its pod.
+func networks(s *v1.VirtualMachineInstanceSpec, annotations map[string]string) {
+	var further []string
+	for i, n := range s.Domain.Devices.Interfaces {
+		network := networkOf(s, n.Name)
+		if network == nil || network.Multus == nil {
+			continue
+		}
+		name, _ := contract.NetworkName(network.Multus.NetworkName)
+		if i == 0 {
+			annotations[contract.KeyNetwork] = name
+		} else {
+			further = append(further, name)
+		}
+	}
+	if further != nil {
+		annotations[contract.KeyNetworks] = strings.Join(further, ",")
+	}
+}
+
+func networkOf(s *v1.VirtualMachineInstanceSpec, name string) *v1.Network {
+	if i := slices.IndexFunc(s.Networks, func(n v1.Network) bool { return n.Name == name }); i >= 0 {
+		return &s.Networks[i]
+	}
+	return nil
+}
+
+// nicModels returns the models of the interfaces; nil if all are virtio.
+func nicModels(s *v1.VirtualMachineInstanceSpec) (out []string) {
+	for _, n := range s.Domain.Devices.Interfaces {
+		out = append(out, n.Model)
+	}
+	if !slices.ContainsFunc(out, func(m string) bool { return m != "" && m != v1.VirtIO }) {
+		return nil
+	}
+	return out
+}
+
+// interfaces returns what is known of the interfaces of the guest, in their order.
+func interfaces(s *v1.VirtualMachineInstanceSpec, pod *corev1.Pod) (out []v1.VirtualMachineInstanceNetworkInterface) {
+	if pod.Status.PodIP == "" {
+		return nil
+	}
+	var ips []string
+	for _, ip := range pod.Status.PodIPs {
+		ips = append(ips, ip.IP)
+	}
+	known := contract.ParseNetworkStatus(pod.Annotations)
+	for i, name := range interfaceNames(s) {
+		n := v1.VirtualMachineInstanceNetworkInterface{Name: name, InfoSource: "domain"}
+		if i < len(known) {
+			n.MAC, n.IPs = known[i].MAC, known[i].IPs
+		}
+		if i == 0 {
+			n.IPs = ips
+		}
+		if len(n.IPs) > 0 {
+			n.IP = n.IPs[0]
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// interfaceNames returns the names of the interfaces of the guest. An instance that names none has that of its pod.
+func interfaceNames(s *v1.VirtualMachineInstanceSpec) (out []string) {
+	for _, n := range s.Domain.Devices.Interfaces {
+		out = append(out, n.Name)
+	}
+	if len(out) == 0 && len(s.Networks) > 0 {
+		return []string{s.Networks[0].Name}
+	}
+	if len(out) == 0 {
+		return []string{"default"}
+	}
+	return out
+}

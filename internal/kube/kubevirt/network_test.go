@@ -1,0 +1,107 @@
+package kubevirt
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	v1 "kubevirt.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
+)
+
+// wired returns a machine with interfaces named a, b, … on networks, each of which is pod, NAME or default:NAME.
+func wired(t *testing.T, networks ...string) *v1.VirtualMachineInstanceSpec {
+	s := spec(t, cirros)
+	s.Networks, s.Domain.Devices.Interfaces = nil, nil
+	for i, n := range networks {
+		name := string(rune('a' + i))
+		network := v1.Network{Name: name, NetworkSource: v1.NetworkSource{Pod: &v1.PodNetwork{}}}
+		if n != "pod" {
+			main, isMain := strings.CutPrefix(n, "default:")
+			network.NetworkSource = v1.NetworkSource{Multus: &v1.MultusNetwork{NetworkName: main, Default: isMain}}
+		}
+		s.Networks = append(s.Networks, network)
+		s.Domain.Devices.Interfaces = append(s.Domain.Devices.Interfaces, v1.Interface{Name: name})
+	}
+	return s
+}
+
+func TestNetworks(t *testing.T) {
+	for name, x := range map[string]struct {
+		networks      []string
+		main, further string
+		refused       string
+	}{
+		"a pod's":              {networks: []string{"pod"}},
+		"two":                  {networks: []string{"pod", "lab"}, further: "lab"},
+		"three":                {networks: []string{"pod", "ns/lab", "dmz.2"}, further: "lab,dmz.2"},
+		"no pod's":             {networks: []string{"lab", "dmz"}, main: "lab", further: "dmz"},
+		"in its place":         {networks: []string{"default:lab", "dmz"}, main: "lab", further: "dmz"},
+		"pod's is not first":   {networks: []string{"lab", "pod"}, refused: "spec.domain.devices.interfaces[1]: Forbidden: the guest has the network of the pod as its first interface"},
+		"two in its place":     {networks: []string{"pod", "default:lab"}, refused: "spec.networks[1]: Forbidden: network a is that of the pod already"},
+		"one network twice":    {networks: []string{"lab", "ns/lab"}, refused: "spec.networks[1].multus.networkName: Duplicate"},
+		"no name":              {networks: []string{"pod", "lab,dmz"}, refused: "spec.networks[1].multus.networkName: Invalid"},
+		"a name of interfaces": {networks: []string{"pod", "lab@eth7"}, refused: "spec.networks[1].multus.networkName: Invalid"},
+		"a path":               {networks: []string{"pod", "../../etc/passwd"}, refused: "spec.networks[1].multus.networkName: Invalid"},
+		"too many":             {networks: []string{"pod", "a", "b", "c", "d", "e", "f", "g", "h", "i"}, refused: "spec.networks: Too many"},
+	} {
+		s := wired(t, x.networks...)
+		errs, _ := Check(s, field.NewPath("spec"))
+		if x.refused != "" {
+			if len(errs) == 0 || !strings.Contains(errs.ToAggregate().Error(), x.refused) {
+				t.Errorf("%s: %v; want %s", name, errs, x.refused)
+			}
+			continue
+		}
+		if len(errs) > 0 {
+			t.Errorf("%s: %v", name, errs)
+		}
+		got := map[string]string{}
+		networks(s, got)
+		if got[contract.KeyNetwork] != x.main || got[contract.KeyNetworks] != x.further {
+			t.Errorf("%s: %v; want %q and %q", name, got, x.main, x.further)
+		}
+	}
+}
+
+// A network of multus needs an interface, because no guest gets one unasked.
+func TestNetworkWithoutInterface(t *testing.T) {
+	s := wired(t, "lab")
+	s.Domain.Devices.Interfaces = nil
+	errs, _ := Check(s, field.NewPath("spec"))
+	if len(errs) != 1 || errs[0].Field != "spec.networks[0]" {
+		t.Errorf("%v", errs)
+	}
+}
+
+func TestInterfaceModels(t *testing.T) {
+	s := wired(t, "pod", "lab")
+	if got := nicModels(s); got != nil {
+		t.Errorf("models of virtio: %v", got)
+	}
+	s.Domain.Devices.Interfaces[1].Model = "e1000e"
+	if d := diff.Of([]string{"", "e1000e"}, nicModels(s)); d != "" {
+		t.Error(d)
+	}
+}
+
+// The first interface has the addresses of the pod; what the node says of the others is shown.
+func TestInterfacesOfStatus(t *testing.T) {
+	pod := &corev1.Pod{Status: corev1.PodStatus{PodIP: "10.0.0.5", PodIPs: []corev1.PodIP{{IP: "10.0.0.5"}, {IP: "fd00::5"}}}}
+	pod.Annotations = map[string]string{contract.KeyNetworkStatus: contract.NetworkStatusText([]contract.NetworkStatus{
+		{Name: "default", Interface: "eth0", MAC: "52:54:00:00:00:01", Default: true}, {Name: "lab", Interface: "eth1", MAC: "52:54:00:00:00:02", IPs: []string{"192.0.2.7"}},
+	})}
+	first := v1.VirtualMachineInstanceNetworkInterface{Name: "a", MAC: "52:54:00:00:00:01", IP: "10.0.0.5", IPs: []string{"10.0.0.5", "fd00::5"}, InfoSource: "domain"}
+	second := v1.VirtualMachineInstanceNetworkInterface{Name: "b", MAC: "52:54:00:00:00:02", IP: "192.0.2.7", IPs: []string{"192.0.2.7"}, InfoSource: "domain"}
+	if d := diff.Of([]v1.VirtualMachineInstanceNetworkInterface{first, second}, interfaces(wired(t, "pod", "lab"), pod)); d != "" {
+		t.Error(d)
+	}
+	pod.Annotations[contract.KeyNetworkStatus] = "not JSON"
+	first.MAC, second.MAC, second.IP, second.IPs = "", "", "", nil
+	if d := diff.Of([]v1.VirtualMachineInstanceNetworkInterface{first, second}, interfaces(wired(t, "pod", "lab"), pod)); d != "" {
+		t.Error(d)
+	}
+}
