@@ -45,6 +45,7 @@ func TestErrorsAreOneSentence(t *testing.T) {
 		{[]string{"vm", "run", "--memory", "lots", "demo"}, 2, "not a size"},
 		{[]string{"vm", "run", "--cpu", "0", "demo"}, 2, "at least one CPU"},
 		{[]string{"vm", "run", "--nics", "99", "demo"}, 2, "interfaces"},
+		{[]string{"vm", "run", "--nics", "2", "--network", "a,b", "demo"}, 2, "leave out --nics"},
 		{[]string{"vm", "run", "--label", "x", "demo"}, 2, "KEY=VALUE"},
 		{[]string{"vm", "run", "--name", "web", "demo"}, 4, "already exists"},
 		{[]string{"vm", "exec", "web", "ls", "-l"}, 2, "put -- before"},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -162,10 +163,11 @@ func (f *cloneFlags) spec(args []string, changed func(string) bool) (vm.CloneSpe
 	return s, err
 }
 
-func nicSpecs(n int, network string) []vm.NICSpec {
+// nicSpecs returns n interfaces on each of networks.
+func nicSpecs(n int, networks ...string) []vm.NICSpec {
 	var nics []vm.NICSpec
-	for range n {
-		nics = append(nics, vm.NICSpec{Network: network})
+	for _, network := range networks {
+		nics = append(nics, slices.Repeat([]vm.NICSpec{{Network: strings.TrimSpace(network)}}, n)...)
 	}
 	return nics
 }

@@ -230,11 +230,12 @@ func TestStopTakesBothKindsOfFlags(t *testing.T) {
 func TestDebugPrintsTheRequest(t *testing.T) {
 	n := &node{}
 	cocoon := serve(t, n)
-	code, spec, errOut := cocoon("", "vm", "debug", "--name", "web", "--cpu", "3", "-e", "A=b", "demo", "--", "sh")
+	code, spec, errOut := cocoon("", "vm", "debug", "--name", "web", "--cpu", "3", "--network", "default,lab", "-e", "A=b", "demo", "--", "sh")
 	if code != 0 || n.launched.Name != "" {
 		t.Fatalf("%d %q %+v", code, errOut, n.launched)
 	}
-	if code, _, errOut := cocoon(spec, "vm", "run", "--no-wait", "--spec", "-"); code != 0 || n.launched.CPUs != 3 || !slices.Equal(n.launched.Process.Args, []string{"sh"}) {
+	if code, _, errOut := cocoon(spec, "vm", "run", "--no-wait", "--spec", "-"); code != 0 || n.launched.CPUs != 3 || !slices.Equal(n.launched.Process.Args, []string{"sh"}) ||
+		len(n.launched.NICs) != 2 || n.launched.NICs[0].Network != "default" || n.launched.NICs[1].Network != "lab" {
 		t.Errorf("%d %q %+v", code, errOut, n.launched)
 	}
 }

@@ -48,7 +48,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.Var(&f.memory, "memory", "memory: 512M, 2G; units are powers of 1024")
 	fs.Var(&f.storage, "storage", "size of the writable disk; a disk image larger than the default keeps its own")
 	fs.IntVar(&f.nics, "nics", 1, "number of network interfaces")
-	fs.StringVar(&f.network, "network", "", "network of the interfaces (default: the node's)")
+	fs.StringVar(&f.network, "network", "", "network of the interfaces (default: the node's); or one for each interface, separated by commas")
 	fs.StringVar(&f.bridge, "bridge", "", "the network whose bridge is `LINK`, instead of --network")
 	cmd.MarkFlagsMutuallyExclusive("network", "bridge")
 	fs.StringArrayVarP(&f.publish, "publish", "p", nil, "port of the host that leads to the guest: [ADDRESS:]HOSTPORT:PORT[/PROTOCOL]; may be repeated")
@@ -111,6 +111,8 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		return s, errdefs.Invalidf("--cpu %d: a VM needs at least one CPU", f.cpus)
 	case f.nics < 0 || f.nics > maxNICs:
 		return s, errdefs.Invalidf("--nics %d: between 0 and %d interfaces are possible", f.nics, maxNICs)
+	case strings.Contains(f.network, ",") && (f.nics != 1 || strings.Count(f.network, ",") >= maxNICs):
+		return s, errdefs.Invalidf("--network %s: leave out --nics, and name at most %d networks: each has one interface", f.network, maxNICs)
 	case f.stopGrace <= 0:
 		return s, errdefs.Invalidf("--stop-grace %s: it must be more than 0", f.stopGrace)
 	}
@@ -128,7 +130,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		return s, err
 	}
 	s.Image, s.Volumes = bootVolume(s.Image, s.Volumes)
-	s.NICs, s.Offered = nicSpecs(f.nics, f.network), f.offered
+	s.NICs, s.Offered = nicSpecs(f.nics, strings.Split(f.network, ",")...), f.offered
 	ports, err := parsePorts(f.publish)
 	switch {
 	case err != nil:
