@@ -8,12 +8,13 @@ const (
 	EvictHibernate EvictionPolicy = "hibernate" // the pod goes once its VM is hibernated in the registry; the next pod restores it
 	EvictDelete    EvictionPolicy = "delete"    // the same as deleting the pod
 	EvictRefuse    EvictionPolicy = "refuse"    // the pod stays until somebody deletes it
+	EvictShutdown  EvictionPolicy = "shutdown"  // the VM shuts down; the next pod waits for its node, as with KeySticky
 )
 
 // ParseEvictionPolicy reads the policy. The error, if any, is an Errors.
 func ParseEvictionPolicy(annotations map[string]string) (EvictionPolicy, error) {
 	r := &reader{from: annotations}
-	p := oneOf(r, KeyEvictionPolicy, EvictHibernate, EvictDelete, EvictRefuse)
+	p := oneOf(r, KeyEvictionPolicy, EvictHibernate, EvictDelete, EvictRefuse, EvictShutdown)
 	return p, r.errs.err()
 }
 

@@ -42,7 +42,7 @@ func Reference() []Entry {
 		{KeyGeneration, "number", "operator", "generation of the CocoonSet that the pod was written for"},
 		{KeyResources, "JSON", "operator", "requests and limits of the CocoonSet; a LimitRange may have added more to the pod"},
 		{KeySticky, "wait, never, or a duration", "user", "the VM stays on the node that holds its state; without that node it waits: until the registry has its state (wait), without end (never), or that long"},
-		{KeyEvictionPolicy, "hibernate, delete, refuse", "user", "what an eviction does with the VM; default: hibernate for a managed VM that is saved before its deletion, otherwise delete"},
+		{KeyEvictionPolicy, "hibernate, delete, refuse, shutdown", "user", "what an eviction does with the VM; shutdown: it ends, and the next pod waits for its node, as with `sticky`; default: hibernate for a managed VM that is saved before its deletion, otherwise delete"},
 		{KeyDeletionPolicy, "hibernate, delete", "user", "what the deletion of the pod does with its VM; hibernate: the next pod of that name and owner resumes the same memory; default: delete"},
 		{KeyForkFromID, "id of a VM", "operator", "the id of the VM in fork-from, on any node; if it is on another node, its state comes from the registry"},
 		{KeyOfferFork, "true", "operator", "the node puts the state of the running VM into the registry, for forks on other nodes"},

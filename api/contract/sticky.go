@@ -18,12 +18,12 @@ type Sticky struct {
 	Wait  *time.Duration // how long a node may be unavailable before the claim on it ends; nil: no limit
 }
 
-// ParseSticky reads what a pod asks for. A VM that hibernates when its pod is deleted stays on its node, with the value wait
-// unless the pod gives another. The error, if any, is an Errors.
+// ParseSticky reads what a pod asks for. A VM that hibernates when its pod is deleted, or shuts down when it is evicted, stays on its node,
+// with the value wait unless the pod gives another. The error, if any, is an Errors.
 func ParseSticky(annotations map[string]string) (Sticky, error) {
 	switch v := annotations[KeySticky]; v {
 	case "":
-		return Sticky{Asked: HibernatesOnDelete(annotations)}, nil
+		return Sticky{Asked: HibernatesOnDelete(annotations) || annotations[KeyEvictionPolicy] == string(EvictShutdown)}, nil
 	case StickyWait:
 		return Sticky{Asked: true}, nil
 	case StickyNever:

@@ -55,7 +55,7 @@ func (w *Webhooks) Register(s webhook.Server) {
 		PathScale:       &scaleGuard{decoder, w.Live},
 		PathSet:         &setChecker{decoder, w.Client},
 		PathHibernation: &hibernationChecker{decoder, w.Client},
-		PathEviction:    &evictionGuard{w.Client, w.Registry},
+		PathEviction:    &evictionGuard{w.Client, w.Registry, w.Machines},
 		PathMachine:     &machineChecker{decoder, w.Machines, machinebase.Finder{Client: w.Client, Live: w.Live}},
 	} {
 		s.Register(path, &ctrladmission.Webhook{Handler: w.Metrics.counted(path[1:], h)})

@@ -124,8 +124,10 @@ func targetOf(r *http.Request) (t target, found bool) {
 		return target{RequestInfo: info}, true
 	}
 	t = target{RequestInfo: info, rest: info.Parts[3:]}
-	if info.Subresource == vncSubresource && slices.Equal(t.rest, []string{"screenshot"}) { // a subresource of its own
-		info.Subresource, t.rest = screenshotSubresource, nil
+	for _, two := range []string{screenshotSubresource, cancelSubresource} { // subresources of two words
+		if strings.Join(info.Parts[2:], "/") == two {
+			info.Subresource, t.rest = two, nil
+		}
 	}
 	return t, true
 }

@@ -66,6 +66,9 @@ var served = map[string]route{
 	machines + "/memorydump":       {method: http.MethodPut, serve: unoffered("memory dumps")},
 	machines + "/removememorydump": {method: http.MethodPut, serve: unoffered("memory dumps")},
 
+	instances + "/" + cancelSubresource: {method: http.MethodPut, serve: (*Server).cancelEvacuation},
+	machines + "/" + cancelSubresource:  {method: http.MethodPut, serve: (*Server).cancelEvacuation},
+
 	instances + "/guestosinfo":    {method: http.MethodGet, serve: (*Server).guestOSInfo},
 	instances + "/userlist":       {method: http.MethodGet, serve: (*Server).userList},
 	instances + "/filesystemlist": {method: http.MethodGet, serve: (*Server).fileSystemList},

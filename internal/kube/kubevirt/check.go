@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	v1 "kubevirt.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -36,9 +37,21 @@ func CheckInstance(vmi *v1.VirtualMachineInstance) (errs field.ErrorList, warnin
 // hooks is the annotation of KubeVirt that names containers which change the machine before it starts.
 const hooks = "hooks.kubevirt.io/hookSidecars"
 
+// checkHooks refuses annotations of an instance that ask for what its VM cannot have.
 func checkHooks(annotations map[string]string, meta *field.Path) (errs field.ErrorList) {
 	if _, ok := annotations[hooks]; ok {
 		errs = append(errs, field.Forbidden(meta.Child("annotations").Key(hooks), "no container runs beside a VM of Cocoon"))
+	}
+	invalid := func(key, why string) {
+		errs = append(errs, field.Invalid(meta.Child("annotations").Key(key), annotations[key], why))
+	}
+	if _, err := contract.ParseSticky(annotations); err != nil {
+		invalid(contract.KeySticky, err.Error())
+	}
+	if policy, err := contract.ParseEvictionPolicy(annotations); err != nil {
+		invalid(contract.KeyEvictionPolicy, err.Error())
+	} else if policy == contract.EvictHibernate {
+		invalid(contract.KeyEvictionPolicy, "a VirtualMachine does not hibernate; use shutdown, delete or refuse")
 	}
 	return errs
 }

@@ -40,7 +40,7 @@ var rules = rulebook{
 	"terminationGracePeriodSeconds": {Honoured, "at least one second"},
 	"hostname":                      {Outcome: Honoured},
 	"subdomain":                     {Outcome: Honoured},
-	"evictionStrategy":              {Warned, "nodes do not migrate VMs; a drain shuts the VM down"},
+	"evictionStrategy":              {Honoured, "a drain shuts the VM down with None and LiveMigrateIfPossible, and waits with LiveMigrate and External, because nodes do not migrate VMs"},
 	"startStrategy":                 {Outcome: Honoured},
 	"architecture":                  {Honoured, "amd64 only"},
 	"dnsPolicy":                     {Warned, "a guest that boots itself has the name servers of its network"},

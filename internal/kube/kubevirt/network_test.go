@@ -105,3 +105,19 @@ func TestInterfacesOfStatus(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// A machine says by annotations whether its VM stays on its node, and what an eviction does.
+func TestPassedAnnotations(t *testing.T) {
+	vmi := &v1.VirtualMachineInstance{Spec: *wired(t, "pod")}
+	vmi.Annotations = map[string]string{contract.KeySticky: "10m", contract.KeyEvictionPolicy: "shutdown", contract.KeyImage: "other"}
+	pod := Pod(vmi)
+	if a := pod.Annotations; a[contract.KeySticky] != "10m" || a[contract.KeyEvictionPolicy] != "shutdown" || a[contract.KeyImage] != "" {
+		t.Errorf("%v", a)
+	}
+	for key, value := range map[string]string{contract.KeySticky: "soon", contract.KeyEvictionPolicy: "hibernate"} {
+		vmi.Annotations = map[string]string{key: value}
+		if errs, _ := CheckInstance(vmi); len(errs) != 1 || errs[0].Field != "metadata.annotations["+key+"]" {
+			t.Errorf("%s: %v", key, errs)
+		}
+	}
+}

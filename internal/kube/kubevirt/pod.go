@@ -67,6 +67,9 @@ func Controls(vmi *v1.VirtualMachineInstance, o metav1.Object) bool {
 // IsLauncher reports whether the pod says that it is the VM of a VirtualMachineInstance.
 func IsLauncher(pod *corev1.Pod) bool { return pod.Labels[v1.AppLabel] == launcher }
 
+// passed are the annotations of an instance that its pod has, too.
+var passed = []string{contract.KeySticky, contract.KeyEvictionPolicy}
+
 // Pod returns the pod that is the VM of vmi. Preconditions: Check returns no error.
 func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	s := &vmi.Spec
@@ -80,6 +83,11 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	contract.VMSpec{Name: VMName(vmi), SnapshotPolicy: contract.SnapshotNever}.Apply(annotations)
 	hardware(vmi).Apply(annotations)
 	networks(s, annotations)
+	for _, key := range passed {
+		if value := vmi.Annotations[key]; value != "" {
+			annotations[key] = value
+		}
+	}
 	if id := systemUUID(vmi); id != "" {
 		annotations[contract.KeyVirtletSystemUUID] = id
 	}

@@ -97,7 +97,7 @@ func (c Claims) find(ctx context.Context, pod *corev1.Pod, ask contract.Sticky) 
 	})
 	if apierrors.IsNotFound(err) {
 		var o *unstructured.Unstructured
-		if o, err = encode(fresh(pod, ask)); err != nil {
+		if o, err = encode(New(pod, ask, ownerOf(pod))); err != nil {
 			return nil, err
 		}
 		got, err = claims.Create(ctx, o, metav1.CreateOptions{})
@@ -137,8 +137,8 @@ func encode(claim *v1.VMPlacement) (*unstructured.Unstructured, error) {
 	return &unstructured.Unstructured{Object: o}, nil
 }
 
-// fresh returns a new claim for pod's VM. The claim's owner is the VM's owner.
-func fresh(pod *corev1.Pod, ask contract.Sticky) *v1.VMPlacement {
+// New returns a claim of the VM of pod, which nobody has yet. It goes with owner, if there is one.
+func New(pod *corev1.Pod, ask contract.Sticky, owner *metav1.OwnerReference) *v1.VMPlacement {
 	claim := &v1.VMPlacement{ObjectMeta: metav1.ObjectMeta{Name: NameOf(pod), Namespace: pod.Namespace}, Spec: v1.VMPlacementSpec{Release: v1.ReleaseWait}}
 	if ask.Never {
 		claim.Spec.Release = v1.ReleaseNever
@@ -146,7 +146,7 @@ func fresh(pod *corev1.Pod, ask contract.Sticky) *v1.VMPlacement {
 	if ask.Wait != nil {
 		claim.Spec.WaitSeconds = new(int64(ask.Wait.Seconds()))
 	}
-	if owner := ownerOf(pod); owner != nil {
+	if owner != nil {
 		claim.OwnerReferences = []metav1.OwnerReference{*owner}
 	}
 	return claim

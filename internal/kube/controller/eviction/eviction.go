@@ -39,6 +39,7 @@ const (
 type Verdict struct {
 	Answer    Answer
 	Hibernate bool   // the caller must mark the VM to hibernate
+	Evacuate  bool   // the caller must mark the instance for the program that empties nodes
 	Why       string // the reason, for the client; "" with Allow
 }
 
@@ -56,7 +57,7 @@ func Decide(pod *corev1.Pod, emptied bool, durable Durable) Verdict {
 	switch policy, err := policyOf(pod); {
 	case err != nil:
 		return Verdict{Answer: Refuse, Why: err.Error()}
-	case policy == contract.EvictDelete:
+	case policy == contract.EvictDelete, policy == contract.EvictShutdown:
 		return Verdict{}
 	case policy == contract.EvictRefuse:
 		return Verdict{Answer: Refuse, Why: "VM " + name + " may not be evicted because of its annotation " + contract.KeyEvictionPolicy + "; delete the pod, or change the annotation"}

@@ -24,8 +24,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/controller"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/kube/placement"
 )
 
 // Reasons of Events.
@@ -154,6 +156,9 @@ func (r *Reconciler) instance(ctx context.Context, vm *v1.VirtualMachine) (*v1.V
 // start creates the instance. One of somebody else that has the name stays.
 func (r *Reconciler) start(ctx context.Context, vm *v1.VirtualMachine, p plan) error {
 	vmi := instance(vm, p.template, p.base, r.Now())
+	if err := r.hold(ctx, vm, vmi); err != nil {
+		return fmt.Errorf("keep the node of VirtualMachine %s: %w", vm.Name, err)
+	}
 	err := r.Client.Create(ctx, vmi)
 	switch {
 	case err == nil:
@@ -168,6 +173,28 @@ func (r *Reconciler) start(ctx context.Context, vm *v1.VirtualMachine, p plan) e
 	}
 	if err != nil {
 		return fmt.Errorf("create the instance of VirtualMachine %s: %w", vm.Name, err)
+	}
+	return nil
+}
+
+// hold makes the claim by which a node keeps the machine, if the machine asks for that. The claim goes with the machine; one that a node
+// makes for a pod goes with the instance.
+func (r *Reconciler) hold(ctx context.Context, vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance) error {
+	pod := kubevirt.Pod(vmi)
+	ask, err := contract.ParseSticky(pod.Annotations)
+	if err != nil || !ask.Asked {
+		return err
+	}
+	owner := metav1.OwnerReference{APIVersion: v1.GroupVersion.String(), Kind: v1.VirtualMachineGroupVersionKind.Kind, Name: vm.Name, UID: vm.UID}
+	claim := placement.New(pod, ask, &owner)
+	if err := r.Client.Create(ctx, claim); !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(claim), claim); err != nil {
+		return err
+	}
+	if owners := claim.OwnerReferences; len(owners) > 0 && owners[0].UID != vm.UID {
+		return fmt.Errorf("VMPlacement %s belongs to an earlier %s, with which it is about to be deleted", claim.Name, owners[0].Kind)
 	}
 	return nil
 }
