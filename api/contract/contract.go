@@ -95,6 +95,10 @@ const ConditionPaused = PrefixVM + "Paused"
 // ConditionAgent is the condition of a pod that is True while a qemu-guest-agent answers in its guest. A pod whose guest never had one lacks it.
 const ConditionAgent = PrefixVM + "AgentConnected"
 
+// CommandPing is the command, of this one word, of an exec probe that succeeds if the qemu-guest-agent of a guest that boots itself answers. No
+// program is run.
+const CommandPing = PrefixVM + "guest-agent-ping"
+
 // NodeAnnotations are the annotations that the node of a pod writes. A node must not change any other annotation of ours;
 // deploy/vk-cocoon/policy.yaml enforces this.
 func NodeAnnotations() []string {

@@ -111,6 +111,22 @@ func (c *check) flag(at *field.Path, value *bool, refused bool, why string) {
 	}
 }
 
+// probe refuses a probe without an action, and one with several.
+func (c *check) probe(name string, p *v1.Probe) {
+	if p == nil {
+		return
+	}
+	n := 0
+	for _, is := range []bool{p.Exec != nil, p.HTTPGet != nil, p.TCPSocket != nil, p.GuestAgentPing != nil} {
+		if is {
+			n++
+		}
+	}
+	if n != 1 {
+		c.invalid(c.at.Child(name), n, "give one of exec, httpGet, tcpSocket and guestAgentPing")
+	}
+}
+
 func (c *check) machine() {
 	s, domain := c.spec, c.at.Child("domain")
 	only(c, c.at.Child("architecture"), s.Architecture, "", architecture)
@@ -120,6 +136,8 @@ func (c *check) machine() {
 			c.invalid(c.at.Child("startStrategy"), *s.StartStrategy, "a VM with a livenessProbe cannot start paused; leave one of them out")
 		}
 	}
+	c.probe("livenessProbe", s.LivenessProbe)
+	c.probe("readinessProbe", s.ReadinessProbe)
 	if s.Hostname != "" {
 		for _, why := range validation.IsDNS1123Label(s.Hostname) {
 			c.invalid(c.at.Child("hostname"), s.Hostname, why)

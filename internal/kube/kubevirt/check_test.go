@@ -123,7 +123,11 @@ func TestCheck(t *testing.T) {
 			d.Interfaces = append(d.Interfaces, d.Interfaces[0])
 		}, "spec.domain.devices.interfaces[1].name: Duplicate"},
 		"no interface": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Name = "x" }, "spec.networks[0]: Required"},
-		"model":        {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Model = "ne2k_pci" }, "spec.domain.devices.interfaces[0].model"},
+		"no action":    {func(s *v1.VirtualMachineInstanceSpec) { s.LivenessProbe = &v1.Probe{} }, "spec.livenessProbe: Invalid"},
+		"two actions": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.ReadinessProbe = &v1.Probe{Handler: v1.Handler{Exec: &corev1.ExecAction{}, GuestAgentPing: &v1.GuestAgentPing{}}}
+		}, "spec.readinessProbe: Invalid"},
+		"model": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Model = "ne2k_pci" }, "spec.domain.devices.interfaces[0].model"},
 		"two bindings": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.Interfaces[0].Masquerade = &v1.InterfaceMasquerade{}
 		}, "one binding"},

@@ -199,12 +199,10 @@ var rules = rulebook{
 	"networks[].multus.default":        {Outcome: Honoured},
 	"networks[].resourceClaim":         {Refused, "a VM cannot have devices of its node"},
 
-	"livenessProbe":                 {Outcome: Honoured},
-	"readinessProbe":                {Outcome: Honoured},
-	"livenessProbe.exec":            {Honoured, "by the guest's qemu-guest-agent"},
-	"readinessProbe.exec":           {Honoured, "by the guest's qemu-guest-agent"},
-	"livenessProbe.guestAgentPing":  {Refused, "use exec, tcpSocket or httpGet"},
-	"readinessProbe.guestAgentPing": {Refused, "use exec, tcpSocket or httpGet"},
+	"livenessProbe":       {Outcome: Honoured},
+	"readinessProbe":      {Outcome: Honoured},
+	"livenessProbe.exec":  {Honoured, "by the guest's qemu-guest-agent"},
+	"readinessProbe.exec": {Honoured, "by the guest's qemu-guest-agent"},
 }
 
 // of returns the rule of the field, or of the nearest field around it that has one.

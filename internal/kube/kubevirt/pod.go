@@ -217,8 +217,12 @@ func probe(p *v1.Probe) *corev1.Probe {
 	if p == nil {
 		return nil
 	}
+	action := corev1.ProbeHandler{Exec: p.Exec, HTTPGet: p.HTTPGet, TCPSocket: p.TCPSocket}
+	if p.GuestAgentPing != nil {
+		action.Exec = &corev1.ExecAction{Command: []string{contract.CommandPing}}
+	}
 	return &corev1.Probe{
-		ProbeHandler:        corev1.ProbeHandler{Exec: p.Exec, HTTPGet: p.HTTPGet, TCPSocket: p.TCPSocket},
+		ProbeHandler:        action,
 		InitialDelaySeconds: p.InitialDelaySeconds, TimeoutSeconds: p.TimeoutSeconds, PeriodSeconds: p.PeriodSeconds,
 		SuccessThreshold: p.SuccessThreshold, FailureThreshold: p.FailureThreshold,
 	}

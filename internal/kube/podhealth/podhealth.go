@@ -51,6 +51,8 @@ type Owner struct {
 	Look func() (pod *corev1.Pod, rec *vm.Record, ip string)
 	// Exec runs a command in the guest of a VM.
 	Exec func(ctx context.Context, ref string, e guest.Exec, s guest.Streams) (int, error)
+	// Ping asks the agent in the guest of a VM that boots itself. It returns an error if no agent answers.
+	Ping func(ctx context.Context, ref string) error
 	// Kill ends one run of one container in a guest that has several; see guest.ContainerKeeper.
 	Kill func(ctx context.Context, ref, container string, run int, grace time.Duration) error
 	// Release tells the guest to start the containers that wait for this one.

@@ -82,6 +82,15 @@ func (m *machine) owner() Owner {
 			defer m.mu.Unlock()
 			return m.codes[command], nil
 		},
+		Ping: func(context.Context, string) error {
+			_ = m.note("ping")
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if m.codes["ping"] != 0 {
+				return errdefs.Unavailablef("no agent answers")
+			}
+			return nil
+		},
 		Kill: func(_ context.Context, _, container string, run int, grace time.Duration) error {
 			return m.note("kill %s/%d %s", container, run, grace)
 		},
@@ -177,6 +186,20 @@ func TestGuestIsNotReadyAfterThreeFailures(t *testing.T) {
 			t.Error("a probe ran after Stop")
 		}
 	}, corev1.Container{Name: "c"})
+}
+
+// A probe by the agent of the guest runs no program, and fails if no agent answers.
+func TestProbeByTheAgent(t *testing.T) {
+	bubble(t, func(t *testing.T, m *machine) {
+		m.Watch(t.Context(), m.pod, m.rec, false)
+		if pass(5 * time.Second); m.StopRequested(m.rec) != nil || m.called("ping") < 5 || m.called("exec") != 0 {
+			t.Errorf("request %+v, calls %q", m.StopRequested(m.rec), m.events)
+		}
+		m.do(func() { m.codes["ping"] = 1 })
+		if pass(5 * time.Second); m.StopRequested(m.rec) == nil {
+			t.Error("the agent does not answer, and the VM goes on")
+		}
+	}, corev1.Container{Name: "c", LivenessProbe: probeBy(contract.CommandPing)})
 }
 
 // A request to stop the VM belongs to one run of the VM, and is reported once.

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
@@ -166,6 +167,13 @@ func (h *Health) target(c *corev1.Container) (probe.Target, bool) {
 // commander returns a function that runs commands in the named container of the guest. "" is the only container of the VM.
 func (h *Health) commander(id, container string) probe.Exec {
 	return func(ctx context.Context, command []string) (string, int, error) {
+		if len(command) == 1 && command[0] == contract.CommandPing {
+			err := h.owner.Ping(ctx, id)
+			if err == nil || ctx.Err() != nil {
+				return "", 0, err
+			}
+			return err.Error(), 1, nil
+		}
 		var out output
 		code, err := h.owner.Exec(ctx, id, guest.Exec{Container: container, Command: command}, guest.Streams{Stdout: &out, Stderr: &out})
 		return out.String(), code, err

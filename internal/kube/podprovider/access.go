@@ -100,6 +100,16 @@ func (d *door) Describe(ctx context.Context, namespace, pod, container string) (
 	return of.Describe(ctx, string(rec.ID))
 }
 
+// ping asks the agent of the guest for something, whatever it answers.
+func (s *podState) ping(ctx context.Context, ref string) error {
+	describer, ok := s.guests.(guest.Describes)
+	if !ok {
+		return errdefs.Unsupportedf("this node does not ask agents of guests")
+	}
+	_, err := describer.Describe(ctx, ref)
+	return err
+}
+
 // Freeze freezes the file systems of the pod's guest; see guest.Freezes. Errors: as for Describe.
 func (d *door) Freeze(ctx context.Context, namespace, pod, container string, most time.Duration) error {
 	of, id, err := d.freezes(namespace, pod, container)

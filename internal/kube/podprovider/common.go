@@ -37,7 +37,7 @@ func (c *common) newHealth(s *podState) *podhealth.Health {
 		Measured: func(d time.Duration) { c.Metrics.probe.Observe(d.Seconds()) }, Count: c.Metrics.probed,
 	}, podhealth.Owner{
 		Look: s.podAndVM,
-		Exec: s.guests.Exec, Kill: s.containers.KillContainer, Release: s.containers.ReleaseContainer,
+		Exec: s.guests.Exec, Ping: s.ping, Kill: s.containers.KillContainer, Release: s.containers.ReleaseContainer,
 		Poke: s.poke, Event: s.event, Log: s.log, Spawn: c.background,
 	})
 }
