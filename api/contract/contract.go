@@ -39,6 +39,7 @@ const (
 	KeyHardware    = PrefixVM + "hardware"
 	KeyFileDisks   = PrefixVM + "file-disks"
 	KeyNetworkData = PrefixVM + "network-data-source"
+	KeySSHSecrets  = PrefixVM + "ssh-key-secrets"
 )
 
 // Annotations of the Kubernetes Network Custom Resource Definition De-facto Standard, which programs of others write and read.

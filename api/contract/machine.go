@@ -68,6 +68,7 @@ type Machine struct {
 	Graphics    bool // a screen, a keyboard and a mouse, for a guest that boots itself
 	Hardware    Hardware
 	FileDisks   map[string]string // labels of disks by the names of the pod's volumes: a guest that boots itself has their files on these disks
+	SSHSecrets  []string          // Secrets of the pod's namespace; each value is lines of authorized_keys
 	NetworkData Source            // of the guest's network configuration, instead of the generated one; an empty key is networkdata
 }
 
@@ -83,6 +84,7 @@ func ParseMachine(annotations map[string]string) (Machine, error) {
 		Graphics:    r.flag(KeyGraphics),
 		Hardware:    r.hardware(),
 		FileDisks:   r.ofVolumes(KeyFileDisks, diskLabel, "must be a list of NAME=LABEL by comma, each NAME once; a LABEL has at most 16 letters, digits, '.', '_' and '-'"),
+		SSHSecrets:  r.secrets(KeySSHSecrets),
 		NetworkData: r.source(KeyNetworkData, true),
 	}
 	return m, r.errs.err()
@@ -130,7 +132,24 @@ func (m Machine) Apply(annotations map[string]string) {
 	put(annotations, KeyHardware, document(m.Hardware, m.Hardware.empty()))
 	put(annotations, KeyGraphics, flagText(m.Graphics))
 	put(annotations, KeyFileDisks, VolumesText(m.FileDisks))
+	put(annotations, KeySSHSecrets, strings.Join(m.SSHSecrets, ","))
 	put(annotations, KeyNetworkData, m.NetworkData.String())
+}
+
+// secrets reads a list of names of Secrets.
+func (r *reader) secrets(key string) []string {
+	text := r.from[key]
+	if text == "" {
+		return nil
+	}
+	list := strings.Split(text, ",")
+	for _, name := range list {
+		if !nameRE.MatchString(name) {
+			r.bad(key, "must be names of Secrets by comma")
+			return nil
+		}
+	}
+	return list
 }
 
 // document returns v as JSON; "" if it is empty.

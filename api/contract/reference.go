@@ -31,6 +31,7 @@ func Reference() []Entry {
 		{KeyGraphics, "true", "user", "a screen, a keyboard and a mouse, for a guest that boots itself"},
 		{KeyHardware, "JSON", "user", "for a guest that boots itself: sockets, cores and threads of its CPUs, its watchdog, and the bus of each disk (virtio, sata, scsi, usb), also as a CD-ROM, by the name of the volume, `@image` or `@cloud-init`, and the model of each network interface (virtio, e1000, e1000e, rtl8139)"},
 		{KeyFileDisks, "NAME=LABEL by comma", "user", "volumes of the pod whose files (ConfigMap, Secret, downward API, projected) are a read-only disk with that label, for a guest that boots itself; no container mounts them, and the disk stays as it is when the VM is created"},
+		{KeySSHSecrets, "names by comma", "user", "Secrets whose values are SSH keys that may log in to a guest that boots itself, by its cloud-init; a volume of the pod must name each"},
 		{KeyNetworkData, "secret/NAME[/KEY], configmap/NAME[/KEY]", "user", "network configuration for cloud-init, instead of the generated one; a volume of the pod must name the object; default KEY: networkdata"},
 		{KeyNetworks, "[NAMESPACE/]NAME by comma, or JSON", "user", "networks of the node that the VM has beside that of `network`, one interface for each, in this order; NetworkPolicies hold only on networks that can enforce them"},
 		{KeyHibernate, "true", "operator", "the VM hibernates; when the annotation is removed, it wakes"},

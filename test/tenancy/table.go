@@ -371,10 +371,16 @@ const alike = "a row beside it runs as many guests"
 
 // sources returns rows for the annotations of Virtlet that name ConfigMaps and Secrets.
 func sources() (rows []Row) {
+	missing, objects := waits("CreateContainerConfigError", "not found"), none("objects of the cluster are a namespace's")
+	rows = []Row{{
+		Name: "ssh keys of a Secret", Ask: run(contract.KeySSHSecrets, "{ns}-keys"), Image: "cloud",
+		Cells: [4]Cell{boots(), missing, objects, objects}, Quick: "it needs the image of a disk",
+	}, {
+		Name: "ssh keys of a Secret elsewhere", Ask: run(contract.KeySSHSecrets, "../{ns}/{ns}-keys"), Image: "cloud",
+		Cells: [4]Cell{refuses(contract.KeySSHSecrets), refuses(contract.KeySSHSecrets), objects, objects},
+	}}
 	for _, key := range []string{contract.KeyVirtletUserDataSource, contract.KeyVirtletSSHKeySource, contract.KeyVirtletFiles, contract.KeyNetworkData} {
 		for _, kind := range []string{contract.SourceConfigMap, contract.SourceSecret} {
-			missing := waits("CreateContainerConfigError", "not found")
-			objects := none("objects of the cluster are a namespace's")
 			name := strings.ToLower(strings.NewReplacer("Virtlet", "", "CloudInit", "", contract.PrefixVM, "").Replace(key)) + " of a " + kind
 			rows = append(rows, Row{
 				Name: name, Ask: run(key, kind+"/{ns}-keys"), Image: "cloud", Forms: []string{"SourceConfigMap", "SourceSecret", "Source.String"},

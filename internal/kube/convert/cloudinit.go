@@ -32,7 +32,7 @@ const defaultSSHKey = "authorized_keys"
 func CloudInit(ctx context.Context, pod *corev1.Pod, from Resolver) (*vm.CloudInit, error) {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
 	machine, _ := contract.ParseMachine(pod.Annotations)
-	if !ask.CloudInit() && machine.NetworkData == (contract.Source{}) {
+	if !ask.CloudInit() && machine.NetworkData == (contract.Source{}) && len(machine.SSHSecrets) == 0 {
 		return nil, nil
 	}
 	s := sources{pod: pod, from: from}
@@ -46,6 +46,15 @@ func CloudInit(ctx context.Context, pod *corev1.Pod, from Resolver) (*vm.CloudIn
 	}
 	if c.SSHKeys, err = s.sshKeys(ctx, ask); err != nil {
 		return nil, err
+	}
+	for _, name := range machine.SSHSecrets {
+		data, err := s.read(ctx, contract.KeySSHSecrets, contract.Source{Kind: contract.SourceSecret, Name: name})
+		if err != nil {
+			return nil, err
+		}
+		for _, key := range slices.Sorted(maps.Keys(data)) {
+			c.SSHKeys = lines(c.SSHKeys, data[key])
+		}
 	}
 	files, err := s.files(ctx, ask.Files)
 	if err != nil {

@@ -303,7 +303,11 @@ func Unnamed(pod *corev1.Pod) []Object {
 	ask, _ := contract.ParseVirtlet(pod.Annotations)
 	machine, _ := contract.ParseMachine(pod.Annotations)
 	var out []Object
-	for _, src := range []contract.Source{ask.UserDataSource, ask.SSHKeySource, ask.Files, machine.NetworkData} {
+	sources := []contract.Source{ask.UserDataSource, ask.SSHKeySource, ask.Files, machine.NetworkData}
+	for _, name := range machine.SSHSecrets {
+		sources = append(sources, contract.Source{Kind: contract.SourceSecret, Name: name})
+	}
+	for _, src := range sources {
 		o := Object{KindConfigMap, src.Name}
 		if src.Kind == contract.SourceSecret {
 			o.Kind = KindSecret

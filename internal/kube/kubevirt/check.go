@@ -25,6 +25,7 @@ func Check(spec *v1.VirtualMachineInstanceSpec, at *field.Path) (errs field.Erro
 	c.disks()
 	c.volumes()
 	c.interfaces()
+	c.credentials()
 	return append(errs, c.errs...), warnings
 }
 

@@ -136,7 +136,7 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 			}
 		}
 		if seed, _ := cloudInit(v); seed != nil {
-			seed.apply(pod, v.Name, seedName(vmi))
+			seed.apply(pod, v.Name, seedName(vmi), keySecrets(s))
 		}
 		if volume, _, name := files(v); name != "" {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, volume) // an annotation makes it a disk

@@ -3,6 +3,7 @@ package kubevirt
 import (
 	"encoding/base64"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -135,10 +136,10 @@ func Seed(vmi *v1.VirtualMachineInstance) *corev1.Secret {
 	}
 }
 
-// apply makes the pod name the documents, those of the object itself in the Secret own. A volume of the pod, called volume, lets the node
+// apply makes the pod name the documents, those of the object itself in the Secret own, and the Secrets credentials with SSH keys. A volume of the pod, called volume, lets the node
 // read the Secrets.
-func (s *seed) apply(pod *corev1.Pod, volume, own string) {
-	var secrets []string
+func (s *seed) apply(pod *corev1.Pod, volume, own string, credentials []string) {
+	secrets := credentials
 	source := func(d document, key string) string {
 		name := own
 		if d.secret != nil {
@@ -156,6 +157,9 @@ func (s *seed) apply(pod *corev1.Pod, volume, own string) {
 	}
 	if s.network.given() > 0 {
 		annotations[contract.KeyNetworkData] = source(s.network, networkKey)
+	}
+	if len(credentials) > 0 {
+		annotations[contract.KeySSHSecrets] = strings.Join(credentials, ",")
 	}
 	both := &corev1.ProjectedVolumeSource{}
 	for _, name := range secrets {
