@@ -52,6 +52,14 @@ type DiskDevice struct {
 	Bus      string `json:"bus,omitempty"` // virtio, sata, scsi or usb; "" is virtio
 	CDROM    bool   `json:"cdrom,omitempty"`
 	ReadOnly bool   `json:"ro,omitempty"`
+	Serial   string `json:"serial,omitempty"` // the serial number that the guest sees
+	Blocks   Blocks `json:"blocks,omitzero"`
+}
+
+// Blocks are the sizes in bytes of the blocks that a guest sees on a disk.
+type Blocks struct {
+	Logical  int `json:"logical,omitempty"`
+	Physical int `json:"physical,omitempty"`
 }
 
 // Names of disks in Hardware.Disks that are no volumes of the pod.
@@ -103,7 +111,7 @@ func (r *reader) document(key string, v any, form string) bool {
 }
 
 func (r *reader) hardware() (h Hardware) {
-	if !r.document(KeyHardware, &h, `{"topology": {"sockets": 1, "cores": 2, "threads": 1}, "watchdog": "reset", "disks": {"data": {"bus": "sata", "cdrom": true, "ro": true}}}`) {
+	if !r.document(KeyHardware, &h, `{"topology": {"sockets": 1, "cores": 2, "threads": 1}, "watchdog": "reset", "disks": {"data": {"bus": "sata", "cdrom": true, "ro": true, "serial": "D1"}}}`) {
 		return Hardware{}
 	}
 	if len(h.Disks) == 0 {

@@ -91,7 +91,9 @@ func encodeHardware(h *vm.Hardware) *nodev1.Hardware {
 		if m.Disks == nil {
 			m.Disks = map[string]*nodev1.DiskDevice{}
 		}
-		m.Disks[name] = &nodev1.DiskDevice{Bus: string(d.Bus), Cdrom: d.CDROM, ReadOnly: d.ReadOnly}
+		m.Disks[name] = &nodev1.DiskDevice{
+			Bus: string(d.Bus), Cdrom: d.CDROM, ReadOnly: d.ReadOnly, Serial: d.Serial, LogicalBlock: int32(d.Blocks.Logical), PhysicalBlock: int32(d.Blocks.Physical),
+		}
 	}
 	return m
 }
@@ -107,7 +109,10 @@ func decodeHardware(m *nodev1.Hardware) *vm.Hardware {
 		if h.Disks == nil {
 			h.Disks = map[string]vm.DiskDevice{}
 		}
-		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.GetBus()), CDROM: d.GetCdrom(), ReadOnly: d.GetReadOnly()}
+		h.Disks[name] = vm.DiskDevice{
+			Bus: vm.DiskBus(d.GetBus()), CDROM: d.GetCdrom(), ReadOnly: d.GetReadOnly(), Serial: d.GetSerial(),
+			Blocks: vm.Blocks{Logical: int(d.GetLogicalBlock()), Physical: int(d.GetPhysicalBlock())},
+		}
 	}
 	return h
 }

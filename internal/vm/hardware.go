@@ -2,7 +2,10 @@ package vm
 
 import (
 	"maps"
+	"math/bits"
+	"regexp"
 	"slices"
+	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -40,8 +43,60 @@ const (
 // DiskDevice says by which device a guest sees a disk. The zero value is a virtio disk.
 type DiskDevice struct {
 	Bus      DiskBus `json:"bus,omitempty"`
-	CDROM    bool    `json:"cdrom,omitempty"` // read-only, and not on virtio
-	ReadOnly bool    `json:"ro,omitempty"`    // the guest cannot write to it
+	CDROM    bool    `json:"cdrom,omitempty"`  // read-only, and not on virtio
+	ReadOnly bool    `json:"ro,omitempty"`     // the guest cannot write to it
+	Serial   string  `json:"serial,omitempty"` // the serial number that the guest sees; "": the node chooses it
+	Blocks   Blocks  `json:"blocks,omitzero"`
+}
+
+// Blocks are the sizes in bytes of the blocks that a guest sees on a disk. The zero value is 512 for both.
+type Blocks struct {
+	Logical  int `json:"logical,omitempty"`
+	Physical int `json:"physical,omitempty"`
+}
+
+// Limits of disks.
+const (
+	MaxDiskSerial = 20 // bytes, on each bus; of virtio and SATA, the shortest
+	minBlock      = 512
+	maxBlock      = 2 << 20
+)
+
+// diskSerial matches the serial numbers that KubeVirt takes.
+var diskSerial = regexp.MustCompile(`^[A-Za-z0-9_.+-]+$`)
+
+// ownSerials begin the serial numbers that nodes choose.
+var ownSerials = []string{"cocoon-", "vol-"}
+
+// ValidateDiskSerial returns an InvalidArgument error unless a guest can see a disk with that serial number.
+func ValidateDiskSerial(serial string) error {
+	if serial == "" {
+		return nil
+	}
+	if len(serial) > MaxDiskSerial || !diskSerial.MatchString(serial) {
+		return errdefs.Invalidf("invalid serial number %q of a disk; use at most %d letters, digits, '_', '.', '+' and '-'", serial, MaxDiskSerial)
+	}
+	for _, own := range ownSerials {
+		if strings.HasPrefix(strings.ToLower(serial), own) {
+			return errdefs.Invalidf("serial number %q of a disk begins with %s, as those that nodes choose; use another one", serial, own)
+		}
+	}
+	return nil
+}
+
+// ValidateBlocks returns an InvalidArgument error unless d can have blocks of its sizes.
+func (d DiskDevice) ValidateBlocks() error {
+	b := d.Blocks
+	valid := func(n int) bool { return n >= minBlock && n <= maxBlock && bits.OnesCount(uint(n)) == 1 }
+	switch {
+	case b == Blocks{}:
+		return nil
+	case !valid(b.Logical) || !valid(b.Physical) || b.Logical > b.Physical:
+		return errdefs.Invalidf("invalid blocks of %d bytes, physically %d; use powers of two from %d to %d, the first not larger", b.Logical, b.Physical, minBlock, maxBlock)
+	case d.CDROM || d.Bus == DiskSATA && b.Logical != minBlock:
+		return errdefs.Invalidf("a CD-ROM cannot have blocks of another size, and a disk on sata has blocks of %d bytes; leave out the sizes, or use another bus", minBlock)
+	}
+	return nil
 }
 
 // DiskBus is the bus of a disk's device. "" is DiskVirtio.
@@ -79,7 +134,10 @@ func (d DiskDevice) Validate() error {
 	case d.ReadOnly && !d.CDROM && d.Bus == DiskSATA:
 		return errdefs.Invalidf("a disk on sata cannot be read-only; make it a CD-ROM, or use another bus")
 	}
-	return nil
+	if err := ValidateDiskSerial(d.Serial); err != nil {
+		return err
+	}
+	return d.ValidateBlocks()
 }
 
 // Validate returns an InvalidArgument error unless t is the topology of that number of CPUs.
@@ -105,7 +163,7 @@ func (s Spec) validateHardware() error {
 	if !slices.Contains([]Watchdog{"", WatchdogReset, WatchdogPowerOff, WatchdogShutdown}, h.Watchdog) {
 		return errdefs.Invalidf("invalid action %q of its watchdog; use reset, poweroff or shutdown", h.Watchdog)
 	}
-	used := map[DiskBus]int{}
+	used, serials := map[DiskBus]int{}, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(h.Disks)) {
 		d := h.Disks[name]
 		known := name == DiskOfSeed || slices.ContainsFunc(s.Volumes, func(v Volume) bool { return v.Name == name && (v.Kind == VolumeDisk || v.Label != "") })
@@ -118,6 +176,10 @@ func (s Spec) validateHardware() error {
 		if err := d.Validate(); err != nil {
 			return errdefs.Invalidf("disk %s: %w", name, err)
 		}
+		if other := serials[d.Serial]; d.Serial != "" && other != "" {
+			return errdefs.Invalidf("the disks %s and %s have the same serial number %s", other, name, d.Serial)
+		}
+		serials[d.Serial] = name
 		used[d.Bus]++
 		if most := BusRoom(d.Bus); most > 0 && used[d.Bus] > most {
 			return errdefs.Invalidf("more than %d disks are on %s", most, d.Bus)

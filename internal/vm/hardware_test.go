@@ -22,6 +22,8 @@ func TestHardware(t *testing.T) {
 		"files":    on("keys", DiskDevice{Bus: DiskSATA, CDROM: true}),
 		"image":    on(DiskOfImage, DiskDevice{Bus: DiskUSB}),
 		"seed":     on(DiskOfSeed, DiskDevice{Bus: DiskSATA, CDROM: true}),
+		"serials":  {Disks: map[string]DiskDevice{"data": {Serial: "A_1.2+3-4567890abcde"}, DiskOfImage: {Serial: "B"}, "keys": {}}},
+		"blocks":   on("data", DiskDevice{Blocks: Blocks{512, 4096}}),
 	} {
 		if err := spec(h).Validate(); err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -47,6 +49,16 @@ func TestHardware(t *testing.T) {
 		"no disk":          spec(on("files", DiskDevice{Bus: DiskSATA})),
 		"image of none":    boots,
 		"seven SATA disks": many,
+		"long serial":      spec(on("data", DiskDevice{Serial: "123456789012345678901"})),
+		"serial of two":    spec(on("data", DiskDevice{Serial: "a,b"})),
+		"serial of ours":   spec(on("data", DiskDevice{Serial: "Vol-abc"})),
+		"serial of images": spec(on("data", DiskDevice{Serial: "cocoon-disk"})),
+		"one serial twice": spec(Hardware{Disks: map[string]DiskDevice{"data": {Serial: "A"}, DiskOfImage: {Serial: "A"}}}),
+		"no power of two":  spec(on("data", DiskDevice{Blocks: Blocks{1000, 4096}})),
+		"one size":         spec(on("data", DiskDevice{Blocks: Blocks{Logical: 512}})),
+		"small physical":   spec(on("data", DiskDevice{Blocks: Blocks{4096, 512}})),
+		"blocks of SATA":   spec(on("data", DiskDevice{Bus: DiskSATA, Blocks: Blocks{4096, 4096}})),
+		"blocks of a CD":   spec(on("data", DiskDevice{Bus: DiskSCSI, CDROM: true, Blocks: Blocks{512, 512}})),
 	} {
 		if err := s.Validate(); !errdefs.IsInvalid(err) {
 			t.Errorf("%s: %v", what, err)

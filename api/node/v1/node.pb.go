@@ -2228,6 +2228,9 @@ type DiskDevice struct {
 	Bus           string                 `protobuf:"bytes,1,opt,name=bus,proto3" json:"bus,omitempty"` // virtio, sata, scsi or usb; "": virtio
 	Cdrom         bool                   `protobuf:"varint,2,opt,name=cdrom,proto3" json:"cdrom,omitempty"`
 	ReadOnly      bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	Serial        string                 `protobuf:"bytes,4,opt,name=serial,proto3" json:"serial,omitempty"`                                  // the serial number that the guest sees; "": the node chooses it
+	LogicalBlock  int32                  `protobuf:"varint,5,opt,name=logical_block,json=logicalBlock,proto3" json:"logical_block,omitempty"` // bytes, with physical_block; 0: 512
+	PhysicalBlock int32                  `protobuf:"varint,6,opt,name=physical_block,json=physicalBlock,proto3" json:"physical_block,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2281,6 +2284,27 @@ func (x *DiskDevice) GetReadOnly() bool {
 		return x.ReadOnly
 	}
 	return false
+}
+
+func (x *DiskDevice) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *DiskDevice) GetLogicalBlock() int32 {
+	if x != nil {
+		return x.LogicalBlock
+	}
+	return 0
+}
+
+func (x *DiskDevice) GetPhysicalBlock() int32 {
+	if x != nil {
+		return x.PhysicalBlock
+	}
+	return 0
 }
 
 // NFS names a folder of an NFS server, which the guest mounts.
@@ -13480,12 +13504,15 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"DisksEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
-	"\x05value\x18\x02 \x01(\v2\x1a.cocoon.node.v1.DiskDeviceR\x05value:\x028\x01\"Q\n" +
+	"\x05value\x18\x02 \x01(\v2\x1a.cocoon.node.v1.DiskDeviceR\x05value:\x028\x01\"\xb5\x01\n" +
 	"\n" +
 	"DiskDevice\x12\x10\n" +
 	"\x03bus\x18\x01 \x01(\tR\x03bus\x12\x14\n" +
 	"\x05cdrom\x18\x02 \x01(\bR\x05cdrom\x12\x1b\n" +
-	"\tread_only\x18\x03 \x01(\bR\breadOnly\"h\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12\x16\n" +
+	"\x06serial\x18\x04 \x01(\tR\x06serial\x12#\n" +
+	"\rlogical_block\x18\x05 \x01(\x05R\flogicalBlock\x12%\n" +
+	"\x0ephysical_block\x18\x06 \x01(\x05R\rphysicalBlock\"h\n" +
 	"\x03NFS\x12\x16\n" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +

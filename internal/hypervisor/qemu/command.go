@@ -394,6 +394,9 @@ func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, used m
 	if d.Serial != "" {
 		dev["serial"] = d.Serial
 	}
+	if as.Blocks != (vm.Blocks{}) {
+		dev["logical_block_size"], dev["physical_block_size"] = as.Blocks.Logical, as.Blocks.Physical
+	}
 	if bootable && i == 0 {
 		dev["bootindex"] = 0
 	}
@@ -418,6 +421,9 @@ func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, used m
 	case "", vm.DiskVirtio:
 		dev["driver"], dev["id"] = "virtio-blk-pci", "virtio-"+node
 		at(dev)
+	}
+	if as.Serial != "" {
+		dev["id"], dev["serial"] = fmt.Sprint(dev["id"], ".", d.Serial), as.Serial // see serialOf
 	}
 	c.device(dev)
 }

@@ -71,7 +71,7 @@ func TestBuildGolden(t *testing.T) {
 	buses := diskPlan()
 	buses.CPUs, buses.Topology, buses.Watchdog, buses.Devices = 8, vm.Topology{Sockets: 2, Cores: 2, Threads: 2}, vm.WatchdogPowerOff, map[string]vm.DiskDevice{
 		"root": {Bus: vm.DiskSATA}, "cidata": {Bus: vm.DiskSATA, CDROM: true}, "s1": {Bus: vm.DiskSCSI}, "s2": {Bus: vm.DiskSCSI, CDROM: true},
-		"u1": {Bus: vm.DiskUSB, ReadOnly: true}, "u2": {Bus: vm.DiskUSB}, "v1": {Bus: vm.DiskVirtio, ReadOnly: true},
+		"u1": {Bus: vm.DiskUSB, ReadOnly: true}, "u2": {Bus: vm.DiskUSB}, "v1": {Bus: vm.DiskVirtio, ReadOnly: true, Serial: "WD-1", Blocks: vm.Blocks{Logical: 512, Physical: 4096}},
 	}
 	for _, serial := range []string{"s1", "s2", "u1", "u2", "v1"} {
 		buses.Disks = append(buses.Disks, vm.Disk{Path: "/volumes/" + serial, Format: vm.DiskRaw, Serial: serial, Role: vm.RoleVolume})

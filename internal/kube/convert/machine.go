@@ -36,7 +36,7 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 		if h.Disks == nil {
 			h.Disks = map[string]vm.DiskDevice{}
 		}
-		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.Bus), CDROM: d.CDROM, ReadOnly: d.ReadOnly}
+		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.Bus), CDROM: d.CDROM, ReadOnly: d.ReadOnly, Serial: d.Serial, Blocks: vm.Blocks(d.Blocks)}
 	}
 	if h.Topology == (vm.Topology{}) && h.Watchdog == "" && h.Disks == nil {
 		return nil

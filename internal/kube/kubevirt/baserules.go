@@ -53,7 +53,7 @@ var preferenceRules = rulebook{
 	"devices.preferredDiskDedicatedIoThread":      {Warned, "the node decides about threads"},
 	"devices.preferredDiskCache":                  {Warned, "the node decides about caches"},
 	"devices.preferredDiskIO":                     {Warned, "the node decides about I/O"},
-	"devices.preferredDiskBlockSize":              {Warned, "blocks of disks have 512 bytes"},
+	"devices.preferredDiskBlockSize":              {Warned, "a disk has the blocks that the machine says"},
 	"devices.preferredInterfaceModel":             {Honoured, "virtio only"},
 	"devices.preferredRng":                        {Honoured, "a VM always has one"},
 	"devices.preferredBlockMultiQueue":            {Warned, "the node decides about queues"},

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	v1 "kubevirt.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -180,7 +181,7 @@ func (c *check) disks() {
 	for _, v := range c.spec.Volumes {
 		volumes[v.Name] = true
 	}
-	seen, orders, used := map[string]bool{}, map[uint]bool{}, map[string]int{}
+	seen, orders, used, serials := map[string]bool{}, map[uint]bool{}, map[string]int{}, map[string]bool{}
 	for i, d := range c.spec.Domain.Devices.Disks {
 		at := c.at.Child("domain", "devices", "disks").Index(i)
 		if seen[d.Name] {
@@ -191,6 +192,10 @@ func (c *check) disks() {
 		}
 		seen[d.Name] = true
 		c.device(d, at)
+		if d.Serial != "" && serials[d.Serial] {
+			c.errs = append(c.errs, field.Duplicate(at.Child("serial"), d.Serial))
+		}
+		serials[d.Serial] = true
 		if bus := device(d).Bus; bus != "" {
 			used[bus]++
 			if most := vm.BusRoom(vm.DiskBus(bus)); most > 0 && used[bus] == most+1 {
@@ -228,6 +233,17 @@ func (c *check) device(d v1.Disk, at *field.Path) {
 		only(c, at.Child("cdrom", "bus"), d.CDRom.Bus, "", v1.DiskBusSATA, v1.DiskBusSCSI, v1.DiskBusUSB)
 		c.flag(at.Child("cdrom", "readonly"), d.CDRom.ReadOnly, false, "a CD-ROM is read-only")
 		only(c, at.Child("cdrom", "tray"), d.CDRom.Tray, "", v1.TrayStateClosed)
+	}
+	if err := vm.ValidateDiskSerial(d.Serial); err != nil {
+		c.invalid(at.Child("serial"), d.Serial, err.Error())
+	}
+	if b := d.BlockSize; b != nil && b.Custom != nil {
+		dev := device(d)
+		if dev.Blocks == (contract.Blocks{}) {
+			c.errs = append(c.errs, field.Required(at.Child("blockSize", "custom"), "give logical and physical, such as 4096"))
+		} else if err := (vm.DiskDevice{Bus: vm.DiskBus(dev.Bus), CDROM: dev.CDROM, Blocks: vm.Blocks(dev.Blocks)}).ValidateBlocks(); err != nil {
+			c.invalid(at.Child("blockSize", "custom"), dev.Blocks.Logical, err.Error())
+		}
 	}
 }
 

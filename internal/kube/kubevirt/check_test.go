@@ -93,6 +93,19 @@ func TestCheck(t *testing.T) {
 		"watchdog": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.Watchdog = &v1.Watchdog{Name: "w", WatchdogDevice: v1.WatchdogDevice{I6300ESB: &v1.I6300ESBWatchdog{Action: "bark"}}}
 		}, "spec.domain.devices.watchdog.i6300esb.action: Unsupported"},
+		"long serial": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[0].Serial = strings.Repeat("s", 21)
+		}, "spec.domain.devices.disks[0].serial: Invalid"},
+		"serial of ours": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Serial = "vol-1" }, "begins with vol-"},
+		"one serial twice": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[0].Serial, s.Domain.Devices.Disks[1].Serial = "A", "A"
+		}, "spec.domain.devices.disks[1].serial: Duplicate"},
+		"blocks of one size": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[0].BlockSize = &v1.BlockSize{Custom: &v1.CustomBlockSize{Logical: 4096}}
+		}, "spec.domain.devices.disks[0].blockSize.custom: Invalid"},
+		"blocks of no size": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[0].BlockSize = &v1.BlockSize{Custom: &v1.CustomBlockSize{}}
+		}, "spec.domain.devices.disks[0].blockSize.custom: Required"},
 		"cdrom": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.Disks[1].DiskDevice = v1.DiskDevice{CDRom: &v1.CDRomTarget{Bus: "virtio"}}
 		}, "spec.domain.devices.disks[1].cdrom.bus"},

@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"math"
 	"slices"
 	"strings"
 
@@ -94,7 +95,19 @@ func device(d v1.Disk) (out contract.DiskDevice) {
 	if out.Bus == string(v1.DiskBusVirtio) {
 		out.Bus = ""
 	}
+	out.Serial = d.Serial
+	if d.BlockSize != nil && d.BlockSize.Custom != nil {
+		out.Blocks = contract.Blocks{Logical: size(d.BlockSize.Custom.Logical), Physical: size(d.BlockSize.Custom.Physical)}
+	}
 	return out
+}
+
+// size returns n as the size of a block; 0 if no block is that large.
+func size(n uint) int {
+	if n > math.MaxInt32 {
+		return 0
+	}
+	return int(n)
 }
 
 // videoType is the type of every screen.

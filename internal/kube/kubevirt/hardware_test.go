@@ -22,7 +22,7 @@ func TestHardware(t *testing.T) {
 	i.Spec.Volumes = append(i.Spec.Volumes,
 		v1.Volume{Name: "claim", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}},
 		v1.Volume{Name: "keys", VolumeSource: v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "k"}}})
-	d.Devices.Disks = append(d.Devices.Disks, v1.Disk{Name: "claim", DiskDevice: v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSCSI, ReadOnly: true}}},
+	d.Devices.Disks = append(d.Devices.Disks, v1.Disk{Name: "claim", DiskDevice: v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSCSI, ReadOnly: true}}, Serial: "WD-1", BlockSize: &v1.BlockSize{Custom: &v1.CustomBlockSize{Logical: 512, Physical: 4096}}},
 		v1.Disk{Name: "keys", DiskDevice: v1.DiskDevice{CDRom: &v1.CDRomTarget{Bus: v1.DiskBusUSB}}})
 	if errs, warnings := CheckInstance(i); len(errs)+len(warnings) > 0 {
 		t.Fatal(errs, warnings)
@@ -35,7 +35,7 @@ func TestHardware(t *testing.T) {
 		Topology: vm.Topology{Sockets: 2, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset,
 		Disks: map[string]vm.DiskDevice{
 			vm.DiskOfImage: {Bus: vm.DiskSATA}, vm.DiskOfSeed: {Bus: vm.DiskSATA, CDROM: true},
-			"claim": {Bus: vm.DiskSCSI, ReadOnly: true}, "keys": {Bus: vm.DiskUSB, CDROM: true},
+			"claim": {Bus: vm.DiskSCSI, ReadOnly: true, Serial: "WD-1", Blocks: vm.Blocks{Logical: 512, Physical: 4096}}, "keys": {Bus: vm.DiskUSB, CDROM: true},
 		},
 	}
 	if d := diff.Of(want, convert.Spec(pod, convert.Node{}, nil).Hardware); d != "" {
