@@ -2,6 +2,7 @@ package contract
 
 import (
 	"encoding/json"
+	"reflect"
 	"strings"
 )
 
@@ -32,12 +33,41 @@ type Chassis struct {
 // Hardware is what the machine of a guest that boots itself is like beyond its CPUs, memory and firmware.
 type Hardware struct {
 	Topology Topology              `json:"topology,omitzero"`
+	CPU      CPU                   `json:"cpu,omitzero"`
+	Clock    Clock                 `json:"clock,omitzero"`
+	Panic    string                `json:"panic,omitempty"`    // isa or pci: the device by which the guest says that its kernel has panicked
 	Watchdog string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
 	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
 }
 
-func (h Hardware) empty() bool {
-	return h.Topology == Topology{} && h.Watchdog == "" && len(h.Disks) == 0
+// CPU says what a guest sees of its CPUs and of their hypervisor.
+type CPU struct {
+	Model    string       `json:"model,omitempty"`
+	Features []CPUFeature `json:"features,omitempty"`
+	HideKVM  bool         `json:"hideKVM,omitempty"`
+	HyperV   HyperV       `json:"hyperv,omitzero"`
+}
+
+// CPUFeature is a feature of a CPU. Its policy is require, optional or disable.
+type CPUFeature struct {
+	Name   string `json:"name"`
+	Policy string `json:"policy,omitempty"`
+}
+
+// HyperV is what a guest sees of Hyper-V's interface.
+type HyperV struct {
+	Features  []string `json:"features,omitempty"`
+	Spinlocks int      `json:"spinlocks,omitempty"`
+	VendorID  string   `json:"vendorID,omitempty"`
+}
+
+// Clock is the hardware clock of a machine, and its timers.
+type Clock struct {
+	Timezone string `json:"timezone,omitempty"`
+	Offset   int    `json:"offset,omitempty"` // seconds before UTC
+	CatchUp  bool   `json:"catchUp,omitempty"`
+	Guest    bool   `json:"guest,omitempty"`
+	NoHPET   bool   `json:"noHPET,omitempty"`
 }
 
 // Topology says how a guest sees its CPUs. Their product is the number of CPUs.
@@ -131,7 +161,7 @@ func (r *reader) smbios() (b SMBIOS) {
 func (m Machine) Apply(annotations map[string]string) {
 	put(annotations, KeyFirmware, string(m.Firmware))
 	put(annotations, KeySMBIOS, document(m.SMBIOS, m.SMBIOS == SMBIOS{}))
-	put(annotations, KeyHardware, document(m.Hardware, m.Hardware.empty()))
+	put(annotations, KeyHardware, document(m.Hardware, reflect.ValueOf(m.Hardware).IsZero()))
 	put(annotations, KeyGraphics, flagText(m.Graphics))
 	put(annotations, KeyFileDisks, VolumesText(m.FileDisks))
 	put(annotations, KeyNetworkData, m.NetworkData.String())

@@ -29,7 +29,7 @@ func Reference() []Entry {
 		{KeyFirmware, "bios, uefi", "user", "what a guest that boots itself starts with; default: bios"},
 		{KeySMBIOS, "JSON", "user", "serial number of the system, and manufacturer, version, serial, asset and sku of its chassis; the UUID is VirtletSystemUUID"},
 		{KeyGraphics, "true", "user", "a screen, a keyboard and a mouse, for a guest that boots itself"},
-		{KeyHardware, "JSON", "user", "for a guest that boots itself: sockets, cores and threads of its CPUs, its watchdog, and the bus of each disk (virtio, sata, scsi, usb), also as a CD-ROM, its serial number (`serial`) and the size of its blocks (`blocks`: `logical`, `physical`), by the name of the volume, `@image` or `@cloud-init`"},
+		{KeyHardware, "JSON", "user", "for a guest that boots itself: sockets, cores and threads of its CPUs (`topology`), their model and features (`cpu`), its `clock`, its `panic` device (isa, pci), its `watchdog`, and the bus of each disk (virtio, sata, scsi, usb), also as a CD-ROM, its serial number (`serial`) and the size of its blocks (`blocks`: `logical`, `physical`), by the name of the volume, `@image` or `@cloud-init`"},
 		{KeyFileDisks, "NAME=LABEL by comma", "user", "volumes of the pod whose files (ConfigMap, Secret, downward API, projected) are a read-only disk with that label, for a guest that boots itself; no container mounts them, and the disk stays as it is when the VM is created"},
 		{KeyNetworkData, "secret/NAME[/KEY], configmap/NAME[/KEY]", "user", "network configuration for cloud-init, instead of the generated one; a volume of the pod must name the object; default KEY: networkdata"},
 		{KeyHibernate, "true", "operator", "the VM hibernates; when the annotation is removed, it wakes"},

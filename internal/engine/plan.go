@@ -45,6 +45,11 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 	if r.Boot, err = n.bootOf(spec, img.Type); err != nil {
 		return r, err
 	}
+	if h := spec.Hardware; h != nil {
+		if _, err := h.Clock.East(r.CreatedAt); err != nil {
+			return r, err
+		}
+	}
 	if img.Type != vm.ImageOCI {
 		if len(spec.Containers) > 0 {
 			return r, errdefs.Invalidf("image %s boots itself, so it cannot be given containers", spec.Image)
@@ -138,7 +143,7 @@ func planOf(r vm.Record, dir string) hypervisor.Plan {
 		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
 	}
 	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
-		p.Topology, p.Watchdog, p.Devices = h.Topology, h.Watchdog, devicesOf(r, h.Disks)
+		p.Topology, p.CPU, p.Clock, p.Watchdog, p.Panic, p.Devices = h.Topology, h.CPU, h.Clock, h.Watchdog, h.Panic, devicesOf(r, h.Disks)
 	}
 	return p
 }

@@ -113,7 +113,10 @@ type Plan struct {
 	SMBIOS   *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
 	Graphics bool       // the guest has a screen, a keyboard and a mouse, if the driver's instances are Displayers
 	Topology vm.Topology
+	CPU      vm.CPU
+	Clock    vm.Clock
 	Watchdog vm.Watchdog
+	Panic    vm.Panic
 	Disks    []vm.Disk
 	Devices  map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
 	NICs     []vm.NIC

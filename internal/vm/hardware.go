@@ -13,8 +13,16 @@ import (
 // Hardware is what the machine of a disk guest is like beyond its CPUs, memory and firmware. The zero value is the usual machine.
 type Hardware struct {
 	Topology Topology              `json:"topology,omitzero"`
+	CPU      CPU                   `json:"cpu,omitzero"`
+	Clock    Clock                 `json:"clock,omitzero"`
 	Watchdog Watchdog              `json:"watchdog,omitempty"`
+	Panic    Panic                 `json:"panic,omitempty"`
 	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
+}
+
+// Usual reports whether h asks for nothing.
+func (h Hardware) Usual() bool {
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0
 }
 
 // Topology says how a guest sees its CPUs. Their product is the number of CPUs. The zero value is one socket with a core for each CPU.
@@ -160,6 +168,11 @@ func (s Spec) validateHardware() error {
 	if err := h.Topology.Validate(s.CPUs); err != nil {
 		return err
 	}
+	for _, err := range []error{h.CPU.Validate(), h.Clock.Validate(), h.Panic.validate()} {
+		if err != nil {
+			return err
+		}
+	}
 	if !slices.Contains([]Watchdog{"", WatchdogReset, WatchdogPowerOff, WatchdogShutdown}, h.Watchdog) {
 		return errdefs.Invalidf("invalid action %q of its watchdog; use reset, poweroff or shutdown", h.Watchdog)
 	}
@@ -194,6 +207,6 @@ func (h *Hardware) Clone() *Hardware {
 		return nil
 	}
 	c := *h
-	c.Disks = maps.Clone(h.Disks)
+	c.Disks, c.CPU = maps.Clone(h.Disks), h.CPU.clone()
 	return &c
 }

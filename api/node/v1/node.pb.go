@@ -2153,6 +2153,9 @@ type Hardware struct {
 	Threads       int32                  `protobuf:"varint,3,opt,name=threads,proto3" json:"threads,omitempty"`                                                                      // of each core
 	Watchdog      string                 `protobuf:"bytes,4,opt,name=watchdog,proto3" json:"watchdog,omitempty"`                                                                     // reset, poweroff or shutdown: what happens to a guest that stops its watchdog timer from being reset; "": no watchdog
 	Disks         map[string]*DiskDevice `protobuf:"bytes,5,rep,name=disks,proto3" json:"disks,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by the name of a volume that is a disk, or @image or @cloud-init
+	Cpu           *CPU                   `protobuf:"bytes,6,opt,name=cpu,proto3" json:"cpu,omitempty"`                                                                               // absent: all that the accelerator can give
+	Clock         *Clock                 `protobuf:"bytes,7,opt,name=clock,proto3" json:"clock,omitempty"`                                                                           // absent: UTC
+	Panic         string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"`                                                                           // isa or pci: the device by which the guest says that its kernel has panicked; "": none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2222,6 +2225,242 @@ func (x *Hardware) GetDisks() map[string]*DiskDevice {
 	return nil
 }
 
+func (x *Hardware) GetCpu() *CPU {
+	if x != nil {
+		return x.Cpu
+	}
+	return nil
+}
+
+func (x *Hardware) GetClock() *Clock {
+	if x != nil {
+		return x.Clock
+	}
+	return nil
+}
+
+func (x *Hardware) GetPanic() string {
+	if x != nil {
+		return x.Panic
+	}
+	return ""
+}
+
+// CPU says what a guest sees of its CPUs and of their hypervisor.
+type CPU struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Model           string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // as the hypervisor names it; "": the host's
+	Features        []*CPUFeature          `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
+	HideKvm         bool                   `protobuf:"varint,3,opt,name=hide_kvm,json=hideKvm,proto3" json:"hide_kvm,omitempty"`
+	Hyperv          []string               `protobuf:"bytes,4,rep,name=hyperv,proto3" json:"hyperv,omitempty"` // parts of Hyper-V's interface
+	HypervSpinlocks int64                  `protobuf:"varint,5,opt,name=hyperv_spinlocks,json=hypervSpinlocks,proto3" json:"hyperv_spinlocks,omitempty"`
+	HypervVendorId  string                 `protobuf:"bytes,6,opt,name=hyperv_vendor_id,json=hypervVendorId,proto3" json:"hyperv_vendor_id,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *CPU) Reset() {
+	*x = CPU{}
+	mi := &file_node_v1_node_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CPU) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CPU) ProtoMessage() {}
+
+func (x *CPU) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CPU.ProtoReflect.Descriptor instead.
+func (*CPU) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *CPU) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *CPU) GetFeatures() []*CPUFeature {
+	if x != nil {
+		return x.Features
+	}
+	return nil
+}
+
+func (x *CPU) GetHideKvm() bool {
+	if x != nil {
+		return x.HideKvm
+	}
+	return false
+}
+
+func (x *CPU) GetHyperv() []string {
+	if x != nil {
+		return x.Hyperv
+	}
+	return nil
+}
+
+func (x *CPU) GetHypervSpinlocks() int64 {
+	if x != nil {
+		return x.HypervSpinlocks
+	}
+	return 0
+}
+
+func (x *CPU) GetHypervVendorId() string {
+	if x != nil {
+		return x.HypervVendorId
+	}
+	return ""
+}
+
+// CPUFeature is a feature of a CPU, such as avx2.
+type CPUFeature struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Policy        string                 `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"` // require, optional or disable; "": require
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CPUFeature) Reset() {
+	*x = CPUFeature{}
+	mi := &file_node_v1_node_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CPUFeature) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CPUFeature) ProtoMessage() {}
+
+func (x *CPUFeature) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CPUFeature.ProtoReflect.Descriptor instead.
+func (*CPUFeature) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *CPUFeature) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CPUFeature) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+// Clock is the hardware clock of a machine, and its timers.
+type Clock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Timezone      string                 `protobuf:"bytes,1,opt,name=timezone,proto3" json:"timezone,omitempty"` // whose local time it shows
+	Offset        int32                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`    // seconds before UTC, instead of a zone
+	CatchUp       bool                   `protobuf:"varint,3,opt,name=catch_up,json=catchUp,proto3" json:"catch_up,omitempty"`
+	Guest         bool                   `protobuf:"varint,4,opt,name=guest,proto3" json:"guest,omitempty"`
+	NoHpet        bool                   `protobuf:"varint,5,opt,name=no_hpet,json=noHpet,proto3" json:"no_hpet,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Clock) Reset() {
+	*x = Clock{}
+	mi := &file_node_v1_node_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Clock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Clock) ProtoMessage() {}
+
+func (x *Clock) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Clock.ProtoReflect.Descriptor instead.
+func (*Clock) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *Clock) GetTimezone() string {
+	if x != nil {
+		return x.Timezone
+	}
+	return ""
+}
+
+func (x *Clock) GetOffset() int32 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Clock) GetCatchUp() bool {
+	if x != nil {
+		return x.CatchUp
+	}
+	return false
+}
+
+func (x *Clock) GetGuest() bool {
+	if x != nil {
+		return x.Guest
+	}
+	return false
+}
+
+func (x *Clock) GetNoHpet() bool {
+	if x != nil {
+		return x.NoHpet
+	}
+	return false
+}
+
 // DiskDevice says by which device a guest sees a disk.
 type DiskDevice struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2237,7 +2476,7 @@ type DiskDevice struct {
 
 func (x *DiskDevice) Reset() {
 	*x = DiskDevice{}
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2488,7 @@ func (x *DiskDevice) String() string {
 func (*DiskDevice) ProtoMessage() {}
 
 func (x *DiskDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2501,7 @@ func (x *DiskDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskDevice.ProtoReflect.Descriptor instead.
 func (*DiskDevice) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DiskDevice) GetBus() string {
@@ -2320,7 +2559,7 @@ type NFS struct {
 
 func (x *NFS) Reset() {
 	*x = NFS{}
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2571,7 @@ func (x *NFS) String() string {
 func (*NFS) ProtoMessage() {}
 
 func (x *NFS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2584,7 @@ func (x *NFS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NFS.ProtoReflect.Descriptor instead.
 func (*NFS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NFS) GetServer() string {
@@ -2391,7 +2630,7 @@ type HostDir struct {
 
 func (x *HostDir) Reset() {
 	*x = HostDir{}
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2403,7 +2642,7 @@ func (x *HostDir) String() string {
 func (*HostDir) ProtoMessage() {}
 
 func (x *HostDir) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2416,7 +2655,7 @@ func (x *HostDir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostDir.ProtoReflect.Descriptor instead.
 func (*HostDir) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *HostDir) GetPath() string {
@@ -2474,7 +2713,7 @@ type VolumeUse struct {
 
 func (x *VolumeUse) Reset() {
 	*x = VolumeUse{}
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2486,7 +2725,7 @@ func (x *VolumeUse) String() string {
 func (*VolumeUse) ProtoMessage() {}
 
 func (x *VolumeUse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2499,7 +2738,7 @@ func (x *VolumeUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeUse.ProtoReflect.Descriptor instead.
 func (*VolumeUse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *VolumeUse) GetRef() string {
@@ -2543,7 +2782,7 @@ type AttachedVolume struct {
 
 func (x *AttachedVolume) Reset() {
 	*x = AttachedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2794,7 @@ func (x *AttachedVolume) String() string {
 func (*AttachedVolume) ProtoMessage() {}
 
 func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2807,7 @@ func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachedVolume.ProtoReflect.Descriptor instead.
 func (*AttachedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AttachedVolume) GetVolume() string {
@@ -2612,7 +2851,7 @@ type ImageVolume struct {
 
 func (x *ImageVolume) Reset() {
 	*x = ImageVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2624,7 +2863,7 @@ func (x *ImageVolume) String() string {
 func (*ImageVolume) ProtoMessage() {}
 
 func (x *ImageVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2637,7 +2876,7 @@ func (x *ImageVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageVolume.ProtoReflect.Descriptor instead.
 func (*ImageVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ImageVolume) GetVolume() string {
@@ -2680,7 +2919,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2692,7 +2931,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2705,7 +2944,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -2749,7 +2988,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2761,7 +3000,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2774,7 +3013,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Mount) GetVolume() string {
@@ -2823,7 +3062,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2835,7 +3074,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2848,7 +3087,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UpdateVolumeRequest) GetRef() string {
@@ -2880,7 +3119,7 @@ type UpdateVolumeResponse struct {
 
 func (x *UpdateVolumeResponse) Reset() {
 	*x = UpdateVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2892,7 +3131,7 @@ func (x *UpdateVolumeResponse) String() string {
 func (*UpdateVolumeResponse) ProtoMessage() {}
 
 func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2905,7 +3144,7 @@ func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 type KillContainerRequest struct {
@@ -2920,7 +3159,7 @@ type KillContainerRequest struct {
 
 func (x *KillContainerRequest) Reset() {
 	*x = KillContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2932,7 +3171,7 @@ func (x *KillContainerRequest) String() string {
 func (*KillContainerRequest) ProtoMessage() {}
 
 func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2945,7 +3184,7 @@ func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerRequest.ProtoReflect.Descriptor instead.
 func (*KillContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *KillContainerRequest) GetRef() string {
@@ -2984,7 +3223,7 @@ type KillContainerResponse struct {
 
 func (x *KillContainerResponse) Reset() {
 	*x = KillContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2996,7 +3235,7 @@ func (x *KillContainerResponse) String() string {
 func (*KillContainerResponse) ProtoMessage() {}
 
 func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3009,7 +3248,7 @@ func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerResponse.ProtoReflect.Descriptor instead.
 func (*KillContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 type ReleaseContainerRequest struct {
@@ -3022,7 +3261,7 @@ type ReleaseContainerRequest struct {
 
 func (x *ReleaseContainerRequest) Reset() {
 	*x = ReleaseContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3273,7 @@ func (x *ReleaseContainerRequest) String() string {
 func (*ReleaseContainerRequest) ProtoMessage() {}
 
 func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3286,7 @@ func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReleaseContainerRequest) GetRef() string {
@@ -3072,7 +3311,7 @@ type ReleaseContainerResponse struct {
 
 func (x *ReleaseContainerResponse) Reset() {
 	*x = ReleaseContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3084,7 +3323,7 @@ func (x *ReleaseContainerResponse) String() string {
 func (*ReleaseContainerResponse) ProtoMessage() {}
 
 func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3097,7 +3336,7 @@ func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 type AddContainerRequest struct {
@@ -3110,7 +3349,7 @@ type AddContainerRequest struct {
 
 func (x *AddContainerRequest) Reset() {
 	*x = AddContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3122,7 +3361,7 @@ func (x *AddContainerRequest) String() string {
 func (*AddContainerRequest) ProtoMessage() {}
 
 func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3135,7 +3374,7 @@ func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
 func (*AddContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AddContainerRequest) GetRef() string {
@@ -3162,7 +3401,7 @@ type ResizeContainersRequest struct {
 
 func (x *ResizeContainersRequest) Reset() {
 	*x = ResizeContainersRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3174,7 +3413,7 @@ func (x *ResizeContainersRequest) String() string {
 func (*ResizeContainersRequest) ProtoMessage() {}
 
 func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3187,7 +3426,7 @@ func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersRequest.ProtoReflect.Descriptor instead.
 func (*ResizeContainersRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ResizeContainersRequest) GetRef() string {
@@ -3215,7 +3454,7 @@ type AttachVolumeRequest struct {
 
 func (x *AttachVolumeRequest) Reset() {
 	*x = AttachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3227,7 +3466,7 @@ func (x *AttachVolumeRequest) String() string {
 func (*AttachVolumeRequest) ProtoMessage() {}
 
 func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3240,7 +3479,7 @@ func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AttachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AttachVolumeRequest) GetRef() string {
@@ -3274,7 +3513,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3286,7 +3525,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3299,7 +3538,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DetachVolumeRequest) GetRef() string {
@@ -3337,7 +3576,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3349,7 +3588,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3362,7 +3601,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Process) GetEntrypoint() []string {
@@ -3464,7 +3703,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3476,7 +3715,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3489,7 +3728,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FileKey) GetName() string {
@@ -3549,7 +3788,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3561,7 +3800,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3574,7 +3813,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -3629,7 +3868,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +3880,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +3893,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Sysctl) GetName() string {
@@ -3681,7 +3920,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3693,7 +3932,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3706,7 +3945,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EnvVar) GetName() string {
@@ -3735,7 +3974,7 @@ type NICSpec struct {
 
 func (x *NICSpec) Reset() {
 	*x = NICSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3747,7 +3986,7 @@ func (x *NICSpec) String() string {
 func (*NICSpec) ProtoMessage() {}
 
 func (x *NICSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3760,7 +3999,7 @@ func (x *NICSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICSpec.ProtoReflect.Descriptor instead.
 func (*NICSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NICSpec) GetNetwork() string {
@@ -3804,7 +4043,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3816,7 +4055,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3829,7 +4068,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PortMapping) GetProtocol() string {
@@ -3902,7 +4141,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3914,7 +4153,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3927,7 +4166,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Record) GetId() string {
@@ -4172,7 +4411,7 @@ type Ephemeral struct {
 
 func (x *Ephemeral) Reset() {
 	*x = Ephemeral{}
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4184,7 +4423,7 @@ func (x *Ephemeral) String() string {
 func (*Ephemeral) ProtoMessage() {}
 
 func (x *Ephemeral) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4197,7 +4436,7 @@ func (x *Ephemeral) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ephemeral.ProtoReflect.Descriptor instead.
 func (*Ephemeral) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Ephemeral) GetSpec() *Container {
@@ -4227,7 +4466,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4239,7 +4478,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4252,7 +4491,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Owner) GetNamespace() string {
@@ -4292,7 +4531,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4304,7 +4543,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4317,7 +4556,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Resume) GetClone() bool {
@@ -4381,7 +4620,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +4632,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +4645,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Boot) GetKernel() string {
@@ -4453,7 +4692,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4465,7 +4704,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4478,7 +4717,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Disk) GetPath() string {
@@ -4558,7 +4797,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4570,7 +4809,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4583,7 +4822,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -4687,7 +4926,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4699,7 +4938,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4712,7 +4951,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Route) GetTo() string {
@@ -4740,7 +4979,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4752,7 +4991,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4765,7 +5004,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Event) GetType() string {
@@ -4805,7 +5044,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4817,7 +5056,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4830,7 +5069,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -4937,7 +5176,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4949,7 +5188,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4962,7 +5201,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -5045,7 +5284,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5057,7 +5296,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5070,7 +5309,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -5105,7 +5344,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5117,7 +5356,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5130,7 +5369,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -5228,7 +5467,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5240,7 +5479,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5253,7 +5492,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -5278,7 +5517,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5290,7 +5529,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5303,7 +5542,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -5368,7 +5607,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5380,7 +5619,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5393,7 +5632,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -5445,7 +5684,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5457,7 +5696,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5470,7 +5709,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -5540,7 +5779,7 @@ type DisplayOpen struct {
 
 func (x *DisplayOpen) Reset() {
 	*x = DisplayOpen{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5552,7 +5791,7 @@ func (x *DisplayOpen) String() string {
 func (*DisplayOpen) ProtoMessage() {}
 
 func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5565,7 +5804,7 @@ func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisplayOpen.ProtoReflect.Descriptor instead.
 func (*DisplayOpen) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DisplayOpen) GetRef() string {
@@ -5592,7 +5831,7 @@ type ScreenshotRequest struct {
 
 func (x *ScreenshotRequest) Reset() {
 	*x = ScreenshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5604,7 +5843,7 @@ func (x *ScreenshotRequest) String() string {
 func (*ScreenshotRequest) ProtoMessage() {}
 
 func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5617,7 +5856,7 @@ func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScreenshotRequest.ProtoReflect.Descriptor instead.
 func (*ScreenshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ScreenshotRequest) GetRef() string {
@@ -5647,7 +5886,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5659,7 +5898,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5672,7 +5911,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -5735,7 +5974,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5747,7 +5986,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5760,7 +5999,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -5856,7 +6095,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5868,7 +6107,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5881,7 +6120,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DescribeResponse) GetAgent() string {
@@ -5950,7 +6189,7 @@ type GuestOS struct {
 
 func (x *GuestOS) Reset() {
 	*x = GuestOS{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5962,7 +6201,7 @@ func (x *GuestOS) String() string {
 func (*GuestOS) ProtoMessage() {}
 
 func (x *GuestOS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5975,7 +6214,7 @@ func (x *GuestOS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestOS.ProtoReflect.Descriptor instead.
 func (*GuestOS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GuestOS) GetId() string {
@@ -6046,7 +6285,7 @@ type GuestUser struct {
 
 func (x *GuestUser) Reset() {
 	*x = GuestUser{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6058,7 +6297,7 @@ func (x *GuestUser) String() string {
 func (*GuestUser) ProtoMessage() {}
 
 func (x *GuestUser) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6071,7 +6310,7 @@ func (x *GuestUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestUser.ProtoReflect.Descriptor instead.
 func (*GuestUser) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GuestUser) GetName() string {
@@ -6110,7 +6349,7 @@ type GuestFileSystem struct {
 
 func (x *GuestFileSystem) Reset() {
 	*x = GuestFileSystem{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6122,7 +6361,7 @@ func (x *GuestFileSystem) String() string {
 func (*GuestFileSystem) ProtoMessage() {}
 
 func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6135,7 +6374,7 @@ func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFileSystem.ProtoReflect.Descriptor instead.
 func (*GuestFileSystem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *GuestFileSystem) GetDevice() string {
@@ -6190,7 +6429,7 @@ type GuestDisk struct {
 
 func (x *GuestDisk) Reset() {
 	*x = GuestDisk{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6202,7 +6441,7 @@ func (x *GuestDisk) String() string {
 func (*GuestDisk) ProtoMessage() {}
 
 func (x *GuestDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6215,7 +6454,7 @@ func (x *GuestDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDisk.ProtoReflect.Descriptor instead.
 func (*GuestDisk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GuestDisk) GetSerial() string {
@@ -6247,7 +6486,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6259,7 +6498,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6272,7 +6511,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -6329,7 +6568,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6341,7 +6580,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6354,7 +6593,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -6391,7 +6630,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6403,7 +6642,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6416,7 +6655,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -6469,7 +6708,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6481,7 +6720,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6494,7 +6733,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ImportStart) GetName() string {
@@ -6517,7 +6756,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6529,7 +6768,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6542,7 +6781,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -6594,7 +6833,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6606,7 +6845,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6619,7 +6858,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 type GetImageRequest struct {
@@ -6631,7 +6870,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6643,7 +6882,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6656,7 +6895,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -6675,7 +6914,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6687,7 +6926,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6700,7 +6939,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -6718,7 +6957,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6730,7 +6969,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6743,7 +6982,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 type Image struct {
@@ -6764,7 +7003,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6776,7 +7015,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6789,7 +7028,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Image) GetId() string {
@@ -6874,7 +7113,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6886,7 +7125,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6899,7 +7138,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *PullRequest) GetName() string {
@@ -6943,7 +7182,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6955,7 +7194,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6968,7 +7207,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -7012,7 +7251,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7024,7 +7263,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7037,7 +7276,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -7092,7 +7331,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7104,7 +7343,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7117,7 +7356,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Progress) GetPhase() string {
@@ -7150,7 +7389,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7162,7 +7401,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7175,7 +7414,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -7202,7 +7441,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7214,7 +7453,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7227,7 +7466,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -7308,7 +7547,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7320,7 +7559,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7333,7 +7572,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -7388,7 +7627,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7400,7 +7639,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7413,7 +7652,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -7439,7 +7678,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7451,7 +7690,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7464,7 +7703,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -7483,7 +7722,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7495,7 +7734,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7508,7 +7747,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -7528,7 +7767,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7540,7 +7779,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7553,7 +7792,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -7580,7 +7819,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7592,7 +7831,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7605,7 +7844,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Mapping) GetName() string {
@@ -7630,7 +7869,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7642,7 +7881,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7655,7 +7894,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 type MappingProblems struct {
@@ -7667,7 +7906,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7679,7 +7918,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7692,7 +7931,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -7714,7 +7953,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7726,7 +7965,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7739,7 +7978,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -7778,7 +8017,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7790,7 +8029,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7803,7 +8042,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
 }
 
 type NodeInfo struct {
@@ -7828,7 +8067,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7840,7 +8079,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7853,7 +8092,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -7971,7 +8210,7 @@ type VolumePool struct {
 
 func (x *VolumePool) Reset() {
 	*x = VolumePool{}
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7983,7 +8222,7 @@ func (x *VolumePool) String() string {
 func (*VolumePool) ProtoMessage() {}
 
 func (x *VolumePool) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7996,7 +8235,7 @@ func (x *VolumePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumePool.ProtoReflect.Descriptor instead.
 func (*VolumePool) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *VolumePool) GetKind() string {
@@ -8076,7 +8315,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8088,7 +8327,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8101,7 +8340,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Network) GetName() string {
@@ -8212,7 +8451,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8224,7 +8463,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8237,7 +8476,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *Driver) GetName() string {
@@ -8311,7 +8550,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8323,7 +8562,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8336,7 +8575,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
 }
 
 type DoctorResponse struct {
@@ -8348,7 +8587,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8360,7 +8599,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8373,7 +8612,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -8398,7 +8637,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8410,7 +8649,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8423,7 +8662,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *Check) GetName() string {
@@ -8483,7 +8722,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8495,7 +8734,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8508,7 +8747,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
 }
 
 type ResetResponse struct {
@@ -8519,7 +8758,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8531,7 +8770,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8544,7 +8783,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
 }
 
 type TeardownNetworksRequest struct {
@@ -8555,7 +8794,7 @@ type TeardownNetworksRequest struct {
 
 func (x *TeardownNetworksRequest) Reset() {
 	*x = TeardownNetworksRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8567,7 +8806,7 @@ func (x *TeardownNetworksRequest) String() string {
 func (*TeardownNetworksRequest) ProtoMessage() {}
 
 func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8580,7 +8819,7 @@ func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
 }
 
 type TeardownNetworksResponse struct {
@@ -8591,7 +8830,7 @@ type TeardownNetworksResponse struct {
 
 func (x *TeardownNetworksResponse) Reset() {
 	*x = TeardownNetworksResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8603,7 +8842,7 @@ func (x *TeardownNetworksResponse) String() string {
 func (*TeardownNetworksResponse) ProtoMessage() {}
 
 func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8616,7 +8855,7 @@ func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
 }
 
 type PoliceRequest struct {
@@ -8631,7 +8870,7 @@ type PoliceRequest struct {
 
 func (x *PoliceRequest) Reset() {
 	*x = PoliceRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8643,7 +8882,7 @@ func (x *PoliceRequest) String() string {
 func (*PoliceRequest) ProtoMessage() {}
 
 func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8656,7 +8895,7 @@ func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceRequest.ProtoReflect.Descriptor instead.
 func (*PoliceRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *PoliceRequest) GetNode() string {
@@ -8695,7 +8934,7 @@ type PoliceResponse struct {
 
 func (x *PoliceResponse) Reset() {
 	*x = PoliceResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8707,7 +8946,7 @@ func (x *PoliceResponse) String() string {
 func (*PoliceResponse) ProtoMessage() {}
 
 func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8720,7 +8959,7 @@ func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceResponse.ProtoReflect.Descriptor instead.
 func (*PoliceResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
 }
 
 // PolicedGuest is a VM and the policies that select it. Without any in one direction, everything is allowed there.
@@ -8735,7 +8974,7 @@ type PolicedGuest struct {
 
 func (x *PolicedGuest) Reset() {
 	*x = PolicedGuest{}
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8747,7 +8986,7 @@ func (x *PolicedGuest) String() string {
 func (*PolicedGuest) ProtoMessage() {}
 
 func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8760,7 +8999,7 @@ func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicedGuest.ProtoReflect.Descriptor instead.
 func (*PolicedGuest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *PolicedGuest) GetId() string {
@@ -8795,7 +9034,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8807,7 +9046,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8820,7 +9059,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *Policy) GetName() string {
@@ -8851,7 +9090,7 @@ type PolicyRule struct {
 
 func (x *PolicyRule) Reset() {
 	*x = PolicyRule{}
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8863,7 +9102,7 @@ func (x *PolicyRule) String() string {
 func (*PolicyRule) ProtoMessage() {}
 
 func (x *PolicyRule) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8876,7 +9115,7 @@ func (x *PolicyRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
 func (*PolicyRule) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *PolicyRule) GetAnyone() bool {
@@ -8925,7 +9164,7 @@ type AddressRange struct {
 
 func (x *AddressRange) Reset() {
 	*x = AddressRange{}
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8937,7 +9176,7 @@ func (x *AddressRange) String() string {
 func (*AddressRange) ProtoMessage() {}
 
 func (x *AddressRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8950,7 +9189,7 @@ func (x *AddressRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRange.ProtoReflect.Descriptor instead.
 func (*AddressRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *AddressRange) GetFirst() []byte {
@@ -8978,7 +9217,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8990,7 +9229,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9003,7 +9242,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *PortRange) GetProtocol() uint32 {
@@ -9038,7 +9277,7 @@ type NamedPort struct {
 
 func (x *NamedPort) Reset() {
 	*x = NamedPort{}
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9050,7 +9289,7 @@ func (x *NamedPort) String() string {
 func (*NamedPort) ProtoMessage() {}
 
 func (x *NamedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9063,7 +9302,7 @@ func (x *NamedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedPort.ProtoReflect.Descriptor instead.
 func (*NamedPort) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *NamedPort) GetAddr() []byte {
@@ -9095,7 +9334,7 @@ type StraysRequest struct {
 
 func (x *StraysRequest) Reset() {
 	*x = StraysRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9107,7 +9346,7 @@ func (x *StraysRequest) String() string {
 func (*StraysRequest) ProtoMessage() {}
 
 func (x *StraysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9120,7 +9359,7 @@ func (x *StraysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
 func (*StraysRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
 }
 
 type StraysResponse struct {
@@ -9132,7 +9371,7 @@ type StraysResponse struct {
 
 func (x *StraysResponse) Reset() {
 	*x = StraysResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9144,7 +9383,7 @@ func (x *StraysResponse) String() string {
 func (*StraysResponse) ProtoMessage() {}
 
 func (x *StraysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9157,7 +9396,7 @@ func (x *StraysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
 func (*StraysResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *StraysResponse) GetStrays() []*Stray {
@@ -9183,7 +9422,7 @@ type Stray struct {
 
 func (x *Stray) Reset() {
 	*x = Stray{}
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9195,7 +9434,7 @@ func (x *Stray) String() string {
 func (*Stray) ProtoMessage() {}
 
 func (x *Stray) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9208,7 +9447,7 @@ func (x *Stray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stray.ProtoReflect.Descriptor instead.
 func (*Stray) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *Stray) GetId() string {
@@ -9270,7 +9509,7 @@ type AdoptStrayRequest struct {
 
 func (x *AdoptStrayRequest) Reset() {
 	*x = AdoptStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9282,7 +9521,7 @@ func (x *AdoptStrayRequest) String() string {
 func (*AdoptStrayRequest) ProtoMessage() {}
 
 func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9295,7 +9534,7 @@ func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
 func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *AdoptStrayRequest) GetId() string {
@@ -9321,7 +9560,7 @@ type RemoveStrayRequest struct {
 
 func (x *RemoveStrayRequest) Reset() {
 	*x = RemoveStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9333,7 +9572,7 @@ func (x *RemoveStrayRequest) String() string {
 func (*RemoveStrayRequest) ProtoMessage() {}
 
 func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9346,7 +9585,7 @@ func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *RemoveStrayRequest) GetId() string {
@@ -9364,7 +9603,7 @@ type RemoveStrayResponse struct {
 
 func (x *RemoveStrayResponse) Reset() {
 	*x = RemoveStrayResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9376,7 +9615,7 @@ func (x *RemoveStrayResponse) String() string {
 func (*RemoveStrayResponse) ProtoMessage() {}
 
 func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9389,7 +9628,7 @@ func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
 }
 
 type CloneRequest struct {
@@ -9418,7 +9657,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9430,7 +9669,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9443,7 +9682,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -9582,7 +9821,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9594,7 +9833,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9607,7 +9846,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -9634,7 +9873,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9646,7 +9885,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9659,7 +9898,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -9685,7 +9924,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9697,7 +9936,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9710,7 +9949,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -9733,7 +9972,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9745,7 +9984,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9758,7 +9997,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -9835,7 +10074,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9847,7 +10086,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9860,7 +10099,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *Snapshot) GetId() string {
@@ -10091,7 +10330,7 @@ type SnapshotVolume struct {
 
 func (x *SnapshotVolume) Reset() {
 	*x = SnapshotVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10103,7 +10342,7 @@ func (x *SnapshotVolume) String() string {
 func (*SnapshotVolume) ProtoMessage() {}
 
 func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10116,7 +10355,7 @@ func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotVolume.ProtoReflect.Descriptor instead.
 func (*SnapshotVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *SnapshotVolume) GetVolume() string {
@@ -10148,7 +10387,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10160,7 +10399,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10173,7 +10412,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *Machine) GetDriver() string {
@@ -10233,7 +10472,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10245,7 +10484,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10258,7 +10497,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
 }
 
 type InspectSnapshotRequest struct {
@@ -10270,7 +10509,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10282,7 +10521,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10295,7 +10534,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -10314,7 +10553,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10326,7 +10565,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10339,7 +10578,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -10357,7 +10596,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10369,7 +10608,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10382,7 +10621,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
 }
 
 type PublishSnapshotRequest struct {
@@ -10395,7 +10634,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10407,7 +10646,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10420,7 +10659,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -10447,7 +10686,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10459,7 +10698,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10472,7 +10711,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -10502,7 +10741,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10514,7 +10753,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10527,7 +10766,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -10582,7 +10821,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10594,7 +10833,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10607,7 +10846,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -10645,7 +10884,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10657,7 +10896,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10670,7 +10909,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -10726,7 +10965,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10738,7 +10977,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10751,7 +10990,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -10795,7 +11034,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10807,7 +11046,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10820,7 +11059,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -10862,7 +11101,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10874,7 +11113,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10887,7 +11126,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -10922,7 +11161,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10934,7 +11173,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10947,7 +11186,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -10983,7 +11222,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10995,7 +11234,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11008,7 +11247,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -11048,7 +11287,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11060,7 +11299,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11073,7 +11312,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -11094,7 +11333,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11106,7 +11345,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11119,7 +11358,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -11163,7 +11402,7 @@ type StoredVolume struct {
 
 func (x *StoredVolume) Reset() {
 	*x = StoredVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11175,7 +11414,7 @@ func (x *StoredVolume) String() string {
 func (*StoredVolume) ProtoMessage() {}
 
 func (x *StoredVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11188,7 +11427,7 @@ func (x *StoredVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredVolume.ProtoReflect.Descriptor instead.
 func (*StoredVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *StoredVolume) GetId() string {
@@ -11280,7 +11519,7 @@ type VolumeAttachment struct {
 
 func (x *VolumeAttachment) Reset() {
 	*x = VolumeAttachment{}
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11292,7 +11531,7 @@ func (x *VolumeAttachment) String() string {
 func (*VolumeAttachment) ProtoMessage() {}
 
 func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11305,7 +11544,7 @@ func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeAttachment.ProtoReflect.Descriptor instead.
 func (*VolumeAttachment) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *VolumeAttachment) GetVm() string {
@@ -11348,7 +11587,7 @@ type VolumeSnapshot struct {
 
 func (x *VolumeSnapshot) Reset() {
 	*x = VolumeSnapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11360,7 +11599,7 @@ func (x *VolumeSnapshot) String() string {
 func (*VolumeSnapshot) ProtoMessage() {}
 
 func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11373,7 +11612,7 @@ func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
 func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *VolumeSnapshot) GetId() string {
@@ -11459,7 +11698,7 @@ type VolumeSpec struct {
 
 func (x *VolumeSpec) Reset() {
 	*x = VolumeSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11471,7 +11710,7 @@ func (x *VolumeSpec) String() string {
 func (*VolumeSpec) ProtoMessage() {}
 
 func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11484,7 +11723,7 @@ func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSpec.ProtoReflect.Descriptor instead.
 func (*VolumeSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *VolumeSpec) GetName() string {
@@ -11524,7 +11763,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11536,7 +11775,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11549,7 +11788,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
@@ -11567,7 +11806,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11579,7 +11818,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11592,7 +11831,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
 }
 
 type InspectVolumeRequest struct {
@@ -11604,7 +11843,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11616,7 +11855,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11629,7 +11868,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *InspectVolumeRequest) GetRef() string {
@@ -11649,7 +11888,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11661,7 +11900,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11674,7 +11913,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ResizeVolumeRequest) GetRef() string {
@@ -11701,7 +11940,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11713,7 +11952,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11726,7 +11965,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *ResizeVolumeResponse) GetVolume() *StoredVolume {
@@ -11754,7 +11993,7 @@ type VolumeWaiting struct {
 
 func (x *VolumeWaiting) Reset() {
 	*x = VolumeWaiting{}
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11766,7 +12005,7 @@ func (x *VolumeWaiting) String() string {
 func (*VolumeWaiting) ProtoMessage() {}
 
 func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11779,7 +12018,7 @@ func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeWaiting.ProtoReflect.Descriptor instead.
 func (*VolumeWaiting) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *VolumeWaiting) GetVm() string {
@@ -11805,7 +12044,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11817,7 +12056,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11830,7 +12069,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *RemoveVolumeRequest) GetRef() string {
@@ -11848,7 +12087,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11860,7 +12099,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11873,7 +12112,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
 }
 
 type CloneVolumeRequest struct {
@@ -11887,7 +12126,7 @@ type CloneVolumeRequest struct {
 
 func (x *CloneVolumeRequest) Reset() {
 	*x = CloneVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11899,7 +12138,7 @@ func (x *CloneVolumeRequest) String() string {
 func (*CloneVolumeRequest) ProtoMessage() {}
 
 func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11912,7 +12151,7 @@ func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CloneVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *CloneVolumeRequest) GetRef() string {
@@ -11946,7 +12185,7 @@ type RestoreVolumeRequest struct {
 
 func (x *RestoreVolumeRequest) Reset() {
 	*x = RestoreVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11958,7 +12197,7 @@ func (x *RestoreVolumeRequest) String() string {
 func (*RestoreVolumeRequest) ProtoMessage() {}
 
 func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11971,7 +12210,7 @@ func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *RestoreVolumeRequest) GetRef() string {
@@ -11998,7 +12237,7 @@ type SaveVolumeRequest struct {
 
 func (x *SaveVolumeRequest) Reset() {
 	*x = SaveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12010,7 +12249,7 @@ func (x *SaveVolumeRequest) String() string {
 func (*SaveVolumeRequest) ProtoMessage() {}
 
 func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12023,7 +12262,7 @@ func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*SaveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *SaveVolumeRequest) GetRef() string {
@@ -12048,7 +12287,7 @@ type ListVolumeSnapshotsRequest struct {
 
 func (x *ListVolumeSnapshotsRequest) Reset() {
 	*x = ListVolumeSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12060,7 +12299,7 @@ func (x *ListVolumeSnapshotsRequest) String() string {
 func (*ListVolumeSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12073,7 +12312,7 @@ func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumeSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
 }
 
 type InspectVolumeSnapshotRequest struct {
@@ -12085,7 +12324,7 @@ type InspectVolumeSnapshotRequest struct {
 
 func (x *InspectVolumeSnapshotRequest) Reset() {
 	*x = InspectVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12097,7 +12336,7 @@ func (x *InspectVolumeSnapshotRequest) String() string {
 func (*InspectVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12110,7 +12349,7 @@ func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *InspectVolumeSnapshotRequest) GetRef() string {
@@ -12129,7 +12368,7 @@ type RemoveVolumeSnapshotRequest struct {
 
 func (x *RemoveVolumeSnapshotRequest) Reset() {
 	*x = RemoveVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12141,7 +12380,7 @@ func (x *RemoveVolumeSnapshotRequest) String() string {
 func (*RemoveVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12154,7 +12393,7 @@ func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *RemoveVolumeSnapshotRequest) GetRef() string {
@@ -12172,7 +12411,7 @@ type RemoveVolumeSnapshotResponse struct {
 
 func (x *RemoveVolumeSnapshotResponse) Reset() {
 	*x = RemoveVolumeSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12184,7 +12423,7 @@ func (x *RemoveVolumeSnapshotResponse) String() string {
 func (*RemoveVolumeSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12197,7 +12436,7 @@ func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
 }
 
 type ExportVolumeRequest struct {
@@ -12209,7 +12448,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12221,7 +12460,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12234,7 +12473,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *ExportVolumeRequest) GetRef() string {
@@ -12257,7 +12496,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12269,7 +12508,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12282,7 +12521,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *ImportVolumeRequest) GetOf() isImportVolumeRequest_Of {
@@ -12336,7 +12575,7 @@ type VolumeFromImageRequest struct {
 
 func (x *VolumeFromImageRequest) Reset() {
 	*x = VolumeFromImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12348,7 +12587,7 @@ func (x *VolumeFromImageRequest) String() string {
 func (*VolumeFromImageRequest) ProtoMessage() {}
 
 func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12361,7 +12600,7 @@ func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageRequest.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *VolumeFromImageRequest) GetSpec() *VolumeSpec {
@@ -12391,7 +12630,7 @@ type VolumeFromImageResponse struct {
 
 func (x *VolumeFromImageResponse) Reset() {
 	*x = VolumeFromImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12403,7 +12642,7 @@ func (x *VolumeFromImageResponse) String() string {
 func (*VolumeFromImageResponse) ProtoMessage() {}
 
 func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12416,7 +12655,7 @@ func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageResponse.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *VolumeFromImageResponse) GetOf() isVolumeFromImageResponse_Of {
@@ -12468,7 +12707,7 @@ type WatchDriversRequest struct {
 
 func (x *WatchDriversRequest) Reset() {
 	*x = WatchDriversRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12480,7 +12719,7 @@ func (x *WatchDriversRequest) String() string {
 func (*WatchDriversRequest) ProtoMessage() {}
 
 func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12493,7 +12732,7 @@ func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
 func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
 }
 
 // Drivers are the CSI drivers of the node, sorted by name.
@@ -12506,7 +12745,7 @@ type Drivers struct {
 
 func (x *Drivers) Reset() {
 	*x = Drivers{}
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12518,7 +12757,7 @@ func (x *Drivers) String() string {
 func (*Drivers) ProtoMessage() {}
 
 func (x *Drivers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12531,7 +12770,7 @@ func (x *Drivers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
 func (*Drivers) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *Drivers) GetDrivers() []*PluginDriver {
@@ -12554,7 +12793,7 @@ type PluginDriver struct {
 
 func (x *PluginDriver) Reset() {
 	*x = PluginDriver{}
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12566,7 +12805,7 @@ func (x *PluginDriver) String() string {
 func (*PluginDriver) ProtoMessage() {}
 
 func (x *PluginDriver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12579,7 +12818,7 @@ func (x *PluginDriver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
 func (*PluginDriver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *PluginDriver) GetName() string {
@@ -12621,7 +12860,7 @@ type VolumeKey struct {
 
 func (x *VolumeKey) Reset() {
 	*x = VolumeKey{}
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12633,7 +12872,7 @@ func (x *VolumeKey) String() string {
 func (*VolumeKey) ProtoMessage() {}
 
 func (x *VolumeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12646,7 +12885,7 @@ func (x *VolumeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
 func (*VolumeKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *VolumeKey) GetHolder() string {
@@ -12687,7 +12926,7 @@ type PublishVolumeRequest struct {
 
 func (x *PublishVolumeRequest) Reset() {
 	*x = PublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12699,7 +12938,7 @@ func (x *PublishVolumeRequest) String() string {
 func (*PublishVolumeRequest) ProtoMessage() {}
 
 func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12712,7 +12951,7 @@ func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *PublishVolumeRequest) GetKey() *VolumeKey {
@@ -12846,7 +13085,7 @@ type PublishedVolume struct {
 
 func (x *PublishedVolume) Reset() {
 	*x = PublishedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12858,7 +13097,7 @@ func (x *PublishedVolume) String() string {
 func (*PublishedVolume) ProtoMessage() {}
 
 func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12871,7 +13110,7 @@ func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
 func (*PublishedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *PublishedVolume) GetKey() *VolumeKey {
@@ -12953,7 +13192,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12965,7 +13204,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12978,7 +13217,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
@@ -12996,7 +13235,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13008,7 +13247,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13021,7 +13260,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
 }
 
 type ListPublishedRequest struct {
@@ -13032,7 +13271,7 @@ type ListPublishedRequest struct {
 
 func (x *ListPublishedRequest) Reset() {
 	*x = ListPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13044,7 +13283,7 @@ func (x *ListPublishedRequest) String() string {
 func (*ListPublishedRequest) ProtoMessage() {}
 
 func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13057,7 +13296,7 @@ func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
 func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
 }
 
 type PublishedUsageRequest struct {
@@ -13069,7 +13308,7 @@ type PublishedUsageRequest struct {
 
 func (x *PublishedUsageRequest) Reset() {
 	*x = PublishedUsageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13081,7 +13320,7 @@ func (x *PublishedUsageRequest) String() string {
 func (*PublishedUsageRequest) ProtoMessage() {}
 
 func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13094,7 +13333,7 @@ func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
 func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *PublishedUsageRequest) GetKey() *VolumeKey {
@@ -13116,7 +13355,7 @@ type PublishedUsage struct {
 
 func (x *PublishedUsage) Reset() {
 	*x = PublishedUsage{}
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13128,7 +13367,7 @@ func (x *PublishedUsage) String() string {
 func (*PublishedUsage) ProtoMessage() {}
 
 func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13141,7 +13380,7 @@ func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
 func (*PublishedUsage) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *PublishedUsage) GetBytes() *Amount {
@@ -13177,7 +13416,7 @@ type Amount struct {
 
 func (x *Amount) Reset() {
 	*x = Amount{}
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13189,7 +13428,7 @@ func (x *Amount) String() string {
 func (*Amount) ProtoMessage() {}
 
 func (x *Amount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13202,7 +13441,7 @@ func (x *Amount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Amount.ProtoReflect.Descriptor instead.
 func (*Amount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *Amount) GetTotal() int64 {
@@ -13236,7 +13475,7 @@ type GrowPublishedRequest struct {
 
 func (x *GrowPublishedRequest) Reset() {
 	*x = GrowPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13248,7 +13487,7 @@ func (x *GrowPublishedRequest) String() string {
 func (*GrowPublishedRequest) ProtoMessage() {}
 
 func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13261,7 +13500,7 @@ func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
 func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *GrowPublishedRequest) GetKey() *VolumeKey {
@@ -13287,7 +13526,7 @@ type GrowPublishedResponse struct {
 
 func (x *GrowPublishedResponse) Reset() {
 	*x = GrowPublishedResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13299,7 +13538,7 @@ func (x *GrowPublishedResponse) String() string {
 func (*GrowPublishedResponse) ProtoMessage() {}
 
 func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13312,7 +13551,7 @@ func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
 func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *GrowPublishedResponse) GetSize() int64 {
@@ -13494,17 +13733,37 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
 	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfsB\b\n" +
-	"\x06_group\"\x81\x02\n" +
+	"\x06_group\"\xeb\x02\n" +
 	"\bHardware\x12\x18\n" +
 	"\asockets\x18\x01 \x01(\x05R\asockets\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\x05R\x05cores\x12\x18\n" +
 	"\athreads\x18\x03 \x01(\x05R\athreads\x12\x1a\n" +
 	"\bwatchdog\x18\x04 \x01(\tR\bwatchdog\x129\n" +
-	"\x05disks\x18\x05 \x03(\v2#.cocoon.node.v1.Hardware.DisksEntryR\x05disks\x1aT\n" +
+	"\x05disks\x18\x05 \x03(\v2#.cocoon.node.v1.Hardware.DisksEntryR\x05disks\x12%\n" +
+	"\x03cpu\x18\x06 \x01(\v2\x13.cocoon.node.v1.CPUR\x03cpu\x12+\n" +
+	"\x05clock\x18\a \x01(\v2\x15.cocoon.node.v1.ClockR\x05clock\x12\x14\n" +
+	"\x05panic\x18\b \x01(\tR\x05panic\x1aT\n" +
 	"\n" +
 	"DisksEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
-	"\x05value\x18\x02 \x01(\v2\x1a.cocoon.node.v1.DiskDeviceR\x05value:\x028\x01\"\xb5\x01\n" +
+	"\x05value\x18\x02 \x01(\v2\x1a.cocoon.node.v1.DiskDeviceR\x05value:\x028\x01\"\xdb\x01\n" +
+	"\x03CPU\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x126\n" +
+	"\bfeatures\x18\x02 \x03(\v2\x1a.cocoon.node.v1.CPUFeatureR\bfeatures\x12\x19\n" +
+	"\bhide_kvm\x18\x03 \x01(\bR\ahideKvm\x12\x16\n" +
+	"\x06hyperv\x18\x04 \x03(\tR\x06hyperv\x12)\n" +
+	"\x10hyperv_spinlocks\x18\x05 \x01(\x03R\x0fhypervSpinlocks\x12(\n" +
+	"\x10hyperv_vendor_id\x18\x06 \x01(\tR\x0ehypervVendorId\"8\n" +
+	"\n" +
+	"CPUFeature\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\"\x85\x01\n" +
+	"\x05Clock\x12\x1a\n" +
+	"\btimezone\x18\x01 \x01(\tR\btimezone\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x05R\x06offset\x12\x19\n" +
+	"\bcatch_up\x18\x03 \x01(\bR\acatchUp\x12\x14\n" +
+	"\x05guest\x18\x04 \x01(\bR\x05guest\x12\x17\n" +
+	"\ano_hpet\x18\x05 \x01(\bR\x06noHpet\"\xb5\x01\n" +
 	"\n" +
 	"DiskDevice\x12\x10\n" +
 	"\x03bus\x18\x01 \x01(\tR\x03bus\x12\x14\n" +
@@ -14489,7 +14748,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 212)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 215)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -14524,493 +14783,499 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*CloudInit)(nil),                    // 30: cocoon.node.v1.CloudInit
 	(*Volume)(nil),                       // 31: cocoon.node.v1.Volume
 	(*Hardware)(nil),                     // 32: cocoon.node.v1.Hardware
-	(*DiskDevice)(nil),                   // 33: cocoon.node.v1.DiskDevice
-	(*NFS)(nil),                          // 34: cocoon.node.v1.NFS
-	(*HostDir)(nil),                      // 35: cocoon.node.v1.HostDir
-	(*VolumeUse)(nil),                    // 36: cocoon.node.v1.VolumeUse
-	(*AttachedVolume)(nil),               // 37: cocoon.node.v1.AttachedVolume
-	(*ImageVolume)(nil),                  // 38: cocoon.node.v1.ImageVolume
-	(*VolumeFile)(nil),                   // 39: cocoon.node.v1.VolumeFile
-	(*Mount)(nil),                        // 40: cocoon.node.v1.Mount
-	(*UpdateVolumeRequest)(nil),          // 41: cocoon.node.v1.UpdateVolumeRequest
-	(*UpdateVolumeResponse)(nil),         // 42: cocoon.node.v1.UpdateVolumeResponse
-	(*KillContainerRequest)(nil),         // 43: cocoon.node.v1.KillContainerRequest
-	(*KillContainerResponse)(nil),        // 44: cocoon.node.v1.KillContainerResponse
-	(*ReleaseContainerRequest)(nil),      // 45: cocoon.node.v1.ReleaseContainerRequest
-	(*ReleaseContainerResponse)(nil),     // 46: cocoon.node.v1.ReleaseContainerResponse
-	(*AddContainerRequest)(nil),          // 47: cocoon.node.v1.AddContainerRequest
-	(*ResizeContainersRequest)(nil),      // 48: cocoon.node.v1.ResizeContainersRequest
-	(*AttachVolumeRequest)(nil),          // 49: cocoon.node.v1.AttachVolumeRequest
-	(*DetachVolumeRequest)(nil),          // 50: cocoon.node.v1.DetachVolumeRequest
-	(*Process)(nil),                      // 51: cocoon.node.v1.Process
-	(*FileKey)(nil),                      // 52: cocoon.node.v1.FileKey
-	(*Security)(nil),                     // 53: cocoon.node.v1.Security
-	(*Sysctl)(nil),                       // 54: cocoon.node.v1.Sysctl
-	(*EnvVar)(nil),                       // 55: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),                      // 56: cocoon.node.v1.NICSpec
-	(*PortMapping)(nil),                  // 57: cocoon.node.v1.PortMapping
-	(*Record)(nil),                       // 58: cocoon.node.v1.Record
-	(*Ephemeral)(nil),                    // 59: cocoon.node.v1.Ephemeral
-	(*Owner)(nil),                        // 60: cocoon.node.v1.Owner
-	(*Resume)(nil),                       // 61: cocoon.node.v1.Resume
-	(*Boot)(nil),                         // 62: cocoon.node.v1.Boot
-	(*Disk)(nil),                         // 63: cocoon.node.v1.Disk
-	(*NIC)(nil),                          // 64: cocoon.node.v1.NIC
-	(*Route)(nil),                        // 65: cocoon.node.v1.Route
-	(*Event)(nil),                        // 66: cocoon.node.v1.Event
-	(*ExecRequest)(nil),                  // 67: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),                    // 68: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                      // 69: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),                 // 70: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),                  // 71: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),                  // 72: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),                     // 73: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),               // 74: cocoon.node.v1.ConsoleRequest
-	(*DisplayOpen)(nil),                  // 75: cocoon.node.v1.DisplayOpen
-	(*ScreenshotRequest)(nil),            // 76: cocoon.node.v1.ScreenshotRequest
-	(*ConsoleResponse)(nil),              // 77: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),                // 78: cocoon.node.v1.StatsResponse
-	(*DescribeResponse)(nil),             // 79: cocoon.node.v1.DescribeResponse
-	(*GuestOS)(nil),                      // 80: cocoon.node.v1.GuestOS
-	(*GuestUser)(nil),                    // 81: cocoon.node.v1.GuestUser
-	(*GuestFileSystem)(nil),              // 82: cocoon.node.v1.GuestFileSystem
-	(*GuestDisk)(nil),                    // 83: cocoon.node.v1.GuestDisk
-	(*VolumeStats)(nil),                  // 84: cocoon.node.v1.VolumeStats
-	(*ContainerStats)(nil),               // 85: cocoon.node.v1.ContainerStats
-	(*ImportRequest)(nil),                // 86: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),                  // 87: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),               // 88: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),            // 89: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),              // 90: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),           // 91: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),          // 92: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                        // 93: cocoon.node.v1.Image
-	(*PullRequest)(nil),                  // 94: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),                 // 95: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),                 // 96: cocoon.node.v1.PullResponse
-	(*Progress)(nil),                     // 97: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),               // 98: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),              // 99: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),               // 100: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),              // 101: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),                // 102: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),               // 103: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),          // 104: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                      // 105: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),              // 106: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),              // 107: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),               // 108: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),                  // 109: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),                     // 110: cocoon.node.v1.NodeInfo
-	(*VolumePool)(nil),                   // 111: cocoon.node.v1.VolumePool
-	(*Network)(nil),                      // 112: cocoon.node.v1.Network
-	(*Driver)(nil),                       // 113: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),                // 114: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),               // 115: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                        // 116: cocoon.node.v1.Check
-	(*ResetRequest)(nil),                 // 117: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),                // 118: cocoon.node.v1.ResetResponse
-	(*TeardownNetworksRequest)(nil),      // 119: cocoon.node.v1.TeardownNetworksRequest
-	(*TeardownNetworksResponse)(nil),     // 120: cocoon.node.v1.TeardownNetworksResponse
-	(*PoliceRequest)(nil),                // 121: cocoon.node.v1.PoliceRequest
-	(*PoliceResponse)(nil),               // 122: cocoon.node.v1.PoliceResponse
-	(*PolicedGuest)(nil),                 // 123: cocoon.node.v1.PolicedGuest
-	(*Policy)(nil),                       // 124: cocoon.node.v1.Policy
-	(*PolicyRule)(nil),                   // 125: cocoon.node.v1.PolicyRule
-	(*AddressRange)(nil),                 // 126: cocoon.node.v1.AddressRange
-	(*PortRange)(nil),                    // 127: cocoon.node.v1.PortRange
-	(*NamedPort)(nil),                    // 128: cocoon.node.v1.NamedPort
-	(*StraysRequest)(nil),                // 129: cocoon.node.v1.StraysRequest
-	(*StraysResponse)(nil),               // 130: cocoon.node.v1.StraysResponse
-	(*Stray)(nil),                        // 131: cocoon.node.v1.Stray
-	(*AdoptStrayRequest)(nil),            // 132: cocoon.node.v1.AdoptStrayRequest
-	(*RemoveStrayRequest)(nil),           // 133: cocoon.node.v1.RemoveStrayRequest
-	(*RemoveStrayResponse)(nil),          // 134: cocoon.node.v1.RemoveStrayResponse
-	(*CloneRequest)(nil),                 // 135: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),               // 136: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),             // 137: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),                  // 138: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),                  // 139: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                     // 140: cocoon.node.v1.Snapshot
-	(*SnapshotVolume)(nil),               // 141: cocoon.node.v1.SnapshotVolume
-	(*Machine)(nil),                      // 142: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),         // 143: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),       // 144: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),        // 145: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),       // 146: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),       // 147: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),        // 148: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),        // 149: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),          // 150: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),             // 151: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),             // 152: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),                   // 153: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),          // 154: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),          // 155: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),                   // 156: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),                  // 157: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),             // 158: cocoon.node.v1.PushImageRequest
-	(*StoredVolume)(nil),                 // 159: cocoon.node.v1.StoredVolume
-	(*VolumeAttachment)(nil),             // 160: cocoon.node.v1.VolumeAttachment
-	(*VolumeSnapshot)(nil),               // 161: cocoon.node.v1.VolumeSnapshot
-	(*VolumeSpec)(nil),                   // 162: cocoon.node.v1.VolumeSpec
-	(*CreateVolumeRequest)(nil),          // 163: cocoon.node.v1.CreateVolumeRequest
-	(*ListVolumesRequest)(nil),           // 164: cocoon.node.v1.ListVolumesRequest
-	(*InspectVolumeRequest)(nil),         // 165: cocoon.node.v1.InspectVolumeRequest
-	(*ResizeVolumeRequest)(nil),          // 166: cocoon.node.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),         // 167: cocoon.node.v1.ResizeVolumeResponse
-	(*VolumeWaiting)(nil),                // 168: cocoon.node.v1.VolumeWaiting
-	(*RemoveVolumeRequest)(nil),          // 169: cocoon.node.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),         // 170: cocoon.node.v1.RemoveVolumeResponse
-	(*CloneVolumeRequest)(nil),           // 171: cocoon.node.v1.CloneVolumeRequest
-	(*RestoreVolumeRequest)(nil),         // 172: cocoon.node.v1.RestoreVolumeRequest
-	(*SaveVolumeRequest)(nil),            // 173: cocoon.node.v1.SaveVolumeRequest
-	(*ListVolumeSnapshotsRequest)(nil),   // 174: cocoon.node.v1.ListVolumeSnapshotsRequest
-	(*InspectVolumeSnapshotRequest)(nil), // 175: cocoon.node.v1.InspectVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotRequest)(nil),  // 176: cocoon.node.v1.RemoveVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotResponse)(nil), // 177: cocoon.node.v1.RemoveVolumeSnapshotResponse
-	(*ExportVolumeRequest)(nil),          // 178: cocoon.node.v1.ExportVolumeRequest
-	(*ImportVolumeRequest)(nil),          // 179: cocoon.node.v1.ImportVolumeRequest
-	(*VolumeFromImageRequest)(nil),       // 180: cocoon.node.v1.VolumeFromImageRequest
-	(*VolumeFromImageResponse)(nil),      // 181: cocoon.node.v1.VolumeFromImageResponse
-	(*WatchDriversRequest)(nil),          // 182: cocoon.node.v1.WatchDriversRequest
-	(*Drivers)(nil),                      // 183: cocoon.node.v1.Drivers
-	(*PluginDriver)(nil),                 // 184: cocoon.node.v1.PluginDriver
-	(*VolumeKey)(nil),                    // 185: cocoon.node.v1.VolumeKey
-	(*PublishVolumeRequest)(nil),         // 186: cocoon.node.v1.PublishVolumeRequest
-	(*PublishedVolume)(nil),              // 187: cocoon.node.v1.PublishedVolume
-	(*UnpublishVolumeRequest)(nil),       // 188: cocoon.node.v1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),      // 189: cocoon.node.v1.UnpublishVolumeResponse
-	(*ListPublishedRequest)(nil),         // 190: cocoon.node.v1.ListPublishedRequest
-	(*PublishedUsageRequest)(nil),        // 191: cocoon.node.v1.PublishedUsageRequest
-	(*PublishedUsage)(nil),               // 192: cocoon.node.v1.PublishedUsage
-	(*Amount)(nil),                       // 193: cocoon.node.v1.Amount
-	(*GrowPublishedRequest)(nil),         // 194: cocoon.node.v1.GrowPublishedRequest
-	(*GrowPublishedResponse)(nil),        // 195: cocoon.node.v1.GrowPublishedResponse
-	nil,                                  // 196: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 197: cocoon.node.v1.Hardware.DisksEntry
-	nil,                                  // 198: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 199: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 200: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 201: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 202: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 203: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 204: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 205: cocoon.node.v1.VolumeSpec.LabelsEntry
-	nil,                                  // 206: cocoon.node.v1.PluginDriver.TopologyEntry
-	nil,                                  // 207: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	nil,                                  // 208: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	nil,                                  // 209: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	nil,                                  // 210: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	nil,                                  // 211: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	(*CPU)(nil),                          // 33: cocoon.node.v1.CPU
+	(*CPUFeature)(nil),                   // 34: cocoon.node.v1.CPUFeature
+	(*Clock)(nil),                        // 35: cocoon.node.v1.Clock
+	(*DiskDevice)(nil),                   // 36: cocoon.node.v1.DiskDevice
+	(*NFS)(nil),                          // 37: cocoon.node.v1.NFS
+	(*HostDir)(nil),                      // 38: cocoon.node.v1.HostDir
+	(*VolumeUse)(nil),                    // 39: cocoon.node.v1.VolumeUse
+	(*AttachedVolume)(nil),               // 40: cocoon.node.v1.AttachedVolume
+	(*ImageVolume)(nil),                  // 41: cocoon.node.v1.ImageVolume
+	(*VolumeFile)(nil),                   // 42: cocoon.node.v1.VolumeFile
+	(*Mount)(nil),                        // 43: cocoon.node.v1.Mount
+	(*UpdateVolumeRequest)(nil),          // 44: cocoon.node.v1.UpdateVolumeRequest
+	(*UpdateVolumeResponse)(nil),         // 45: cocoon.node.v1.UpdateVolumeResponse
+	(*KillContainerRequest)(nil),         // 46: cocoon.node.v1.KillContainerRequest
+	(*KillContainerResponse)(nil),        // 47: cocoon.node.v1.KillContainerResponse
+	(*ReleaseContainerRequest)(nil),      // 48: cocoon.node.v1.ReleaseContainerRequest
+	(*ReleaseContainerResponse)(nil),     // 49: cocoon.node.v1.ReleaseContainerResponse
+	(*AddContainerRequest)(nil),          // 50: cocoon.node.v1.AddContainerRequest
+	(*ResizeContainersRequest)(nil),      // 51: cocoon.node.v1.ResizeContainersRequest
+	(*AttachVolumeRequest)(nil),          // 52: cocoon.node.v1.AttachVolumeRequest
+	(*DetachVolumeRequest)(nil),          // 53: cocoon.node.v1.DetachVolumeRequest
+	(*Process)(nil),                      // 54: cocoon.node.v1.Process
+	(*FileKey)(nil),                      // 55: cocoon.node.v1.FileKey
+	(*Security)(nil),                     // 56: cocoon.node.v1.Security
+	(*Sysctl)(nil),                       // 57: cocoon.node.v1.Sysctl
+	(*EnvVar)(nil),                       // 58: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                      // 59: cocoon.node.v1.NICSpec
+	(*PortMapping)(nil),                  // 60: cocoon.node.v1.PortMapping
+	(*Record)(nil),                       // 61: cocoon.node.v1.Record
+	(*Ephemeral)(nil),                    // 62: cocoon.node.v1.Ephemeral
+	(*Owner)(nil),                        // 63: cocoon.node.v1.Owner
+	(*Resume)(nil),                       // 64: cocoon.node.v1.Resume
+	(*Boot)(nil),                         // 65: cocoon.node.v1.Boot
+	(*Disk)(nil),                         // 66: cocoon.node.v1.Disk
+	(*NIC)(nil),                          // 67: cocoon.node.v1.NIC
+	(*Route)(nil),                        // 68: cocoon.node.v1.Route
+	(*Event)(nil),                        // 69: cocoon.node.v1.Event
+	(*ExecRequest)(nil),                  // 70: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                    // 71: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                      // 72: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),                 // 73: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),                  // 74: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),                  // 75: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                     // 76: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),               // 77: cocoon.node.v1.ConsoleRequest
+	(*DisplayOpen)(nil),                  // 78: cocoon.node.v1.DisplayOpen
+	(*ScreenshotRequest)(nil),            // 79: cocoon.node.v1.ScreenshotRequest
+	(*ConsoleResponse)(nil),              // 80: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),                // 81: cocoon.node.v1.StatsResponse
+	(*DescribeResponse)(nil),             // 82: cocoon.node.v1.DescribeResponse
+	(*GuestOS)(nil),                      // 83: cocoon.node.v1.GuestOS
+	(*GuestUser)(nil),                    // 84: cocoon.node.v1.GuestUser
+	(*GuestFileSystem)(nil),              // 85: cocoon.node.v1.GuestFileSystem
+	(*GuestDisk)(nil),                    // 86: cocoon.node.v1.GuestDisk
+	(*VolumeStats)(nil),                  // 87: cocoon.node.v1.VolumeStats
+	(*ContainerStats)(nil),               // 88: cocoon.node.v1.ContainerStats
+	(*ImportRequest)(nil),                // 89: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),                  // 90: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),               // 91: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),            // 92: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),              // 93: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),           // 94: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),          // 95: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                        // 96: cocoon.node.v1.Image
+	(*PullRequest)(nil),                  // 97: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),                 // 98: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),                 // 99: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                     // 100: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),               // 101: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),              // 102: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),               // 103: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),              // 104: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),                // 105: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),               // 106: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),          // 107: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                      // 108: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),              // 109: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),              // 110: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),               // 111: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),                  // 112: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                     // 113: cocoon.node.v1.NodeInfo
+	(*VolumePool)(nil),                   // 114: cocoon.node.v1.VolumePool
+	(*Network)(nil),                      // 115: cocoon.node.v1.Network
+	(*Driver)(nil),                       // 116: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),                // 117: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),               // 118: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                        // 119: cocoon.node.v1.Check
+	(*ResetRequest)(nil),                 // 120: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),                // 121: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),      // 122: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil),     // 123: cocoon.node.v1.TeardownNetworksResponse
+	(*PoliceRequest)(nil),                // 124: cocoon.node.v1.PoliceRequest
+	(*PoliceResponse)(nil),               // 125: cocoon.node.v1.PoliceResponse
+	(*PolicedGuest)(nil),                 // 126: cocoon.node.v1.PolicedGuest
+	(*Policy)(nil),                       // 127: cocoon.node.v1.Policy
+	(*PolicyRule)(nil),                   // 128: cocoon.node.v1.PolicyRule
+	(*AddressRange)(nil),                 // 129: cocoon.node.v1.AddressRange
+	(*PortRange)(nil),                    // 130: cocoon.node.v1.PortRange
+	(*NamedPort)(nil),                    // 131: cocoon.node.v1.NamedPort
+	(*StraysRequest)(nil),                // 132: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),               // 133: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                        // 134: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),            // 135: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),           // 136: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),          // 137: cocoon.node.v1.RemoveStrayResponse
+	(*CloneRequest)(nil),                 // 138: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),               // 139: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),             // 140: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),                  // 141: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),                  // 142: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                     // 143: cocoon.node.v1.Snapshot
+	(*SnapshotVolume)(nil),               // 144: cocoon.node.v1.SnapshotVolume
+	(*Machine)(nil),                      // 145: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),         // 146: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),       // 147: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),        // 148: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),       // 149: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),       // 150: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),        // 151: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),        // 152: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),          // 153: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),             // 154: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),             // 155: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),                   // 156: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),          // 157: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),          // 158: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),                   // 159: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),                  // 160: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),             // 161: cocoon.node.v1.PushImageRequest
+	(*StoredVolume)(nil),                 // 162: cocoon.node.v1.StoredVolume
+	(*VolumeAttachment)(nil),             // 163: cocoon.node.v1.VolumeAttachment
+	(*VolumeSnapshot)(nil),               // 164: cocoon.node.v1.VolumeSnapshot
+	(*VolumeSpec)(nil),                   // 165: cocoon.node.v1.VolumeSpec
+	(*CreateVolumeRequest)(nil),          // 166: cocoon.node.v1.CreateVolumeRequest
+	(*ListVolumesRequest)(nil),           // 167: cocoon.node.v1.ListVolumesRequest
+	(*InspectVolumeRequest)(nil),         // 168: cocoon.node.v1.InspectVolumeRequest
+	(*ResizeVolumeRequest)(nil),          // 169: cocoon.node.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),         // 170: cocoon.node.v1.ResizeVolumeResponse
+	(*VolumeWaiting)(nil),                // 171: cocoon.node.v1.VolumeWaiting
+	(*RemoveVolumeRequest)(nil),          // 172: cocoon.node.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),         // 173: cocoon.node.v1.RemoveVolumeResponse
+	(*CloneVolumeRequest)(nil),           // 174: cocoon.node.v1.CloneVolumeRequest
+	(*RestoreVolumeRequest)(nil),         // 175: cocoon.node.v1.RestoreVolumeRequest
+	(*SaveVolumeRequest)(nil),            // 176: cocoon.node.v1.SaveVolumeRequest
+	(*ListVolumeSnapshotsRequest)(nil),   // 177: cocoon.node.v1.ListVolumeSnapshotsRequest
+	(*InspectVolumeSnapshotRequest)(nil), // 178: cocoon.node.v1.InspectVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotRequest)(nil),  // 179: cocoon.node.v1.RemoveVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotResponse)(nil), // 180: cocoon.node.v1.RemoveVolumeSnapshotResponse
+	(*ExportVolumeRequest)(nil),          // 181: cocoon.node.v1.ExportVolumeRequest
+	(*ImportVolumeRequest)(nil),          // 182: cocoon.node.v1.ImportVolumeRequest
+	(*VolumeFromImageRequest)(nil),       // 183: cocoon.node.v1.VolumeFromImageRequest
+	(*VolumeFromImageResponse)(nil),      // 184: cocoon.node.v1.VolumeFromImageResponse
+	(*WatchDriversRequest)(nil),          // 185: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 186: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 187: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 188: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 189: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 190: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 191: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 192: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 193: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 194: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 195: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 196: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 197: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 198: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 199: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 200: cocoon.node.v1.Hardware.DisksEntry
+	nil,                                  // 201: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 202: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 203: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 204: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 205: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 206: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 207: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 208: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 209: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 210: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 211: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 212: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 213: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 214: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	19,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	19,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	196, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
-	51,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
-	56,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
+	199, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	54,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
+	59,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	30,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
 	31,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
-	40,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
+	43,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
 	23,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
-	54,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
+	57,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
 	21,  // 10: cocoon.node.v1.Spec.hosts:type_name -> cocoon.node.v1.HostEntry
 	22,  // 11: cocoon.node.v1.Spec.dns:type_name -> cocoon.node.v1.DNS
 	20,  // 12: cocoon.node.v1.Spec.smbios:type_name -> cocoon.node.v1.SMBIOS
 	32,  // 13: cocoon.node.v1.Spec.hardware:type_name -> cocoon.node.v1.Hardware
-	51,  // 14: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
-	40,  // 15: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
+	54,  // 14: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
+	43,  // 15: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
 	26,  // 16: cocoon.node.v1.Container.resources:type_name -> cocoon.node.v1.Resources
 	24,  // 17: cocoon.node.v1.Container.restart:type_name -> cocoon.node.v1.Restart
 	25,  // 18: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
-	51,  // 19: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
+	54,  // 19: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
 	28,  // 20: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
 	29,  // 21: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
 	29,  // 22: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
-	39,  // 23: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
-	36,  // 24: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
-	35,  // 25: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
-	34,  // 26: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
-	197, // 27: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
-	39,  // 28: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
-	23,  // 29: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	198, // 30: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	36,  // 31: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
-	55,  // 32: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
-	53,  // 33: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
-	52,  // 34: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
-	57,  // 35: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
-	19,  // 36: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	62,  // 37: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
-	51,  // 38: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	63,  // 39: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	64,  // 40: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	61,  // 41: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
-	27,  // 42: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
-	60,  // 43: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
-	59,  // 44: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
-	38,  // 45: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
-	37,  // 46: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
-	23,  // 47: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
-	27,  // 48: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
-	63,  // 49: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	65,  // 50: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
-	58,  // 51: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	68,  // 52: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	69,  // 53: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	55,  // 54: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	69,  // 55: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	71,  // 56: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	75,  // 57: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
-	85,  // 58: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
-	84,  // 59: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
-	80,  // 60: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
-	81,  // 61: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
-	82,  // 62: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
-	83,  // 63: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
-	87,  // 64: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	93,  // 65: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	51,  // 66: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	95,  // 67: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	97,  // 68: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	93,  // 69: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	93,  // 70: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	105, // 71: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	108, // 72: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	113, // 73: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	199, // 74: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	112, // 75: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
-	111, // 76: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
-	116, // 77: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	123, // 78: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
-	124, // 79: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
-	124, // 80: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
-	125, // 81: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
-	126, // 82: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
-	127, // 83: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
-	128, // 84: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
-	131, // 85: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	200, // 86: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	56,  // 87: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	95,  // 88: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	22,  // 89: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	201, // 90: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	142, // 91: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	202, // 92: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	60,  // 93: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	141, // 94: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
-	150, // 95: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	152, // 96: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	140, // 97: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	153, // 98: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	153, // 99: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	153, // 100: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	153, // 101: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	60,  // 102: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
-	160, // 103: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	203, // 104: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
-	60,  // 105: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	204, // 106: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	205, // 107: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
-	162, // 108: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	159, // 109: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	168, // 110: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
-	162, // 111: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	162, // 112: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	162, // 113: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	162, // 114: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	94,  // 115: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
-	97,  // 116: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
-	159, // 117: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	184, // 118: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
-	206, // 119: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
-	185, // 120: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	207, // 121: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	208, // 122: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	209, // 123: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	210, // 124: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	211, // 125: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
-	185, // 126: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	60,  // 127: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	185, // 128: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	185, // 129: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	193, // 130: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	193, // 131: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	185, // 132: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	33,  // 133: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
-	26,  // 134: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
-	0,   // 135: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 136: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 137: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 138: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 139: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	6,   // 140: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
-	7,   // 141: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
-	5,   // 142: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
-	8,   // 143: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	10,  // 144: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	11,  // 145: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	12,  // 146: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	67,  // 147: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	67,  // 148: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	67,  // 149: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	72,  // 150: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	74,  // 151: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	74,  // 152: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
-	76,  // 153: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
-	13,  // 154: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	14,  // 155: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
-	15,  // 156: cocoon.node.v1.VMs.Freeze:input_type -> cocoon.node.v1.FreezeRequest
-	17,  // 157: cocoon.node.v1.VMs.Thaw:input_type -> cocoon.node.v1.ThawRequest
-	41,  // 158: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	43,  // 159: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	45,  // 160: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	47,  // 161: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	48,  // 162: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	49,  // 163: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	50,  // 164: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	135, // 165: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	136, // 166: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	137, // 167: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	138, // 168: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	139, // 169: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	143, // 170: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	144, // 171: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	145, // 172: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	147, // 173: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	148, // 174: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	149, // 175: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	154, // 176: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	155, // 177: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	156, // 178: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	163, // 179: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	164, // 180: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	165, // 181: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	166, // 182: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	169, // 183: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	171, // 184: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	172, // 185: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	173, // 186: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	174, // 187: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	175, // 188: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	176, // 189: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	178, // 190: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	179, // 191: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	180, // 192: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
-	182, // 193: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	186, // 194: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	188, // 195: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	190, // 196: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	191, // 197: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	194, // 198: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	158, // 199: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	86,  // 200: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	89,  // 201: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	90,  // 202: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	91,  // 203: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	94,  // 204: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	98,  // 205: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	100, // 206: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	102, // 207: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	104, // 208: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	106, // 209: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	109, // 210: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	114, // 211: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	117, // 212: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	119, // 213: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	129, // 214: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	132, // 215: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	133, // 216: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	121, // 217: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	58,  // 218: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	58,  // 219: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	58,  // 220: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	58,  // 221: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	58,  // 222: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	58,  // 223: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
-	58,  // 224: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
-	58,  // 225: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
-	9,   // 226: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	58,  // 227: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	58,  // 228: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	66,  // 229: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	70,  // 230: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	70,  // 231: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	70,  // 232: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	73,  // 233: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	77,  // 234: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	77,  // 235: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
-	103, // 236: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
-	78,  // 237: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	79,  // 238: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
-	16,  // 239: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
-	18,  // 240: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
-	42,  // 241: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	44,  // 242: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	46,  // 243: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	58,  // 244: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	58,  // 245: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	58,  // 246: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	58,  // 247: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	58,  // 248: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	58,  // 249: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	58,  // 250: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	58,  // 251: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	140, // 252: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	140, // 253: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	140, // 254: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	146, // 255: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	140, // 256: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	103, // 257: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	151, // 258: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	151, // 259: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	151, // 260: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	157, // 261: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	159, // 262: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	159, // 263: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	159, // 264: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	167, // 265: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	170, // 266: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	159, // 267: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	159, // 268: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	161, // 269: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	161, // 270: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	161, // 271: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	177, // 272: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	103, // 273: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	159, // 274: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	181, // 275: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
-	183, // 276: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	187, // 277: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	189, // 278: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	187, // 279: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	192, // 280: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	195, // 281: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	96,  // 282: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	88,  // 283: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	93,  // 284: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	93,  // 285: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	92,  // 286: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	96,  // 287: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	99,  // 288: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	101, // 289: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	103, // 290: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	107, // 291: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	107, // 292: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	110, // 293: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	115, // 294: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	118, // 295: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	120, // 296: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	130, // 297: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	58,  // 298: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	134, // 299: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	122, // 300: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	218, // [218:301] is the sub-list for method output_type
-	135, // [135:218] is the sub-list for method input_type
-	135, // [135:135] is the sub-list for extension type_name
-	135, // [135:135] is the sub-list for extension extendee
-	0,   // [0:135] is the sub-list for field type_name
+	42,  // 23: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
+	39,  // 24: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
+	38,  // 25: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
+	37,  // 26: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
+	200, // 27: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
+	33,  // 28: cocoon.node.v1.Hardware.cpu:type_name -> cocoon.node.v1.CPU
+	35,  // 29: cocoon.node.v1.Hardware.clock:type_name -> cocoon.node.v1.Clock
+	34,  // 30: cocoon.node.v1.CPU.features:type_name -> cocoon.node.v1.CPUFeature
+	42,  // 31: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
+	23,  // 32: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
+	201, // 33: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	39,  // 34: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
+	58,  // 35: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
+	56,  // 36: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
+	55,  // 37: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
+	60,  // 38: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
+	19,  // 39: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
+	65,  // 40: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	54,  // 41: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
+	66,  // 42: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	67,  // 43: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	64,  // 44: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	27,  // 45: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
+	63,  // 46: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
+	62,  // 47: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
+	41,  // 48: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
+	40,  // 49: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
+	23,  // 50: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
+	27,  // 51: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
+	66,  // 52: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	68,  // 53: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
+	61,  // 54: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	71,  // 55: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	72,  // 56: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	58,  // 57: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	72,  // 58: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	74,  // 59: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	78,  // 60: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
+	88,  // 61: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
+	87,  // 62: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
+	83,  // 63: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
+	84,  // 64: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
+	85,  // 65: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
+	86,  // 66: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
+	90,  // 67: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	96,  // 68: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	54,  // 69: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	98,  // 70: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	100, // 71: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	96,  // 72: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	96,  // 73: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	108, // 74: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	111, // 75: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	116, // 76: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	202, // 77: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	115, // 78: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	114, // 79: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
+	119, // 80: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	126, // 81: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
+	127, // 82: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
+	127, // 83: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
+	128, // 84: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
+	129, // 85: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
+	130, // 86: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
+	131, // 87: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
+	134, // 88: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	203, // 89: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	59,  // 90: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	98,  // 91: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	22,  // 92: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
+	204, // 93: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	145, // 94: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	205, // 95: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	63,  // 96: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	144, // 97: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
+	153, // 98: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	155, // 99: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	143, // 100: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	156, // 101: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	156, // 102: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	156, // 103: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	156, // 104: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	63,  // 105: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
+	163, // 106: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
+	206, // 107: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	63,  // 108: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
+	207, // 109: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	208, // 110: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	165, // 111: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	162, // 112: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	171, // 113: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
+	165, // 114: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	165, // 115: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	165, // 116: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
+	165, // 117: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	97,  // 118: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
+	100, // 119: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
+	162, // 120: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	187, // 121: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	209, // 122: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	188, // 123: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	210, // 124: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	211, // 125: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	212, // 126: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	213, // 127: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	214, // 128: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	188, // 129: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	63,  // 130: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	188, // 131: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	188, // 132: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	196, // 133: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	196, // 134: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	188, // 135: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	36,  // 136: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
+	26,  // 137: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	0,   // 138: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 139: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 140: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 141: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 142: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	6,   // 143: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
+	7,   // 144: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
+	5,   // 145: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
+	8,   // 146: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	10,  // 147: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	11,  // 148: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	12,  // 149: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	70,  // 150: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	70,  // 151: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	70,  // 152: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	75,  // 153: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	77,  // 154: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	77,  // 155: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
+	79,  // 156: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
+	13,  // 157: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	14,  // 158: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
+	15,  // 159: cocoon.node.v1.VMs.Freeze:input_type -> cocoon.node.v1.FreezeRequest
+	17,  // 160: cocoon.node.v1.VMs.Thaw:input_type -> cocoon.node.v1.ThawRequest
+	44,  // 161: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	46,  // 162: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	48,  // 163: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	50,  // 164: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	51,  // 165: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	52,  // 166: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	53,  // 167: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	138, // 168: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	139, // 169: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	140, // 170: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	141, // 171: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	142, // 172: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	146, // 173: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	147, // 174: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	148, // 175: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	150, // 176: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	151, // 177: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	152, // 178: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	157, // 179: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	158, // 180: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	159, // 181: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	166, // 182: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	167, // 183: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	168, // 184: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	169, // 185: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	172, // 186: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	174, // 187: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	175, // 188: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	176, // 189: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	177, // 190: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	178, // 191: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	179, // 192: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	181, // 193: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	182, // 194: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	183, // 195: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
+	185, // 196: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	189, // 197: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	191, // 198: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	193, // 199: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	194, // 200: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	197, // 201: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	161, // 202: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	89,  // 203: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	92,  // 204: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	93,  // 205: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	94,  // 206: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	97,  // 207: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	101, // 208: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	103, // 209: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	105, // 210: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	107, // 211: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	109, // 212: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	112, // 213: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	117, // 214: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	120, // 215: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	122, // 216: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	132, // 217: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	135, // 218: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	136, // 219: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	124, // 220: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	61,  // 221: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	61,  // 222: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	61,  // 223: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	61,  // 224: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	61,  // 225: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	61,  // 226: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
+	61,  // 227: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
+	61,  // 228: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
+	9,   // 229: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	61,  // 230: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	61,  // 231: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	69,  // 232: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	73,  // 233: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	73,  // 234: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	73,  // 235: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	76,  // 236: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	80,  // 237: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	80,  // 238: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
+	106, // 239: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
+	81,  // 240: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	82,  // 241: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
+	16,  // 242: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
+	18,  // 243: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
+	45,  // 244: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	47,  // 245: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	49,  // 246: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	61,  // 247: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	61,  // 248: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	61,  // 249: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	61,  // 250: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	61,  // 251: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	61,  // 252: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	61,  // 253: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	61,  // 254: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	143, // 255: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	143, // 256: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	143, // 257: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	149, // 258: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	143, // 259: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	106, // 260: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	154, // 261: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	154, // 262: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	154, // 263: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	160, // 264: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	162, // 265: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	162, // 266: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	162, // 267: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	170, // 268: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	173, // 269: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	162, // 270: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	162, // 271: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	164, // 272: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	164, // 273: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	164, // 274: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	180, // 275: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	106, // 276: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	162, // 277: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	184, // 278: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
+	186, // 279: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	190, // 280: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	192, // 281: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	190, // 282: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	195, // 283: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	198, // 284: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	99,  // 285: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	91,  // 286: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	96,  // 287: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	96,  // 288: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	95,  // 289: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	99,  // 290: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	102, // 291: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	104, // 292: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	106, // 293: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	110, // 294: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	110, // 295: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	113, // 296: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	118, // 297: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	121, // 298: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	123, // 299: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	133, // 300: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	61,  // 301: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	137, // 302: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	125, // 303: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	221, // [221:304] is the sub-list for method output_type
+	138, // [138:221] is the sub-list for method input_type
+	138, // [138:138] is the sub-list for extension type_name
+	138, // [138:138] is the sub-list for extension extendee
+	0,   // [0:138] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -15021,57 +15286,57 @@ func file_node_v1_node_proto_init() {
 	file_node_v1_node_proto_msgTypes[3].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[4].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[31].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[39].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[43].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[58].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[67].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[42].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[46].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[61].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[70].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[70].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[73].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[74].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[77].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 		(*ConsoleRequest_Display)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[77].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[80].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[86].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[89].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[88].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[91].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[96].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[99].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[149].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[152].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[151].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[154].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[179].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[182].OneofWrappers = []any{
 		(*ImportVolumeRequest_Start)(nil),
 		(*ImportVolumeRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[181].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[184].OneofWrappers = []any{
 		(*VolumeFromImageResponse_Progress)(nil),
 		(*VolumeFromImageResponse_Volume)(nil),
 	}
@@ -15081,7 +15346,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   212,
+			NumMessages:   215,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

@@ -39,6 +39,7 @@ type facts struct {
 	tscKHz   int      // frequency of an emulated guest's time stamp counter; 0 if unknown
 	spare    int      // root ports left free for hot-plug
 	qboot    string   // path of the small firmware for direct kernel boot, "" if the host does not have it
+	east     int      // seconds that the guest's hardware clock is before UTC
 	ovmfCode string   // UEFI guests: path of the firmware
 	ovmfVars string   // UEFI guests: path of the VM's own copy of the variable store
 }
@@ -69,7 +70,8 @@ type command struct {
 	files []file
 	state int // descriptor of the saved state; 0 when the guest boots
 
-	smallPages bool // no huge pages
+	smallPages bool   // no huge pages
+	timezone   string // TZ of the process; "" is UTC
 }
 
 // Names of the files in Plan.Dir.
@@ -101,6 +103,7 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	if p.Watchdog != "" {
 		c.watchdog(p.Watchdog)
 	}
+	c.panics(p.Panic)
 	fixed, plugged := split(p.Disks)
 	buses := map[vm.DiskBus]int{}
 	for i, d := range fixed {
@@ -256,15 +259,19 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 		machine += ",graphics=off" // makes SeaBIOS and boot loaders use the serial console
 	}
 	mib := p.Memory >> 20
-	accel, cpu := "tcg,tb-size="+strconv.Itoa(f.tbSize), "max"
+	accel := "tcg,tb-size=" + strconv.Itoa(f.tbSize)
 	if f.accel == vm.AccelKVM {
-		accel, cpu = "kvm", "host"
+		accel = "kvm"
+	}
+	if p.Clock.NoHPET {
+		machine += ",hpet=off"
 	}
 	smp := fmt.Sprintf("cpus=%d,sockets=1", p.CPUs)
 	if t := p.Topology; t != (vm.Topology{}) {
 		smp = fmt.Sprintf("cpus=%d,sockets=%d,cores=%d,threads=%d", p.CPUs, t.Sockets, t.Cores, t.Threads)
 	}
-	c.add("-machine", machine, "-accel", accel, "-cpu", cpu, "-smp", smp)
+	c.add("-machine", machine, "-accel", accel, "-cpu", cpuArg(p.CPU, f.accel), "-smp", smp)
+	c.clock(p.Clock, f.east)
 	c.add("-m", fmt.Sprintf("size=%dM", mib), "-object")
 	if len(p.Shares) > 0 { // their servers read and write the guest's memory
 		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", mib))

@@ -76,6 +76,14 @@ func TestBuildGolden(t *testing.T) {
 	for _, serial := range []string{"s1", "s2", "u1", "u2", "v1"} {
 		buses.Disks = append(buses.Disks, vm.Disk{Path: "/volumes/" + serial, Format: vm.DiskRaw, Serial: serial, Role: vm.RoleVolume})
 	}
+	windows := diskPlan()
+	windows.Clock, windows.Panic = vm.Clock{Timezone: "Europe/Berlin", CatchUp: true, Guest: true, NoHPET: true}, vm.PanicPCI
+	windows.CPU = vm.CPU{
+		Model: "Haswell", HideKVM: true, Features: []vm.CPUFeature{{Name: "lahf_lm"}, {Name: "vmx", Policy: vm.FeatureDisable}},
+		HyperV: vm.HyperV{Features: []string{"relaxed", "stimer-direct", "vapic"}, Spinlocks: 8191, VendorID: "cocoon"},
+	}
+	late := testFacts(vm.AccelKVM)
+	late.east = -(3600 + 30*60)
 	device := ociPlan()
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	shared := ociPlan()
@@ -97,6 +105,8 @@ func TestBuildGolden(t *testing.T) {
 		{"disk-uefi", uefi, testFacts(vm.AccelTCG)},
 		{"disk-graphics", screen, testFacts(vm.AccelTCG)},
 		{"disk-buses", buses, testFacts(vm.AccelTCG)},
+		{"disk-cpu-kvm", windows, late},
+		{"disk-cpu-tcg", windows, testFacts(vm.AccelTCG)},
 		{"multi-nic", nics, testFacts(vm.AccelTCG)},
 	}
 	for _, tt := range tests {

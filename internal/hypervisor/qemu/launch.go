@@ -26,11 +26,12 @@ import (
 
 // launch is one Launch in progress. Its steps run in the order of their declaration.
 type launch struct {
-	d    *Driver
-	plan hypervisor.Plan
-	kvm  kvmFacts
-	cmd  command
-	undo undo.Stack
+	d     *Driver
+	plan  hypervisor.Plan
+	kvm   kvmFacts
+	accel vm.Accel
+	cmd   command
+	undo  undo.Stack
 
 	dir    runtimeDir
 	logAt  int64 // size of QEMU's log before this run
@@ -94,9 +95,16 @@ func (l *launch) compose(ctx context.Context) (err error) {
 		return err
 	}
 	f.machine = known.machine
+	if err := known.cpus.check(l.plan.CPU); err != nil {
+		return err
+	}
+	if f.east, err = l.plan.Clock.East(time.Now()); err != nil {
+		return err
+	}
 	if f.accel, _, err = l.kvm.resolve(l.plan.Accel); err != nil {
 		return err
 	}
+	l.accel = f.accel
 	if f.accel == vm.AccelTCG {
 		l.kvm = kvmFacts{mode: 0o666} // no group is needed
 		f.tscKHz = l.d.tscKHz()
@@ -259,7 +267,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 		return err
 	}
 	l.proc, err = proc.Start(proc.Spec{
-		Path: l.cmd.args[0], Args: l.cmd.args, Env: []string{"LANG=C"}, Files: l.files, Out: l.out,
+		Path: l.cmd.args[0], Args: l.cmd.args, Env: l.cmd.env(), Files: l.files, Out: l.out,
 		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.groups()},
 		CgroupDir: l.cgroup, Isolated: true, SmallPages: l.cmd.smallPages,
 	})
@@ -297,7 +305,7 @@ func (l *launch) greet(ctx context.Context) error {
 		class = errdefs.DataLoss // QEMU has started; now only bad saved state can end it
 		err = l.goOn(ctx, i, client)
 	} else if err == nil {
-		_, err = status(ctx, client)
+		err = l.look(ctx, client)
 	}
 	if err != nil {
 		if client != nil {

@@ -122,9 +122,7 @@ func (c *check) machine() {
 	if f := s.Domain.Features; f != nil {
 		c.flag(domain.Child("features", "acpi", "enabled"), f.ACPI.Enabled, false, "a VM has ACPI, by which it is asked to shut down")
 	}
-	if cpu := s.Domain.CPU; cpu != nil {
-		only(c, domain.Child("cpu", "model"), cpu.Model, "", v1.CPUModeHostModel, v1.CPUModeHostPassthrough)
-	}
+	c.cpu()
 	if n := cpus(s); n > maxCPUs {
 		c.invalid(domain.Child("cpu"), n, fmt.Sprintf("is more than %d CPUs", maxCPUs))
 	}

@@ -142,10 +142,30 @@ func TestCheck(t *testing.T) {
 		}, "one binding"},
 		"machine":          {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Machine.Type = "pc-i440fx-7.2" }, "spec.domain.machine.type"},
 		"architecture":     {func(s *v1.VirtualMachineInstanceSpec) { s.Architecture = "arm64" }, "spec.architecture"},
-		"model of the CPU": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Model = "Haswell" }, "spec.domain.cpu.model"},
-		"CPUs":             {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Sockets = 1 << 31 }, "is more than 255 CPUs"},
-		"host name":        {func(s *v1.VirtualMachineInstanceSpec) { s.Hostname = "a.b" }, "spec.hostname"},
-		"video":            {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Video = &v1.VideoDevice{Type: "virtio"} }, "spec.domain.devices.video.type: Unsupported"},
+		"model of the CPU": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Model = "a,b=c" }, "spec.domain.cpu.model: Invalid"},
+		"forbidden feature": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.CPU.Features = []v1.CPUFeature{{Name: "vmx", Policy: "forbid"}}
+		}, "spec.domain.cpu.features[0].policy: Forbidden"},
+		"bad feature": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Features = []v1.CPUFeature{{Name: "a=b"}} }, "spec.domain.cpu.features[0].name: Invalid"},
+		"two offsets": {func(s *v1.VirtualMachineInstanceSpec) {
+			zone := v1.ClockOffsetTimezone("Europe/Berlin")
+			s.Domain.Clock = &v1.Clock{ClockOffset: v1.ClockOffset{UTC: &v1.ClockOffsetUTC{}, Timezone: &zone}}
+		}, "spec.domain.clock.timezone: Forbidden"},
+		"no zone": {func(s *v1.VirtualMachineInstanceSpec) {
+			zone := v1.ClockOffsetTimezone("Mars/Base")
+			s.Domain.Clock = &v1.Clock{ClockOffset: v1.ClockOffset{Timezone: &zone}}
+		}, "spec.domain.clock.timezone: Invalid"},
+		"few spinlocks": {func(s *v1.VirtualMachineInstanceSpec) {
+			few := uint32(1)
+			s.Domain.Features = &v1.Features{Hyperv: &v1.FeatureHyperv{Spinlocks: &v1.FeatureSpinlocks{Retries: &few}}}
+		}, "spec.domain.features.hyperv.spinlocks.spinlocks: Invalid"},
+		"no SMM": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Features = &v1.Features{SMM: &v1.FeatureState{Enabled: &no}}
+		}, "spec.domain.features.smm.enabled: Forbidden"},
+		"two panic devices": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.PanicDevices = make([]v1.PanicDevice, 2) }, "spec.domain.devices.panicDevices: Too many"},
+		"CPUs":              {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Sockets = 1 << 31 }, "is more than 255 CPUs"},
+		"host name":         {func(s *v1.VirtualMachineInstanceSpec) { s.Hostname = "a.b" }, "spec.hostname"},
+		"video":             {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Video = &v1.VideoDevice{Type: "virtio"} }, "spec.domain.devices.video.type: Unsupported"},
 		"video without graphics": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.AutoattachGraphicsDevice, s.Domain.Devices.Video = &no, &v1.VideoDevice{}
 		}, "spec.domain.devices.video: Forbidden"},

@@ -27,7 +27,9 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 		m.SMBIOS.Chassis = contract.Chassis{Manufacturer: c.Manufacturer, Version: c.Version, Serial: c.Serial, Asset: c.Asset, SKU: c.Sku}
 	}
 	m.Graphics = graphics(&vmi.Spec)
-	m.Hardware = contract.Hardware{Topology: guestTopology(&vmi.Spec), Disks: devices(&vmi.Spec)}
+	m.Hardware = contract.Hardware{
+		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec),
+	}
 	if w := d.Devices.Watchdog; w != nil {
 		m.Hardware.Watchdog = string(watchdog(w))
 	}

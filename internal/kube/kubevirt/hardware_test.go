@@ -16,6 +16,16 @@ func TestHardware(t *testing.T) {
 	i := vmi(t, "web")
 	d := &i.Spec.Domain
 	d.CPU = &v1.CPU{Sockets: 2, Cores: 2}
+	zone, isa, no := v1.ClockOffsetTimezone("Europe/Berlin"), v1.Pvpanic, false
+	d.Clock = &v1.Clock{ClockOffset: v1.ClockOffset{Timezone: &zone}, Timer: &v1.Timer{
+		HPET: &v1.HPETTimer{Enabled: &no}, KVM: &v1.KVMTimer{Enabled: &no}, RTC: &v1.RTCTimer{TickPolicy: v1.RTCTickPolicyCatchup}, Hyperv: &v1.HypervTimer{},
+	}}
+	d.CPU.Model, d.CPU.Features = "Haswell", []v1.CPUFeature{{Name: "avx2", Policy: "force"}, {Name: "vmx", Policy: "disable"}}
+	d.Features = &v1.Features{
+		KVM: &v1.FeatureKVM{Hidden: true}, Pvspinlock: &v1.FeatureState{Enabled: &no}, SMM: &v1.FeatureState{},
+		Hyperv: &v1.FeatureHyperv{Relaxed: &v1.FeatureState{}, VAPIC: &v1.FeatureState{Enabled: &no}, Spinlocks: &v1.FeatureSpinlocks{}, SyNICTimer: &v1.SyNICTimer{Direct: &v1.FeatureState{}}},
+	}
+	d.Devices.PanicDevices = []v1.PanicDevice{{Model: &isa}}
 	d.Devices.Watchdog = &v1.Watchdog{Name: "w"}
 	d.Devices.Disks[0].DiskDevice = v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSATA}}
 	d.Devices.Disks[1].DiskDevice = v1.DiskDevice{CDRom: &v1.CDRomTarget{}}
@@ -32,7 +42,17 @@ func TestHardware(t *testing.T) {
 		t.Fatalf("a node refuses the pod: %v", errs)
 	}
 	want := &vm.Hardware{
-		Topology: vm.Topology{Sockets: 2, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset,
+		Topology: vm.Topology{Sockets: 2, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset, Panic: vm.PanicPCI,
+		Clock: vm.Clock{Timezone: "Europe/Berlin", CatchUp: true, NoHPET: true},
+		CPU: vm.CPU{
+			Model: "Haswell", HideKVM: true, HyperV: vm.HyperV{Features: []string{"relaxed", "stimer", "stimer-direct", "time"}, Spinlocks: 4096},
+			Features: []vm.CPUFeature{
+				{Name: "avx2", Policy: vm.FeatureOptional},
+				{Name: "vmx", Policy: vm.FeatureDisable},
+				{Name: "kvm-pv-unhalt", Policy: vm.FeatureDisable},
+				{Name: "kvmclock", Policy: vm.FeatureDisable},
+			},
+		},
 		Disks: map[string]vm.DiskDevice{
 			vm.DiskOfImage: {Bus: vm.DiskSATA}, vm.DiskOfSeed: {Bus: vm.DiskSATA, CDROM: true},
 			"claim": {Bus: vm.DiskSCSI, ReadOnly: true, Serial: "WD-1", Blocks: vm.Blocks{Logical: 512, Physical: 4096}}, "keys": {Bus: vm.DiskUSB, CDROM: true},

@@ -116,6 +116,13 @@ func (u *unfolding) devices(p *v1beta1.DevicePreferences, at *field.Path) {
 	if p.PreferredDisableHotplug != nil {
 		d.DisableHotplug = *p.PreferredDisableHotplug
 	}
+	if m := p.PreferredPanicDeviceModel; m != nil && *m != v1.Isa && *m != v1.Pvpanic {
+		u.ignore(at.Child("preferredPanicDeviceModel"), "panic devices are isa and pvpanic")
+	} else if m != nil {
+		for i := range d.PanicDevices {
+			fill(&d.PanicDevices[i].Model, m)
+		}
+	}
 	if p.PreferredRng != nil && d.Rng == nil {
 		d.Rng = p.PreferredRng.DeepCopy()
 	}
@@ -186,14 +193,7 @@ func (u *unfolding) platform(p *v1beta1.VirtualMachinePreferenceSpec, at *field.
 			d.Features = nil
 		}
 	}
-	if c := p.Clock; c != nil && c.PreferredClockOffset != nil && c.PreferredClockOffset.UTC != nil && c.PreferredClockOffset.UTC.OffsetSeconds == nil {
-		if d.Clock == nil {
-			d.Clock = &v1.Clock{}
-		}
-		if d.Clock.UTC == nil && d.Clock.Timezone == nil {
-			d.Clock.UTC = &v1.ClockOffsetUTC{}
-		}
-	}
+	u.preferCPU(p, at)
 	if p.Firmware != nil {
 		u.firmware(p.Firmware, at.Child("firmware"))
 	}
