@@ -35,6 +35,7 @@ type Hardware struct {
 	Topology Topology              `json:"topology,omitzero"`
 	CPU      CPU                   `json:"cpu,omitzero"`
 	Clock    Clock                 `json:"clock,omitzero"`
+	UEFI     UEFI                  `json:"uefi,omitzero"`
 	Panic    string                `json:"panic,omitempty"`    // isa or pci: the device by which the guest says that its kernel has panicked
 	Watchdog string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
 	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
@@ -59,6 +60,12 @@ type HyperV struct {
 	Features  []string `json:"features,omitempty"`
 	Spinlocks int      `json:"spinlocks,omitempty"`
 	VendorID  string   `json:"vendorID,omitempty"`
+}
+
+// UEFI says what the firmware of a guest that boots by UEFI is like.
+type UEFI struct {
+	Persistent bool `json:"persistent,omitempty"` // its variables stay as long as the VM
+	SecureBoot bool `json:"secureBoot,omitempty"`
 }
 
 // Clock is the hardware clock of a machine, and its timers.

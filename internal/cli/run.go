@@ -26,6 +26,7 @@ const (
 // specFlags are the flags of create and run.
 type specFlags struct {
 	name, hostname, runAs, workdir, network, bridge string
+	uefi                                            vm.UEFI
 	accel, firmware, driver                         string
 	cpus, nics                                      int
 	memory, storage                                 sizeFlag
@@ -78,6 +79,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.SortFlags = false
 	completeWords(cmd, "accel", "auto", "kvm", "tcg")
 	completeWords(cmd, "firmware", "bios", "uefi")
+	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
+	fs.BoolVar(&f.uefi.Persistent, "keep-uefi", false, "with --firmware uefi: keep the variables of the firmware when the VM stops")
 	cmd.SetFlagErrorFunc(hintAboutDashes)
 }
 
@@ -96,6 +99,9 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Graphics: f.graphics,
 		Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
+	}
+	if f.uefi != (vm.UEFI{}) {
+		s.Hardware = &vm.Hardware{UEFI: f.uefi}
 	}
 	if f.fc {
 		s.Driver = "firecracker"

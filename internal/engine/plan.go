@@ -133,17 +133,17 @@ func (n *node) startable(r vm.Record) error {
 }
 
 // planOf returns what the driver needs to start the VM of r.
-func planOf(r vm.Record, dir string) hypervisor.Plan {
+func (n *node) planOf(r vm.Record) hypervisor.Plan {
 	port := guest.PortCocoon
 	if r.ImageType != vm.ImageOCI {
 		port = guest.PortQEMU
 	}
 	p := hypervisor.Plan{
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
-		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
+		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, StateDir: n.dirs.state(r.ID), Dir: n.dirs.run(r.ID),
 	}
 	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
-		p.Topology, p.CPU, p.Clock, p.Watchdog, p.Panic, p.Devices = h.Topology, h.CPU, h.Clock, h.Watchdog, h.Panic, devicesOf(r, h.Disks)
+		p.Topology, p.CPU, p.Clock, p.UEFI, p.Watchdog, p.Panic, p.Devices = h.Topology, h.CPU, h.Clock, h.UEFI, h.Watchdog, h.Panic, devicesOf(r, h.Disks)
 	}
 	return p
 }

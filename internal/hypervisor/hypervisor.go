@@ -115,12 +115,14 @@ type Plan struct {
 	Topology vm.Topology
 	CPU      vm.CPU
 	Clock    vm.Clock
+	UEFI     vm.UEFI
 	Watchdog vm.Watchdog
 	Panic    vm.Panic
 	Disks    []vm.Disk
 	Devices  map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
 	NICs     []vm.NIC
 	Agent    string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
+	StateDir string // private folder of this VM that survives a reboot of the host
 	Dir      string // runtime folder of this VM: sockets, pid file, console log
 	Shares   []Share
 

@@ -15,6 +15,7 @@ type Hardware struct {
 	Topology Topology              `json:"topology,omitzero"`
 	CPU      CPU                   `json:"cpu,omitzero"`
 	Clock    Clock                 `json:"clock,omitzero"`
+	UEFI     UEFI                  `json:"uefi,omitzero"`
 	Watchdog Watchdog              `json:"watchdog,omitempty"`
 	Panic    Panic                 `json:"panic,omitempty"`
 	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
@@ -22,7 +23,13 @@ type Hardware struct {
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0
+}
+
+// UEFI says what the firmware of a guest that boots by UEFI is like.
+type UEFI struct {
+	Persistent bool `json:"persistent,omitempty"`  // its variables stay as long as the VM; otherwise each boot by Cocoon begins with new ones
+	SecureBoot bool `json:"secure_boot,omitempty"` // it starts only what somebody has signed whom its variables name: Microsoft
 }
 
 // Topology says how a guest sees its CPUs. Their product is the number of CPUs. The zero value is one socket with a core for each CPU.
@@ -167,6 +174,9 @@ func (s Spec) validateHardware() error {
 	}
 	if err := h.Topology.Validate(s.CPUs); err != nil {
 		return err
+	}
+	if h.UEFI != (UEFI{}) && s.Firmware != FirmwareUEFI {
+		return errdefs.Invalidf("its hardware has settings of UEFI, but its firmware is not uefi; set the firmware to uefi, or leave them out")
 	}
 	for _, err := range []error{h.CPU.Validate(), h.Clock.Validate(), h.Panic.validate()} {
 		if err != nil {

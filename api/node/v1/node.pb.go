@@ -2147,17 +2147,19 @@ func (x *Volume) GetNfs() *NFS {
 
 // Hardware is what the machine of a disk guest is like beyond its CPUs, memory and firmware.
 type Hardware struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sockets       int32                  `protobuf:"varint,1,opt,name=sockets,proto3" json:"sockets,omitempty"`                                                                      // with cores and threads: how the guest sees its CPUs; all 0: one socket with a core for each
-	Cores         int32                  `protobuf:"varint,2,opt,name=cores,proto3" json:"cores,omitempty"`                                                                          // of each socket
-	Threads       int32                  `protobuf:"varint,3,opt,name=threads,proto3" json:"threads,omitempty"`                                                                      // of each core
-	Watchdog      string                 `protobuf:"bytes,4,opt,name=watchdog,proto3" json:"watchdog,omitempty"`                                                                     // reset, poweroff or shutdown: what happens to a guest that stops its watchdog timer from being reset; "": no watchdog
-	Disks         map[string]*DiskDevice `protobuf:"bytes,5,rep,name=disks,proto3" json:"disks,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by the name of a volume that is a disk, or @image or @cloud-init
-	Cpu           *CPU                   `protobuf:"bytes,6,opt,name=cpu,proto3" json:"cpu,omitempty"`                                                                               // absent: all that the accelerator can give
-	Clock         *Clock                 `protobuf:"bytes,7,opt,name=clock,proto3" json:"clock,omitempty"`                                                                           // absent: UTC
-	Panic         string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"`                                                                           // isa or pci: the device by which the guest says that its kernel has panicked; "": none
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Sockets        int32                  `protobuf:"varint,1,opt,name=sockets,proto3" json:"sockets,omitempty"`                                                                      // with cores and threads: how the guest sees its CPUs; all 0: one socket with a core for each
+	Cores          int32                  `protobuf:"varint,2,opt,name=cores,proto3" json:"cores,omitempty"`                                                                          // of each socket
+	Threads        int32                  `protobuf:"varint,3,opt,name=threads,proto3" json:"threads,omitempty"`                                                                      // of each core
+	Watchdog       string                 `protobuf:"bytes,4,opt,name=watchdog,proto3" json:"watchdog,omitempty"`                                                                     // reset, poweroff or shutdown: what happens to a guest that stops its watchdog timer from being reset; "": no watchdog
+	Disks          map[string]*DiskDevice `protobuf:"bytes,5,rep,name=disks,proto3" json:"disks,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by the name of a volume that is a disk, or @image or @cloud-init
+	Cpu            *CPU                   `protobuf:"bytes,6,opt,name=cpu,proto3" json:"cpu,omitempty"`                                                                               // absent: all that the accelerator can give
+	Clock          *Clock                 `protobuf:"bytes,7,opt,name=clock,proto3" json:"clock,omitempty"`                                                                           // absent: UTC
+	UefiPersistent bool                   `protobuf:"varint,9,opt,name=uefi_persistent,json=uefiPersistent,proto3" json:"uefi_persistent,omitempty"`                                  // the variables of UEFI stay as long as the VM
+	SecureBoot     bool                   `protobuf:"varint,10,opt,name=secure_boot,json=secureBoot,proto3" json:"secure_boot,omitempty"`
+	Panic          string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"` // isa or pci: the device by which the guest says that its kernel has panicked; "": none
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Hardware) Reset() {
@@ -2237,6 +2239,20 @@ func (x *Hardware) GetClock() *Clock {
 		return x.Clock
 	}
 	return nil
+}
+
+func (x *Hardware) GetUefiPersistent() bool {
+	if x != nil {
+		return x.UefiPersistent
+	}
+	return false
+}
+
+func (x *Hardware) GetSecureBoot() bool {
+	if x != nil {
+		return x.SecureBoot
+	}
+	return false
 }
 
 func (x *Hardware) GetPanic() string {
@@ -13733,7 +13749,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
 	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfsB\b\n" +
-	"\x06_group\"\xeb\x02\n" +
+	"\x06_group\"\xb5\x03\n" +
 	"\bHardware\x12\x18\n" +
 	"\asockets\x18\x01 \x01(\x05R\asockets\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\x05R\x05cores\x12\x18\n" +
@@ -13741,7 +13757,11 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\bwatchdog\x18\x04 \x01(\tR\bwatchdog\x129\n" +
 	"\x05disks\x18\x05 \x03(\v2#.cocoon.node.v1.Hardware.DisksEntryR\x05disks\x12%\n" +
 	"\x03cpu\x18\x06 \x01(\v2\x13.cocoon.node.v1.CPUR\x03cpu\x12+\n" +
-	"\x05clock\x18\a \x01(\v2\x15.cocoon.node.v1.ClockR\x05clock\x12\x14\n" +
+	"\x05clock\x18\a \x01(\v2\x15.cocoon.node.v1.ClockR\x05clock\x12'\n" +
+	"\x0fuefi_persistent\x18\t \x01(\bR\x0euefiPersistent\x12\x1f\n" +
+	"\vsecure_boot\x18\n" +
+	" \x01(\bR\n" +
+	"secureBoot\x12\x14\n" +
 	"\x05panic\x18\b \x01(\tR\x05panic\x1aT\n" +
 	"\n" +
 	"DisksEntry\x12\x10\n" +

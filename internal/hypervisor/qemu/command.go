@@ -81,7 +81,6 @@ const (
 	agentSocket   = "agent.sock"
 	consoleLog    = "console.log"
 	qemuLog       = "qemu.log"
-	varsFile      = "efivars.fd"
 )
 
 // build turns a plan into a command line. It is pure: the same plan and facts give the same command.
@@ -255,6 +254,9 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 		machine += ",sata=off,smbus=off"
 	case p.Boot.Firmware == vm.FirmwareUEFI:
 		machine += ",pflash0=efi-code,pflash1=efi-vars"
+		if p.UEFI.SecureBoot {
+			machine += ",smm=on"
+		}
 	default:
 		machine += ",graphics=off" // makes SeaBIOS and boot loaders use the serial console
 	}
@@ -336,12 +338,19 @@ func (c *command) firmware(p hypervisor.Plan, f facts) error {
 		c.add("-boot", "strict=on")
 	case vm.FirmwareUEFI:
 		if f.ovmfCode == "" {
-			return errdefs.Unsupportedf("VM %s needs UEFI, but this host has no OVMF firmware; run `apt-get install ovmf`", p.Name)
+			what := "OVMF firmware"
+			if p.UEFI.SecureBoot {
+				what = "OVMF firmware with Microsoft's keys for Secure Boot"
+			}
+			return errdefs.Unsupportedf("VM %s needs UEFI, but this host has no %s; run `apt-get install ovmf`", p.Name, what)
 		}
 		code := c.fdset(file{kind: fileRead, path: f.ovmfCode})
 		c.blockdev(props{"driver": "raw", "node-name": "efi-code", "read-only": true, "file": fileNode(code, true)})
 		vars := c.fdset(file{kind: fileWrite, path: f.ovmfVars})
 		c.blockdev(props{"driver": "raw", "node-name": "efi-vars", "file": fileNode(vars, false)})
+		if p.UEFI.SecureBoot { // only the firmware can write to the variables, in its own mode of the CPU
+			c.add("-global", "driver=cfi.pflash01,property=secure,value=on", "-global", "ICH9-LPC.disable_s3=1")
+		}
 	default:
 		return errdefs.Invalidf("VM %s: invalid firmware %q; use bios or uefi", p.Name, p.Boot.Firmware)
 	}

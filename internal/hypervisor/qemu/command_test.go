@@ -56,6 +56,8 @@ func TestBuildGolden(t *testing.T) {
 	uefi.SMBIOS = &vm.SMBIOS{
 		UUID: "5d307ca9-b3ef-428c-8861-06e72d69f223", Serial: "a,uuid=b", Chassis: vm.Chassis{Manufacturer: "Cocoon", Version: "1", Serial: "2", Asset: "3", SKU: "4"},
 	}
+	secure := uefi
+	secure.SMBIOS, secure.UEFI = nil, vm.UEFI{SecureBoot: true}
 	nics := ociPlan()
 	for i := 2; i <= 10; i++ {
 		nics.NICs = append(nics.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/x", MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})
@@ -103,6 +105,7 @@ func TestBuildGolden(t *testing.T) {
 		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},
 		{"disk-bios", diskPlan(), testFacts(vm.AccelTCG)},
 		{"disk-uefi", uefi, testFacts(vm.AccelTCG)},
+		{"disk-secure-boot", secure, testFacts(vm.AccelTCG)},
 		{"disk-graphics", screen, testFacts(vm.AccelTCG)},
 		{"disk-buses", buses, testFacts(vm.AccelTCG)},
 		{"disk-cpu-kvm", windows, late},

@@ -115,36 +115,12 @@ func (l *launch) compose(ctx context.Context) (err error) {
 		}
 	}
 	if l.plan.Boot.Kernel == "" && l.plan.Boot.Firmware == vm.FirmwareUEFI {
-		if f.ovmfCode, f.ovmfVars, err = l.variables(); err != nil {
+		if f.ovmfCode, f.ovmfVars, err = l.uefi(); err != nil {
 			return err
 		}
 	}
 	l.cmd, err = build(l.plan, f)
 	return err
-}
-
-// variables gives a UEFI guest its own variable store. It keeps the store of an earlier run, which holds the boot order.
-func (l *launch) variables() (code, vars string, err error) {
-	code, template := l.d.ovmf()
-	if code == "" {
-		return "", "", nil // build reports what is missing
-	}
-	vars = filepath.Join(l.plan.Dir, varsFile)
-	if _, err := os.Stat(vars); err == nil {
-		return code, vars, nil
-	}
-	data, err := os.ReadFile(template)
-	if err != nil {
-		return "", "", fmt.Errorf("copy EFI variables: %w", err)
-	}
-	// Written to a temporary file and renamed, so that a crash leaves no partial store.
-	if err := os.WriteFile(vars+".tmp", data, 0o600); err != nil {
-		return "", "", fmt.Errorf("copy EFI variables: %w", err)
-	}
-	if err := os.Rename(vars+".tmp", vars); err != nil {
-		return "", "", fmt.Errorf("copy EFI variables: %w", err)
-	}
-	return code, vars, nil
 }
 
 func (l *launch) takeUser(context.Context) (err error) {

@@ -189,9 +189,9 @@ var goodPreferences = map[string]string{
 	"firmware.preferredUseBios":                          "firmware: {preferredUseBios: true}",
 	"firmware.preferredUseBiosSerial":                    "firmware: {preferredUseBios: true, preferredUseBiosSerial: true}",
 	"firmware.preferredUseEfi":                           "firmware: {preferredUseEfi: true}",
-	"firmware.preferredUseSecureBoot":                    "firmware: {preferredUseEfi: true, preferredUseSecureBoot: false}",
-	"firmware.preferredEfi.secureBoot":                   "firmware: {preferredEfi: {secureBoot: false}}",
-	"firmware.preferredEfi.persistent":                   "firmware: {preferredEfi: {secureBoot: false, persistent: false}}",
+	"firmware.preferredUseSecureBoot":                    "{features: {preferredSmm: {}}, firmware: {preferredUseEfi: true, preferredUseSecureBoot: true}}",
+	"firmware.preferredEfi.secureBoot":                   "{features: {preferredSmm: {}}, firmware: {preferredEfi: {secureBoot: true}}}",
+	"firmware.preferredEfi.persistent":                   "firmware: {preferredEfi: {secureBoot: false, persistent: true}}",
 	"machine.preferredMachineType":                       "machine: {preferredMachineType: pc-q35-rhel9.4.0}",
 	"preferredSubdomain":                                 "preferredSubdomain: web",
 	"preferredTerminationGracePeriodSeconds":             "preferredTerminationGracePeriodSeconds: 7",
@@ -240,19 +240,18 @@ func TestPreferenceOutcomes(t *testing.T) {
 		"cpu: {preferredCPUFeatures: [{name: vmx, policy: forbid}]}": "cpu.preferredCPUFeatures[0].policy",
 		"devices: {preferredPanicDeviceModel: hyperv}":               "devices.preferredPanicDeviceModel",
 		"preferredArchitecture: arm64":                               "preferredArchitecture",
-		"firmware: {preferredUseSecureBoot: true}":                   "firmware.preferredUseSecureBoot",
 	} {
 		after, errs, warnings := Unfold(vm, Base{Instancetype: of, Preference: preferenceOf(t, text)})
 		if len(errs) > 0 || len(warnings) != 1 || !strings.HasPrefix(warnings[0], "spec.preference[linux]."+want+" has no effect: ") || !apiequality.Semantic.DeepEqual(before.Spec.Template, after.Spec.Template) {
 			t.Errorf("%s: %v %q %v", text, errs, warnings, after.Spec.Template.Spec)
 		}
 	}
-	// UEFI is honoured without Secure Boot.
+	// UEFI is honoured without Secure Boot if the machine has no SMM.
 	for text, want := range map[string]string{
 		"firmware: {preferredEfi: {}}":                                             "secureBoot",
 		"firmware: {preferredEfi: {secureBoot: true}}":                             "secureBoot",
-		"firmware: {preferredEfi: {secureBoot: false, persistent: true}}":          "persistent",
-		"firmware: {preferredUseEfi: true, preferredUseSecureBoot: true}":          "preferredUseSecureBoot",
+		"firmware: {preferredEfi: {secureBoot: false, persistent: true}}":          "",
+		"firmware: {preferredUseEfi: true, preferredUseSecureBoot: true}":          "secureBoot",
 		"firmware: {preferredUseBios: false, preferredEfi: {secureBoot: false}}":   "",
 		"firmware: {preferredEfi: {secureBoot: false}, preferredUseBios: false}":   "",
 		"{firmware: {preferredUseEfi: true}, features: {preferredSmm: {}}}":        "",

@@ -172,9 +172,8 @@ func TestCheck(t *testing.T) {
 		"a TPM, empty": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.TPM = &v1.TPMDevice{} }, "spec.domain.devices.tpm: Forbidden"},
 		"UEFI, empty": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Firmware = &v1.Firmware{Bootloader: &v1.Bootloader{EFI: &v1.EFI{}}}
-		}, "spec.domain.firmware.bootloader.efi.secureBoot: Forbidden"},
-		"Secure Boot":                  {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &yes}}), "spec.domain.firmware.bootloader.efi.secureBoot: Forbidden"},
-		"UEFI that is kept":            {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &no, Persistent: &yes}}), "spec.domain.firmware.bootloader.efi.persistent: Forbidden"},
+		}, "spec.domain.features.smm.enabled: Required"},
+		"Secure Boot":                  {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &yes}}), "spec.domain.features.smm.enabled: Required"},
 		"two boot loaders":             {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &no}, BIOS: &v1.BIOS{}}), "spec.domain.firmware.bootloader.efi: Forbidden"},
 		"no UUID":                      {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{UUID: "5d307ca9"} }, "spec.domain.firmware.uuid: Invalid"},
 		"a serial number of two lines": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{Serial: "a\nb"} }, "spec.domain.firmware.serial: Invalid"},

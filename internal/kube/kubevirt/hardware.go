@@ -28,7 +28,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	}
 	m.Graphics = graphics(&vmi.Spec)
 	m.Hardware = contract.Hardware{
-		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec),
+		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec),
 	}
 	if w := d.Devices.Watchdog; w != nil {
 		m.Hardware.Watchdog = string(watchdog(w))
@@ -43,6 +43,20 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	}
 	return m
 }
+
+// uefi returns what the firmware is like. As in KubeVirt, it has Secure Boot unless the machine says that it does not.
+func uefi(d *v1.DomainSpec) (out contract.UEFI) {
+	if d.Firmware == nil || d.Firmware.Bootloader == nil || d.Firmware.Bootloader.EFI == nil {
+		return out
+	}
+	e := d.Firmware.Bootloader.EFI
+	return contract.UEFI{Persistent: e.Persistent != nil && *e.Persistent, SecureBoot: secure(e)}
+}
+
+func secure(e *v1.EFI) bool { return e.SecureBoot == nil || *e.SecureBoot }
+
+// hasSMM reports whether a machine says that it has SMM. All have it, but KubeVirt's API requires that a machine with Secure Boot says so.
+func hasSMM(d *v1.DomainSpec) bool { return d.Features != nil && on(d.Features.SMM) }
 
 // guestTopology returns how the guest sees its CPUs; the zero value if the instance does not say.
 func guestTopology(s *v1.VirtualMachineInstanceSpec) (t contract.Topology) {
@@ -156,10 +170,9 @@ func (c *check) firmware() {
 			if b.BIOS != nil {
 				c.errs = append(c.errs, field.Forbidden(at, "a VM has one boot loader; remove bios or efi"))
 			}
-			if b.EFI.SecureBoot == nil || *b.EFI.SecureBoot {
-				c.errs = append(c.errs, field.Forbidden(at.Child("secureBoot"), "a VM boots without Secure Boot, which is the default of efi; set it to false"))
+			if secure(b.EFI) && !hasSMM(&s.Domain) {
+				c.errs = append(c.errs, field.Required(domain.Child("features", "smm", "enabled"), "Secure Boot, which is the default of efi, needs SMM; set it to true, or secureBoot to false"))
 			}
-			c.flag(at.Child("persistent"), b.EFI.Persistent, true, "the variables of the firmware start anew with each instance, as its disk does")
 		}
 	}
 	if k := s.Domain.Chassis; k != nil {

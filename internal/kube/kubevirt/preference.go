@@ -199,8 +199,8 @@ func (u *unfolding) platform(p *v1beta1.VirtualMachinePreferenceSpec, at *field.
 	}
 }
 
-// firmware applies the preferred boot loader to a machine that has none. Secure Boot and kept variables are preferences that a VM
-// does without: an image for UEFI boots by UEFI only, and most boot without Secure Boot.
+// firmware applies the preferred boot loader to a machine that has none. Secure Boot is a preference that a VM without SMM does without: an
+// image for UEFI boots by UEFI only, and most boot without Secure Boot.
 func (u *unfolding) firmware(p *v1beta1.FirmwarePreferences, at *field.Path) {
 	is := func(b *bool) bool { return b != nil && *b }
 	d := &u.spec.Domain
@@ -216,19 +216,18 @@ func (u *unfolding) firmware(p *v1beta1.FirmwarePreferences, at *field.Path) {
 		serial := *p.PreferredUseBiosSerial
 		loader.BIOS.UseSerial = &serial
 	}
-	const insecure = "a VM boots without Secure Boot"
-	if e := p.PreferredEfi; e != nil && (e.SecureBoot == nil || *e.SecureBoot) {
-		u.ignore(at.Child("preferredEfi", "secureBoot"), insecure+", which is the default of preferredEfi")
+	preferred := p.PreferredEfi.DeepCopy()
+	if preferred == nil && is(p.DeprecatedPreferredUseEfi) {
+		use := is(p.DeprecatedPreferredUseSecureBoot)
+		preferred = &v1.EFI{SecureBoot: &use}
 	}
-	if e := p.PreferredEfi; e != nil && is(e.Persistent) {
-		u.ignore(at.Child("preferredEfi", "persistent"), "the variables of the firmware start anew with each instance, as its disk does")
-	}
-	if is(p.DeprecatedPreferredUseSecureBoot) {
-		u.ignore(at.Child("preferredUseSecureBoot"), insecure)
-	}
-	if (p.PreferredEfi != nil || is(p.DeprecatedPreferredUseEfi)) && loader.BIOS == nil && loader.EFI == nil {
-		no := false
-		loader.EFI = &v1.EFI{SecureBoot: &no}
+	if preferred != nil && loader.BIOS == nil && loader.EFI == nil {
+		if secure(preferred) && !hasSMM(d) {
+			no := false
+			preferred.SecureBoot = &no
+			u.ignore(at.Child("preferredEfi", "secureBoot"), "Secure Boot, which is the default of preferredEfi, needs features.smm of the machine or the preference")
+		}
+		loader.EFI = preferred
 	}
 	if loader.BIOS == nil && loader.EFI == nil {
 		return
