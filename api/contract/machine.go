@@ -36,6 +36,7 @@ type Hardware struct {
 	CPU      CPU                   `json:"cpu,omitzero"`
 	Clock    Clock                 `json:"clock,omitzero"`
 	UEFI     UEFI                  `json:"uefi,omitzero"`
+	TPM      string                `json:"tpm,omitempty"`      // ephemeral or persistent
 	Panic    string                `json:"panic,omitempty"`    // isa or pci: the device by which the guest says that its kernel has panicked
 	Watchdog string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
 	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed

@@ -27,7 +27,7 @@ const (
 type specFlags struct {
 	name, hostname, runAs, workdir, network, bridge string
 	uefi                                            vm.UEFI
-	accel, firmware, driver                         string
+	accel, firmware, tpm, driver                    string
 	cpus, nics                                      int
 	memory, storage                                 sizeFlag
 	env, labels, offered, publish, volumes          []string
@@ -79,6 +79,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.SortFlags = false
 	completeWords(cmd, "accel", "auto", "kvm", "tcg")
 	completeWords(cmd, "firmware", "bios", "uefi")
+	fs.StringVar(&f.tpm, "tpm", "", "a TPM 2.0, for disk images: ephemeral (empty at each start) or persistent")
+	completeWords(cmd, "tpm", string(vm.TPMEphemeral), string(vm.TPMPersistent))
 	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
 	fs.BoolVar(&f.uefi.Persistent, "keep-uefi", false, "with --firmware uefi: keep the variables of the firmware when the VM stops")
 	cmd.SetFlagErrorFunc(hintAboutDashes)
@@ -100,8 +102,8 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
-	if f.uefi != (vm.UEFI{}) {
-		s.Hardware = &vm.Hardware{UEFI: f.uefi}
+	if h := (vm.Hardware{UEFI: f.uefi, TPM: vm.TPM(f.tpm)}); !h.Usual() {
+		s.Hardware = &h
 	}
 	if f.fc {
 		s.Driver = "firecracker"

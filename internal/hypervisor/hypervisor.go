@@ -116,6 +116,7 @@ type Plan struct {
 	CPU      vm.CPU
 	Clock    vm.Clock
 	UEFI     vm.UEFI
+	TPM      vm.TPM // a VM with a TPM cannot be saved
 	Watchdog vm.Watchdog
 	Panic    vm.Panic
 	Disks    []vm.Disk

@@ -16,6 +16,7 @@ type Hardware struct {
 	CPU      CPU                   `json:"cpu,omitzero"`
 	Clock    Clock                 `json:"clock,omitzero"`
 	UEFI     UEFI                  `json:"uefi,omitzero"`
+	TPM      TPM                   `json:"tpm,omitempty"`
 	Watchdog Watchdog              `json:"watchdog,omitempty"`
 	Panic    Panic                 `json:"panic,omitempty"`
 	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
@@ -23,7 +24,7 @@ type Hardware struct {
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0
 }
 
 // UEFI says what the firmware of a guest that boots by UEFI is like.
@@ -31,6 +32,25 @@ type UEFI struct {
 	Persistent bool `json:"persistent,omitempty"`  // its variables stay as long as the VM; otherwise each boot by Cocoon begins with new ones
 	SecureBoot bool `json:"secure_boot,omitempty"` // it starts only what somebody has signed whom its variables name: Microsoft
 }
+
+// TPM is a TPM 2.0 of a guest. "" is none.
+type TPM string
+
+// The kinds of TPMs.
+const (
+	TPMEphemeral  TPM = "ephemeral"  // each start by Cocoon begins with an empty one
+	TPMPersistent TPM = "persistent" // its state stays as long as the VM
+)
+
+func (t TPM) validate() error {
+	if !slices.Contains([]TPM{"", TPMEphemeral, TPMPersistent}, t) {
+		return errdefs.Invalidf("invalid TPM %q; use ephemeral or persistent", t)
+	}
+	return nil
+}
+
+// HasTPM reports whether the guest of s has a TPM.
+func (s Spec) HasTPM() bool { return s.Hardware != nil && s.Hardware.TPM != "" }
 
 // Topology says how a guest sees its CPUs. Their product is the number of CPUs. The zero value is one socket with a core for each CPU.
 type Topology struct {
@@ -178,7 +198,7 @@ func (s Spec) validateHardware() error {
 	if h.UEFI != (UEFI{}) && s.Firmware != FirmwareUEFI {
 		return errdefs.Invalidf("its hardware has settings of UEFI, but its firmware is not uefi; set the firmware to uefi, or leave them out")
 	}
-	for _, err := range []error{h.CPU.Validate(), h.Clock.Validate(), h.Panic.validate()} {
+	for _, err := range []error{h.CPU.Validate(), h.Clock.Validate(), h.Panic.validate(), h.TPM.validate()} {
 		if err != nil {
 			return err
 		}

@@ -23,6 +23,7 @@ func TestHardware(t *testing.T) {
 		"image":    on(DiskOfImage, DiskDevice{Bus: DiskUSB}),
 		"seed":     on(DiskOfSeed, DiskDevice{Bus: DiskSATA, CDROM: true}),
 		"serials":  {Disks: map[string]DiskDevice{"data": {Serial: "A_1.2+3-4567890abcde"}, DiskOfImage: {Serial: "B"}, "keys": {}}},
+		"TPM":      {TPM: TPMPersistent},
 		"UEFI":     {UEFI: UEFI{SecureBoot: true, Persistent: true}},
 		"blocks":   on("data", DiskDevice{Blocks: Blocks{512, 4096}}),
 	} {
@@ -44,6 +45,7 @@ func TestHardware(t *testing.T) {
 		"a part":              spec(Hardware{Topology: Topology{Sockets: 4}}),
 		"negative":            spec(Hardware{Topology: Topology{-2, -2, 1}}),
 		"overflow":            spec(Hardware{Topology: Topology{1 << 32, 1 << 32, 4}}),
+		"TPM":                 spec(Hardware{TPM: "1.2"}),
 		"action":              spec(Hardware{Watchdog: "bark"}),
 		"bus":                 spec(on("data", DiskDevice{Bus: "ide"})),
 		"CD on virtio":        spec(on("data", DiskDevice{CDROM: true})),

@@ -2157,6 +2157,7 @@ type Hardware struct {
 	Clock          *Clock                 `protobuf:"bytes,7,opt,name=clock,proto3" json:"clock,omitempty"`                                                                           // absent: UTC
 	UefiPersistent bool                   `protobuf:"varint,9,opt,name=uefi_persistent,json=uefiPersistent,proto3" json:"uefi_persistent,omitempty"`                                  // the variables of UEFI stay as long as the VM
 	SecureBoot     bool                   `protobuf:"varint,10,opt,name=secure_boot,json=secureBoot,proto3" json:"secure_boot,omitempty"`
+	Tpm            string                 `protobuf:"bytes,11,opt,name=tpm,proto3" json:"tpm,omitempty"`    // ephemeral or persistent; "": none
 	Panic          string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"` // isa or pci: the device by which the guest says that its kernel has panicked; "": none
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2253,6 +2254,13 @@ func (x *Hardware) GetSecureBoot() bool {
 		return x.SecureBoot
 	}
 	return false
+}
+
+func (x *Hardware) GetTpm() string {
+	if x != nil {
+		return x.Tpm
+	}
+	return ""
 }
 
 func (x *Hardware) GetPanic() string {
@@ -13749,7 +13757,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
 	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfsB\b\n" +
-	"\x06_group\"\xb5\x03\n" +
+	"\x06_group\"\xc7\x03\n" +
 	"\bHardware\x12\x18\n" +
 	"\asockets\x18\x01 \x01(\x05R\asockets\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\x05R\x05cores\x12\x18\n" +
@@ -13761,7 +13769,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x0fuefi_persistent\x18\t \x01(\bR\x0euefiPersistent\x12\x1f\n" +
 	"\vsecure_boot\x18\n" +
 	" \x01(\bR\n" +
-	"secureBoot\x12\x14\n" +
+	"secureBoot\x12\x10\n" +
+	"\x03tpm\x18\v \x01(\tR\x03tpm\x12\x14\n" +
 	"\x05panic\x18\b \x01(\tR\x05panic\x1aT\n" +
 	"\n" +
 	"DisksEntry\x12\x10\n" +

@@ -54,7 +54,7 @@ const (
 	fileSocket fileKind = "listen" // a listening unix socket
 	fileTap    fileKind = "tap"
 	fileMemory fileKind = "memory" // the guest's saved memory, loaded by the driver
-	fileShare  fileKind = "share"  // a connection to the server of a shared folder
+	fileShare  fileKind = "share"  // a connection to the server of a shared folder or to a TPM
 )
 
 // file is one inherited descriptor. The process itself opens no path below the state folder; it may not have the permission.
@@ -103,6 +103,9 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 		c.watchdog(p.Watchdog)
 	}
 	c.panics(p.Panic)
+	if p.TPM != "" {
+		c.tpm()
+	}
 	fixed, plugged := split(p.Disks)
 	buses := map[vm.DiskBus]int{}
 	for i, d := range fixed {
@@ -139,6 +142,8 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s has %d disks and %d shared folders; at most %d are possible", p.Name, len(fixed), len(p.Shares), maxDisks)
 	case p.Paused && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
+	case p.TPM != "" && p.Incoming != nil:
+		return errdefs.Invalidf("VM %s has a TPM, so it cannot resume from saved state", p.Name)
 	case len(p.Shares) > 0 && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has shared folders, so it cannot resume from saved state", p.Name)
 	case len(plugged) > 0 && len(p.NICs) >= maxPorts:

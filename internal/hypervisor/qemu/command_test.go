@@ -57,7 +57,7 @@ func TestBuildGolden(t *testing.T) {
 		UUID: "5d307ca9-b3ef-428c-8861-06e72d69f223", Serial: "a,uuid=b", Chassis: vm.Chassis{Manufacturer: "Cocoon", Version: "1", Serial: "2", Asset: "3", SKU: "4"},
 	}
 	secure := uefi
-	secure.SMBIOS, secure.UEFI = nil, vm.UEFI{SecureBoot: true}
+	secure.SMBIOS, secure.UEFI, secure.TPM = nil, vm.UEFI{SecureBoot: true}, vm.TPMPersistent
 	nics := ociPlan()
 	for i := 2; i <= 10; i++ {
 		nics.NICs = append(nics.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/x", MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})

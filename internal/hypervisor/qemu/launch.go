@@ -73,7 +73,7 @@ func (l *launch) run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
 	defer cancel()
-	for _, step := range []func(context.Context) error{l.makeCgroup, l.share, l.openAll, l.dial, l.start, l.greet} {
+	for _, step := range []func(context.Context) error{l.makeCgroup, l.share, l.startTPM, l.openAll, l.dial, l.start, l.greet} {
 		if err := step(ctx); err != nil {
 			return err
 		}

@@ -49,11 +49,13 @@ type Config struct {
 	LaunchTime   time.Duration // time limit for a new process to answer; after it the launch fails
 	MemoryCache  int64         // bytes of saved memory kept loaded while no VM uses it; default an eighth of the host's
 	FirmwareDirs []string      // folders to search for OVMF, qboot and SeaBIOS
+	SWTPM        string        // name looked up in PATH, or a path
 	Virtiofsd    []string      // where virtiofsd may be; the driver uses the first path that exists
 }
 
 func (c Config) withDefaults() Config {
 	set(&c.Binary, DefaultBinary)
+	set(&c.SWTPM, "swtpm")
 	set(&c.UIDBase, DefaultUIDBase)
 	set(&c.UIDCount, DefaultUIDCount)
 	set(&c.Cgroup, DefaultCgroup)
@@ -145,6 +147,9 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	}
 	if code, _ := d.ovmf(true); code == "" {
 		info.Notes = append(info.Notes, "guests with Secure Boot need OVMF with Microsoft's keys; run `apt-get install ovmf`")
+	}
+	if _, err := d.swtpm(); err != nil {
+		info.Notes = append(info.Notes, "guests with a TPM need swtpm; run `apt-get install swtpm`")
 	}
 	if d.firmware("qboot.rom") == "" {
 		info.Notes = append(info.Notes, "qboot.rom is missing; container guests boot through SeaBIOS, which takes longer")

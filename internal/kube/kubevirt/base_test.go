@@ -149,6 +149,8 @@ var goodPreferences = map[string]string{
 	"cpu.preferredCPUFeatures[].name":                    "cpu: {preferredCPUFeatures: [{name: avx2}]}",
 	"cpu.preferredCPUFeatures[].policy":                  "cpu: {preferredCPUFeatures: [{name: avx2, policy: optional}]}",
 	"devices.preferredPanicDeviceModel":                  "",
+	"devices.preferredTPM.enabled":                       "devices: {preferredTPM: {enabled: true}}",
+	"devices.preferredTPM.persistent":                    "devices: {preferredTPM: {persistent: false}}",
 	"features.preferredKvm.hidden":                       "features: {preferredKvm: {hidden: true}}",
 	"features.preferredPvspinlock.enabled":               "features: {preferredPvspinlock: {enabled: false}}",
 	"features.preferredSmm.enabled":                      "features: {preferredSmm: {enabled: true}}",
@@ -238,6 +240,7 @@ func TestPreferenceOutcomes(t *testing.T) {
 		"features: {preferredSmm: {enabled: false}}":                 "features.preferredSmm.enabled",
 		"clock: {preferredTimer: {rtc: {present: false}}}":           "clock.preferredTimer.rtc.present",
 		"cpu: {preferredCPUFeatures: [{name: vmx, policy: forbid}]}": "cpu.preferredCPUFeatures[0].policy",
+		"devices: {preferredTPM: {persistent: true}}":                "devices.preferredTPM.persistent",
 		"devices: {preferredPanicDeviceModel: hyperv}":               "devices.preferredPanicDeviceModel",
 		"preferredArchitecture: arm64":                               "preferredArchitecture",
 	} {

@@ -143,7 +143,8 @@ var rules = rulebook{
 	"domain.devices.filesystems":                                 {Refused, "a guest that boots itself shares no folder with its node"},
 	"domain.devices.clientPassthrough":                           {Refused, "a VM has no USB"},
 	"domain.devices.sound":                                       {Refused, "a VM has no sound"},
-	"domain.devices.tpm":                                         {Refused, "a VM has no TPM"},
+	"domain.devices.tpm":                                         {Honoured, "if the node has swtpm; a VM with a TPM is not hibernated"},
+	"domain.devices.tpm.persistent":                              {Honoured, "false only"},
 	"domain.devices.video":                                       {Honoured, "vga only; needs graphics"},
 
 	"domain.devices.interfaces[].name":         {Outcome: Honoured},

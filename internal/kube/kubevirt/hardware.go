@@ -28,7 +28,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	}
 	m.Graphics = graphics(&vmi.Spec)
 	m.Hardware = contract.Hardware{
-		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec),
+		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec),
 	}
 	if w := d.Devices.Watchdog; w != nil {
 		m.Hardware.Watchdog = string(watchdog(w))
@@ -57,6 +57,17 @@ func secure(e *v1.EFI) bool { return e.SecureBoot == nil || *e.SecureBoot }
 
 // hasSMM reports whether a machine says that it has SMM. All have it, but KubeVirt's API requires that a machine with Secure Boot says so.
 func hasSMM(d *v1.DomainSpec) bool { return d.Features != nil && on(d.Features.SMM) }
+
+// tpm returns the TPM of a guest, as in KubeVirt one that is empty when the instance starts.
+func tpm(t *v1.TPMDevice) string {
+	if t == nil || t.Enabled != nil && !*t.Enabled {
+		return ""
+	}
+	return string(vm.TPMEphemeral)
+}
+
+// noTPMState is why no TPM keeps its state: guests encrypt their disks with it.
+const noTPMState = "the state of a TPM would end with its instance, and with it what the guest has encrypted"
 
 // guestTopology returns how the guest sees its CPUs; the zero value if the instance does not say.
 func guestTopology(s *v1.VirtualMachineInstanceSpec) (t contract.Topology) {

@@ -26,6 +26,7 @@ func TestHardware(t *testing.T) {
 		Hyperv: &v1.FeatureHyperv{Relaxed: &v1.FeatureState{}, VAPIC: &v1.FeatureState{Enabled: &no}, Spinlocks: &v1.FeatureSpinlocks{}, SyNICTimer: &v1.SyNICTimer{Direct: &v1.FeatureState{}}},
 	}
 	d.Firmware = &v1.Firmware{Bootloader: &v1.Bootloader{EFI: &v1.EFI{Persistent: new(true)}}}
+	d.Devices.TPM = &v1.TPMDevice{}
 	d.Devices.PanicDevices = []v1.PanicDevice{{Model: &isa}}
 	d.Devices.Watchdog = &v1.Watchdog{Name: "w"}
 	d.Devices.Disks[0].DiskDevice = v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSATA}}
@@ -43,7 +44,7 @@ func TestHardware(t *testing.T) {
 		t.Fatalf("a node refuses the pod: %v", errs)
 	}
 	want := &vm.Hardware{
-		Topology: vm.Topology{Sockets: 2, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset, Panic: vm.PanicPCI, UEFI: vm.UEFI{Persistent: true, SecureBoot: true},
+		Topology: vm.Topology{Sockets: 2, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset, TPM: vm.TPMEphemeral, Panic: vm.PanicPCI, UEFI: vm.UEFI{Persistent: true, SecureBoot: true},
 		Clock: vm.Clock{Timezone: "Europe/Berlin", CatchUp: true, NoHPET: true},
 		CPU: vm.CPU{
 			Model: "Haswell", HideKVM: true, HyperV: vm.HyperV{Features: []string{"relaxed", "stimer", "stimer-direct", "time"}, Spinlocks: 4096},
