@@ -297,6 +297,12 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 		if f.graphics && r.ImageType == vm.ImageOCI {
 			a.warn("--graphics has no effect: %s is a container image, whose kernel shows nothing on a screen", cell(r.Spec.Image))
 		}
+		if f.tpm != "" && r.ImageType == vm.ImageOCI {
+			a.warn("--tpm has no effect: %s is a container image, whose kernel knows one machine", cell(r.Spec.Image))
+		}
+		if f.uefi != (vm.UEFI{}) && r.ImageType == vm.ImageOCI {
+			a.warn("--secure-boot and --keep-uefi have no effect: %s is a container image, whose kernel is loaded without firmware", cell(r.Spec.Image))
+		}
 	}
 	return r, err
 }
