@@ -10,7 +10,11 @@ import (
 )
 
 func TestParseCPUs(t *testing.T) {
-	f := parseCPUs("Available CPUs:\nx86 486                   (alias configured by machine type)\nx86 max                   Enables all\n\nRecognized CPUID flags:\n  3dnow sse4.1\n  lahf-lm\n")
+	const features = "\nRecognized CPUID flags:\n  3dnow sse4.1\n  lahf-lm\n"
+	f := parseCPUs("Available CPUs:\n  486                   (alias configured by machine type)\n  max                   Enables all\n" + features)
+	if old := parseCPUs("Available CPUs:\nx86 486                   (alias configured by machine type)\nx86 max                   Enables all\n" + features); !maps.Equal(old.models, f.models) {
+		t.Errorf("of an older version: %v", old.models)
+	}
 	if got := slices.Sorted(maps.Keys(f.models)); !slices.Equal(got, []string{"486", "max"}) {
 		t.Errorf("models %q", got)
 	}
@@ -21,6 +25,9 @@ func TestParseCPUs(t *testing.T) {
 		if err := f.check(c); !errdefs.IsInvalid(err) {
 			t.Errorf("an unknown %s: %v", what, err)
 		}
+	}
+	if err := parseCPUs("").check(vm.CPU{Model: "387", Features: []vm.CPUFeature{{Name: "vmx"}}}); err != nil {
+		t.Errorf("of a QEMU that lists nothing: %v", err)
 	}
 	if err := f.check(vm.CPU{Model: "486", Features: []vm.CPUFeature{{Name: "lahf_lm"}, {Name: "sse4.1"}}}); err != nil {
 		t.Error(err)
