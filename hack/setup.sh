@@ -9,7 +9,7 @@ demo=(
   e2fsprogs:mkfs.ext4 nftables:nft iproute2:ip procps:ps curl:curl # host tools of engine and demo
 )
 test=(
-  "${demo[@]}" ovmf: jq:jq iputils-ping:ping
+  "${demo[@]}" ovmf: swtpm:swtpm jq:jq iputils-ping:ping
   mmdebstrap:mmdebstrap grub-pc-bin: grub-efi-amd64-bin: grub-common:grub-mkimage mtools:mcopy dosfstools:mkfs.vfat fdisk:sfdisk # the cloud image of the tests
   xfsprogs:mkfs.xfs # a file system that shares what files have in common
   qemu-guest-agent: openssh-client:ssh # what the tests talk to, and with

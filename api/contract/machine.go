@@ -2,6 +2,7 @@ package contract
 
 import (
 	"encoding/json"
+	"reflect"
 	"strings"
 )
 
@@ -32,13 +33,50 @@ type Chassis struct {
 // Hardware is what the machine of a guest that boots itself is like beyond its CPUs, memory and firmware.
 type Hardware struct {
 	Topology Topology              `json:"topology,omitzero"`
+	CPU      CPU                   `json:"cpu,omitzero"`
+	Clock    Clock                 `json:"clock,omitzero"`
+	UEFI     UEFI                  `json:"uefi,omitzero"`
+	TPM      string                `json:"tpm,omitempty"`      // ephemeral or persistent
+	Panic    string                `json:"panic,omitempty"`    // isa or pci: the device by which the guest says that its kernel has panicked
 	Watchdog string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
 	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
 	NICs     []string              `json:"nics,omitempty"`     // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
 }
 
-func (h Hardware) empty() bool {
-	return h.Topology == Topology{} && h.Watchdog == "" && len(h.Disks) == 0 && len(h.NICs) == 0
+// CPU says what a guest sees of its CPUs and of their hypervisor.
+type CPU struct {
+	Model    string       `json:"model,omitempty"`
+	Features []CPUFeature `json:"features,omitempty"`
+	HideKVM  bool         `json:"hideKVM,omitempty"`
+	HyperV   HyperV       `json:"hyperv,omitzero"`
+}
+
+// CPUFeature is a feature of a CPU. Its policy is require, optional or disable.
+type CPUFeature struct {
+	Name   string `json:"name"`
+	Policy string `json:"policy,omitempty"`
+}
+
+// HyperV is what a guest sees of Hyper-V's interface.
+type HyperV struct {
+	Features  []string `json:"features,omitempty"`
+	Spinlocks int      `json:"spinlocks,omitempty"`
+	VendorID  string   `json:"vendorID,omitempty"`
+}
+
+// UEFI says what the firmware of a guest that boots by UEFI is like.
+type UEFI struct {
+	Persistent bool `json:"persistent,omitempty"` // its variables stay as long as the VM
+	SecureBoot bool `json:"secureBoot,omitempty"`
+}
+
+// Clock is the hardware clock of a machine, and its timers.
+type Clock struct {
+	Timezone string `json:"timezone,omitempty"`
+	Offset   int    `json:"offset,omitempty"` // seconds before UTC
+	CatchUp  bool   `json:"catchUp,omitempty"`
+	Guest    bool   `json:"guest,omitempty"`
+	NoHPET   bool   `json:"noHPET,omitempty"`
 }
 
 // Topology says how a guest sees its CPUs. Their product is the number of CPUs.
@@ -53,6 +91,14 @@ type DiskDevice struct {
 	Bus      string `json:"bus,omitempty"` // virtio, sata, scsi or usb; "" is virtio
 	CDROM    bool   `json:"cdrom,omitempty"`
 	ReadOnly bool   `json:"ro,omitempty"`
+	Serial   string `json:"serial,omitempty"` // the serial number that the guest sees
+	Blocks   Blocks `json:"blocks,omitzero"`
+}
+
+// Blocks are the sizes in bytes of the blocks that a guest sees on a disk.
+type Blocks struct {
+	Logical  int `json:"logical,omitempty"`
+	Physical int `json:"physical,omitempty"`
 }
 
 // Names of disks in Hardware.Disks that are no volumes of the pod.
@@ -106,7 +152,7 @@ func (r *reader) document(key string, v any, form string) bool {
 }
 
 func (r *reader) hardware() (h Hardware) {
-	if !r.document(KeyHardware, &h, `{"topology": {"sockets": 1, "cores": 2, "threads": 1}, "watchdog": "reset", "disks": {"data": {"bus": "sata", "cdrom": true, "ro": true}}, "nics": ["e1000e"]}`) {
+	if !r.document(KeyHardware, &h, `{"topology": {"sockets": 1, "cores": 2, "threads": 1}, "watchdog": "reset", "disks": {"data": {"bus": "sata", "cdrom": true, "ro": true, "serial": "D1"}}, "nics": ["e1000e"]}`) {
 		return Hardware{}
 	}
 	if len(h.Disks) == 0 {
@@ -129,7 +175,7 @@ func (r *reader) smbios() (b SMBIOS) {
 func (m Machine) Apply(annotations map[string]string) {
 	put(annotations, KeyFirmware, string(m.Firmware))
 	put(annotations, KeySMBIOS, document(m.SMBIOS, m.SMBIOS == SMBIOS{}))
-	put(annotations, KeyHardware, document(m.Hardware, m.Hardware.empty()))
+	put(annotations, KeyHardware, document(m.Hardware, reflect.ValueOf(m.Hardware).IsZero()))
 	put(annotations, KeyGraphics, flagText(m.Graphics))
 	put(annotations, KeyFileDisks, VolumesText(m.FileDisks))
 	put(annotations, KeySSHSecrets, strings.Join(m.SSHSecrets, ","))

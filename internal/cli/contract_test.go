@@ -143,6 +143,8 @@ func TestDocumentedFlags(t *testing.T) {
 		{"vm create --name c2 --user ubuntu demo", []string{"--user"}},
 		{"vm run --name c4 --firmware uefi --no-wait demo", []string{"--firmware"}},
 		{"vm run --name c5 --firmware uefi --no-wait disk", nil},
+		{"vm run --name c6 --tpm ephemeral --no-wait demo", []string{"--tpm"}},
+		{"vm run --name c7 --firmware uefi --tpm persistent --secure-boot --keep-uefi --no-wait disk", nil},
 		{"vm run --name c6 --graphics --no-wait demo", []string{"--graphics"}},
 		{"vm run --name c7 --graphics --no-wait disk", nil},
 		{"vm run --name c3 --password cocoon --run-as 1000 --no-wait demo", []string{"--password"}},

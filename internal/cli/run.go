@@ -26,7 +26,8 @@ const (
 // specFlags are the flags of create and run.
 type specFlags struct {
 	name, hostname, runAs, workdir, network, bridge string
-	accel, firmware, driver                         string
+	uefi                                            vm.UEFI
+	accel, firmware, tpm, driver                    string
 	cpus, nics                                      int
 	memory, storage                                 sizeFlag
 	env, labels, offered, publish, volumes          []string
@@ -78,6 +79,10 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.SortFlags = false
 	completeWords(cmd, "accel", "auto", "kvm", "tcg")
 	completeWords(cmd, "firmware", "bios", "uefi")
+	fs.StringVar(&f.tpm, "tpm", "", "a TPM 2.0, for disk images: ephemeral (empty at each start) or persistent")
+	completeWords(cmd, "tpm", string(vm.TPMEphemeral), string(vm.TPMPersistent))
+	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
+	fs.BoolVar(&f.uefi.Persistent, "keep-uefi", false, "with --firmware uefi: keep the variables of the firmware when the VM stops")
 	cmd.SetFlagErrorFunc(hintAboutDashes)
 }
 
@@ -96,6 +101,9 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Graphics: f.graphics,
 		Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
+	}
+	if h := (vm.Hardware{UEFI: f.uefi, TPM: vm.TPM(f.tpm)}); !h.Usual() {
+		s.Hardware = &h
 	}
 	if f.fc {
 		s.Driver = "firecracker"
@@ -290,6 +298,12 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 		}
 		if f.graphics && r.ImageType == vm.ImageOCI {
 			a.warn("--graphics has no effect: %s is a container image, whose kernel shows nothing on a screen", cell(r.Spec.Image))
+		}
+		if f.tpm != "" && r.ImageType == vm.ImageOCI {
+			a.warn("--tpm has no effect: %s is a container image, whose kernel knows one machine", cell(r.Spec.Image))
+		}
+		if f.uefi != (vm.UEFI{}) && r.ImageType == vm.ImageOCI {
+			a.warn("--secure-boot and --keep-uefi have no effect: %s is a container image, whose kernel is loaded without firmware", cell(r.Spec.Image))
 		}
 	}
 	return r, err

@@ -218,6 +218,14 @@ func (d doctor) conversion(context.Context) finding {
 	return finding{status: OK, detail: "qemu-img and prlimit are there"}
 }
 
+func (d doctor) tpm(context.Context) finding {
+	path, err := exec.LookPath("swtpm")
+	if err != nil {
+		return finding{Warn, "swtpm is not installed: no guest has a TPM", apt("swtpm")}
+	}
+	return finding{status: OK, detail: path}
+}
+
 func (d doctor) guest(context.Context) finding {
 	for _, path := range []string{d.cfg.Kernel, d.cfg.Initrd} {
 		if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {

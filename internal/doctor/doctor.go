@@ -123,6 +123,7 @@ func (d doctor) checks() []check {
 	}
 	all = append(all,
 		check{name: "uefi firmware", feature: "disk images that need UEFI", look: d.firmware},
+		check{name: "swtpm", feature: "guests with a TPM", look: d.tpm},
 		check{name: "qemu-img", feature: "VMDK, VHD and VHDX disks", look: d.conversion})
 	if d.cfg.StateDir != "" {
 		all = append(

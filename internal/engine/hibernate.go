@@ -26,7 +26,7 @@ func (m *machine) hibernate(ctx context.Context, name string) (vm.Record, error)
 	if r.State == vm.StateHibernated {
 		return r, nil
 	}
-	if err := hasNoDirs(r); err != nil {
+	if err := selfContained(r); err != nil {
 		return r, err
 	}
 	store, err := m.store()

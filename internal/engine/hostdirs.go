@@ -83,9 +83,12 @@ func mountable(r vm.Record, v vm.Volume) error {
 	return nil
 }
 
-// hasNoDirs refuses to save a VM that shares folders of the node or mounts those of servers: its memory fits the files as they are now,
+// selfContained refuses to save a VM with a TPM, whose state is in no snapshot: a copy of the guest would have lost its keys. It refuses one that shares folders of the node or mounts those of servers: its memory fits the files as they are now,
 // and those change. A server also takes back the locks of a guest that does not answer, and would take a clone for its source.
-func hasNoDirs(r vm.Record) error {
+func selfContained(r vm.Record) error {
+	if r.Spec.HasTPM() && r.ImageType != vm.ImageOCI {
+		return errdefs.Preconditionf("it has a TPM, whose state is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead")
+	}
 	if v := r.Spec.NFSVolumes(); len(v) > 0 {
 		return errdefs.Preconditionf("it mounts %s of an NFS server (volume %s), which ends the sessions of a guest that does not run, so it cannot be saved, cloned or hibernated; stop it instead", v[0].NFS.Source(), v[0].Name)
 	}

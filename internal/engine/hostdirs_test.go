@@ -317,6 +317,27 @@ func TestHostDirsCannotBeSaved(t *testing.T) {
 }
 
 // TestHostDirsNoLongerAllowed: a VM that runs keeps its folder, and does not start again with one that is no longer allowed.
+// A VM with a TPM is not saved, whether it runs or not: no snapshot has the state of its TPM.
+func TestTPMCannotBeSaved(t *testing.T) {
+	r, _ := folders(t)
+	ctx := t.Context()
+	s := sharing(vm.HostDir{})
+	s.Image, s.Volumes, s.Mounts, s.Hardware = "cloud", nil, nil, &vm.Hardware{TPM: vm.TPMPersistent}
+	was := r.must(r.Launch(ctx, s))
+	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+	r.refused("save it", errdefs.FailedPrecondition, err)
+	_, err = r.Hibernate(ctx, "web", "")
+	r.refused("hibernate it", errdefs.FailedPrecondition, err)
+	if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateRunning || now.PID != was.PID {
+		t.Errorf("it has changed: %+v", now)
+	}
+	if _, err := r.Stop(ctx, "web", 0); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+	r.refused("save it when it has stopped", errdefs.FailedPrecondition, err)
+}
+
 func TestHostDirsNoLongerAllowed(t *testing.T) {
 	r, root := folders(t)
 	ctx := t.Context()

@@ -17,7 +17,7 @@ import (
 
 // savable refuses to save r for others, if it has what no snapshot can keep. It looks before the guest is paused.
 func (n *node) savable(ctx context.Context, r vm.Record) error {
-	if err := hasNoDirs(r); err != nil {
+	if err := selfContained(r); err != nil {
 		return err
 	}
 	if len(r.Attached) == 0 {

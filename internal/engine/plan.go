@@ -45,6 +45,11 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 	if r.Boot, err = n.bootOf(spec, img.Type); err != nil {
 		return r, err
 	}
+	if h := spec.Hardware; h != nil {
+		if _, err := h.Clock.East(r.CreatedAt); err != nil {
+			return r, err
+		}
+	}
 	if img.Type != vm.ImageOCI {
 		if len(spec.Containers) > 0 {
 			return r, errdefs.Invalidf("image %s boots itself, so it cannot be given containers", spec.Image)
@@ -128,17 +133,17 @@ func (n *node) startable(r vm.Record) error {
 }
 
 // planOf returns what the driver needs to start the VM of r.
-func planOf(r vm.Record, dir string) hypervisor.Plan {
+func (n *node) planOf(r vm.Record) hypervisor.Plan {
 	port := guest.PortCocoon
 	if r.ImageType != vm.ImageOCI {
 		port = guest.PortQEMU
 	}
 	p := hypervisor.Plan{
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
-		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, Dir: dir,
+		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, StateDir: n.dirs.state(r.ID), Dir: n.dirs.run(r.ID),
 	}
 	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
-		p.Topology, p.Watchdog, p.Devices, p.Models = h.Topology, h.Watchdog, devicesOf(r, h.Disks), h.NICs
+		p.Topology, p.CPU, p.Clock, p.UEFI, p.TPM, p.Watchdog, p.Panic, p.Devices, p.Models = h.Topology, h.CPU, h.Clock, h.UEFI, h.TPM, h.Watchdog, h.Panic, devicesOf(r, h.Disks), h.NICs
 	}
 	return p
 }

@@ -64,7 +64,7 @@ func (p poolMaker) Make(ctx context.Context, snapshot string, spec vm.CloneSpec)
 	if err != nil {
 		return nil, err
 	}
-	plan := planOf(r, p.dirs.run(id))
+	plan := p.planOf(r)
 	plan.Incoming = cloneOf(h, r)
 	inst, err := d.Launch(ctx, plan)
 	if err != nil {

@@ -36,7 +36,7 @@ func (m *machine) launchProcess(ctx context.Context, r vm.Record, f launchOption
 	back.Push(func(context.Context) error { m.logs.Finish(); return nil })
 	inst := f.inst
 	if inst == nil {
-		plan := planOf(r, m.dirs.run(m.id))
+		plan := m.planOf(r)
 		plan.Incoming = f.incoming
 		plan.Paused = r.Spec.Paused && f.incoming == nil
 		if plan.Shares, err = m.sharesOf(r); err != nil {

@@ -113,12 +113,18 @@ type Plan struct {
 	SMBIOS   *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
 	Graphics bool       // the guest has a screen, a keyboard and a mouse, if the driver's instances are Displayers
 	Topology vm.Topology
+	CPU      vm.CPU
+	Clock    vm.Clock
+	UEFI     vm.UEFI
+	TPM      vm.TPM // a VM with a TPM cannot be saved
 	Watchdog vm.Watchdog
+	Panic    vm.Panic
 	Disks    []vm.Disk
 	Models   []vm.NICModel            // of NICs, in their order; those beyond are virtio
 	Devices  map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
 	NICs     []vm.NIC
 	Agent    string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
+	StateDir string // private folder of this VM that survives a reboot of the host
 	Dir      string // runtime folder of this VM: sockets, pid file, console log
 	Shares   []Share
 

@@ -82,42 +82,6 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 	}
 }
 
-func encodeHardware(h *vm.Hardware) *nodev1.Hardware {
-	if h == nil {
-		return nil
-	}
-	m := &nodev1.Hardware{Sockets: int32(h.Topology.Sockets), Cores: int32(h.Topology.Cores), Threads: int32(h.Topology.Threads), Watchdog: string(h.Watchdog)}
-	for name, d := range h.Disks {
-		if m.Disks == nil {
-			m.Disks = map[string]*nodev1.DiskDevice{}
-		}
-		m.Disks[name] = &nodev1.DiskDevice{Bus: string(d.Bus), Cdrom: d.CDROM, ReadOnly: d.ReadOnly}
-	}
-	for _, model := range h.NICs {
-		m.Nics = append(m.Nics, string(model))
-	}
-	return m
-}
-
-func decodeHardware(m *nodev1.Hardware) *vm.Hardware {
-	if m == nil {
-		return nil
-	}
-	h := &vm.Hardware{
-		Topology: vm.Topology{Sockets: int(m.GetSockets()), Cores: int(m.GetCores()), Threads: int(m.GetThreads())}, Watchdog: vm.Watchdog(m.GetWatchdog()),
-	}
-	for name, d := range m.GetDisks() {
-		if h.Disks == nil {
-			h.Disks = map[string]vm.DiskDevice{}
-		}
-		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.GetBus()), CDROM: d.GetCdrom(), ReadOnly: d.GetReadOnly()}
-	}
-	for _, model := range m.GetNics() {
-		h.NICs = append(h.NICs, vm.NICModel(model))
-	}
-	return h
-}
-
 func encodeSMBIOS(b *vm.SMBIOS) *nodev1.SMBIOS {
 	if b == nil {
 		return nil

@@ -2,7 +2,10 @@ package vm
 
 import (
 	"maps"
+	"math/bits"
+	"regexp"
 	"slices"
+	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -10,35 +13,45 @@ import (
 // Hardware is what the machine of a disk guest is like beyond its CPUs, memory and firmware. The zero value is the usual machine.
 type Hardware struct {
 	Topology Topology              `json:"topology,omitzero"`
+	CPU      CPU                   `json:"cpu,omitzero"`
+	Clock    Clock                 `json:"clock,omitzero"`
+	UEFI     UEFI                  `json:"uefi,omitzero"`
+	TPM      TPM                   `json:"tpm,omitempty"`
 	Watchdog Watchdog              `json:"watchdog,omitempty"`
+	Panic    Panic                 `json:"panic,omitempty"`
 	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
 	NICs     []NICModel            `json:"nics,omitempty"`  // in the order of the interfaces; those beyond are virtio
 }
 
-// NICModel is the device by which a guest sees a network interface. "" is NICVirtio.
-type NICModel string
+// Usual reports whether h asks for nothing.
+func (h Hardware) Usual() bool {
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0
+}
 
-// The models of network interfaces. Those that are not virtio are for guests without a driver for it: they are slower, and a guest that
-// resumes as a clone cannot be given another hardware address.
+// UEFI says what the firmware of a guest that boots by UEFI is like.
+type UEFI struct {
+	Persistent bool `json:"persistent,omitempty"`  // its variables stay as long as the VM; otherwise each boot by Cocoon begins with new ones
+	SecureBoot bool `json:"secure_boot,omitempty"` // it starts only what somebody has signed whom its variables name: Microsoft
+}
+
+// TPM is a TPM 2.0 of a guest. "" is none.
+type TPM string
+
+// The kinds of TPMs.
 const (
-	NICVirtio  NICModel = "virtio"
-	NICE1000   NICModel = "e1000"
-	NICE1000E  NICModel = "e1000e"
-	NICRTL8139 NICModel = "rtl8139"
+	TPMEphemeral  TPM = "ephemeral"  // each start by Cocoon begins with an empty one
+	TPMPersistent TPM = "persistent" // its state stays as long as the VM
 )
 
-var nicModels = []NICModel{"", NICVirtio, NICE1000, NICE1000E, NICRTL8139}
-
-// Validate returns an InvalidArgument error if no interface is an m.
-func (m NICModel) Validate() error {
-	if !slices.Contains(nicModels, m) {
-		return errdefs.Invalidf("invalid model %q of a network interface; use virtio, e1000, e1000e or rtl8139", m)
+func (t TPM) validate() error {
+	if !slices.Contains([]TPM{"", TPMEphemeral, TPMPersistent}, t) {
+		return errdefs.Invalidf("invalid TPM %q; use ephemeral or persistent", t)
 	}
 	return nil
 }
 
-// Virtio reports whether m is virtio.
-func (m NICModel) Virtio() bool { return m == "" || m == NICVirtio }
+// HasTPM reports whether the guest of s has a TPM.
+func (s Spec) HasTPM() bool { return s.Hardware != nil && s.Hardware.TPM != "" }
 
 // Topology says how a guest sees its CPUs. Their product is the number of CPUs. The zero value is one socket with a core for each CPU.
 type Topology struct {
@@ -66,8 +79,60 @@ const (
 // DiskDevice says by which device a guest sees a disk. The zero value is a virtio disk.
 type DiskDevice struct {
 	Bus      DiskBus `json:"bus,omitempty"`
-	CDROM    bool    `json:"cdrom,omitempty"` // read-only, and not on virtio
-	ReadOnly bool    `json:"ro,omitempty"`    // the guest cannot write to it
+	CDROM    bool    `json:"cdrom,omitempty"`  // read-only, and not on virtio
+	ReadOnly bool    `json:"ro,omitempty"`     // the guest cannot write to it
+	Serial   string  `json:"serial,omitempty"` // the serial number that the guest sees; "": the node chooses it
+	Blocks   Blocks  `json:"blocks,omitzero"`
+}
+
+// Blocks are the sizes in bytes of the blocks that a guest sees on a disk. The zero value is 512 for both.
+type Blocks struct {
+	Logical  int `json:"logical,omitempty"`
+	Physical int `json:"physical,omitempty"`
+}
+
+// Limits of disks.
+const (
+	MaxDiskSerial = 20 // bytes, on each bus; of virtio and SATA, the shortest
+	minBlock      = 512
+	maxBlock      = 2 << 20
+)
+
+// diskSerial matches the serial numbers that KubeVirt takes.
+var diskSerial = regexp.MustCompile(`^[A-Za-z0-9_.+-]+$`)
+
+// ownSerials begin the serial numbers that nodes choose.
+var ownSerials = []string{"cocoon-", "vol-"}
+
+// ValidateDiskSerial returns an InvalidArgument error unless a guest can see a disk with that serial number.
+func ValidateDiskSerial(serial string) error {
+	if serial == "" {
+		return nil
+	}
+	if len(serial) > MaxDiskSerial || !diskSerial.MatchString(serial) {
+		return errdefs.Invalidf("invalid serial number %q of a disk; use at most %d letters, digits, '_', '.', '+' and '-'", serial, MaxDiskSerial)
+	}
+	for _, own := range ownSerials {
+		if strings.HasPrefix(strings.ToLower(serial), own) {
+			return errdefs.Invalidf("serial number %q of a disk begins with %s, as those that nodes choose; use another one", serial, own)
+		}
+	}
+	return nil
+}
+
+// ValidateBlocks returns an InvalidArgument error unless d can have blocks of its sizes.
+func (d DiskDevice) ValidateBlocks() error {
+	b := d.Blocks
+	valid := func(n int) bool { return n >= minBlock && n <= maxBlock && bits.OnesCount(uint(n)) == 1 }
+	switch {
+	case b == Blocks{}:
+		return nil
+	case !valid(b.Logical) || !valid(b.Physical) || b.Logical > b.Physical:
+		return errdefs.Invalidf("invalid blocks of %d bytes, physically %d; use powers of two from %d to %d, the first not larger", b.Logical, b.Physical, minBlock, maxBlock)
+	case d.CDROM || d.Bus == DiskSATA && b.Logical != minBlock:
+		return errdefs.Invalidf("a CD-ROM cannot have blocks of another size, and a disk on sata has blocks of %d bytes; leave out the sizes, or use another bus", minBlock)
+	}
+	return nil
 }
 
 // DiskBus is the bus of a disk's device. "" is DiskVirtio.
@@ -105,7 +170,10 @@ func (d DiskDevice) Validate() error {
 	case d.ReadOnly && !d.CDROM && d.Bus == DiskSATA:
 		return errdefs.Invalidf("a disk on sata cannot be read-only; make it a CD-ROM, or use another bus")
 	}
-	return nil
+	if err := ValidateDiskSerial(d.Serial); err != nil {
+		return err
+	}
+	return d.ValidateBlocks()
 }
 
 // Validate returns an InvalidArgument error unless t is the topology of that number of CPUs.
@@ -128,6 +196,14 @@ func (s Spec) validateHardware() error {
 	if err := h.Topology.Validate(s.CPUs); err != nil {
 		return err
 	}
+	if h.UEFI != (UEFI{}) && s.Firmware != FirmwareUEFI {
+		return errdefs.Invalidf("its hardware has settings of UEFI, but its firmware is not uefi; set the firmware to uefi, or leave them out")
+	}
+	for _, err := range []error{h.CPU.Validate(), h.Clock.Validate(), h.Panic.validate(), h.TPM.validate()} {
+		if err != nil {
+			return err
+		}
+	}
 	if !slices.Contains([]Watchdog{"", WatchdogReset, WatchdogPowerOff, WatchdogShutdown}, h.Watchdog) {
 		return errdefs.Invalidf("invalid action %q of its watchdog; use reset, poweroff or shutdown", h.Watchdog)
 	}
@@ -139,7 +215,7 @@ func (s Spec) validateHardware() error {
 			return errdefs.Invalidf("interface %d: %w", i+1, err)
 		}
 	}
-	used := map[DiskBus]int{}
+	used, serials := map[DiskBus]int{}, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(h.Disks)) {
 		d := h.Disks[name]
 		known := name == DiskOfSeed || slices.ContainsFunc(s.Volumes, func(v Volume) bool { return v.Name == name && (v.Kind == VolumeDisk || v.Label != "") })
@@ -152,6 +228,10 @@ func (s Spec) validateHardware() error {
 		if err := d.Validate(); err != nil {
 			return errdefs.Invalidf("disk %s: %w", name, err)
 		}
+		if other := serials[d.Serial]; d.Serial != "" && other != "" {
+			return errdefs.Invalidf("the disks %s and %s have the same serial number %s", other, name, d.Serial)
+		}
+		serials[d.Serial] = name
 		used[d.Bus]++
 		if most := BusRoom(d.Bus); most > 0 && used[d.Bus] > most {
 			return errdefs.Invalidf("more than %d disks are on %s", most, d.Bus)
@@ -166,6 +246,6 @@ func (h *Hardware) Clone() *Hardware {
 		return nil
 	}
 	c := *h
-	c.Disks, c.NICs = maps.Clone(h.Disks), slices.Clone(h.NICs)
+	c.Disks, c.CPU, c.NICs = maps.Clone(h.Disks), h.CPU.clone(), slices.Clone(h.NICs)
 	return &c
 }

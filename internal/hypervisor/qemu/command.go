@@ -39,6 +39,7 @@ type facts struct {
 	tscKHz   int      // frequency of an emulated guest's time stamp counter; 0 if unknown
 	spare    int      // root ports left free for hot-plug
 	qboot    string   // path of the small firmware for direct kernel boot, "" if the host does not have it
+	east     int      // seconds that the guest's hardware clock is before UTC
 	ovmfCode string   // UEFI guests: path of the firmware
 	ovmfVars string   // UEFI guests: path of the VM's own copy of the variable store
 }
@@ -53,7 +54,7 @@ const (
 	fileSocket fileKind = "listen" // a listening unix socket
 	fileTap    fileKind = "tap"
 	fileMemory fileKind = "memory" // the guest's saved memory, loaded by the driver
-	fileShare  fileKind = "share"  // a connection to the server of a shared folder
+	fileShare  fileKind = "share"  // a connection to the server of a shared folder or to a TPM
 )
 
 // file is one inherited descriptor. The process itself opens no path below the state folder; it may not have the permission.
@@ -69,7 +70,8 @@ type command struct {
 	files []file
 	state int // descriptor of the saved state; 0 when the guest boots
 
-	smallPages bool // no huge pages
+	smallPages bool   // no huge pages
+	timezone   string // TZ of the process; "" is UTC
 }
 
 // Names of the files in Plan.Dir.
@@ -79,7 +81,6 @@ const (
 	agentSocket   = "agent.sock"
 	consoleLog    = "console.log"
 	qemuLog       = "qemu.log"
-	varsFile      = "efivars.fd"
 )
 
 // build turns a plan into a command line. It is pure: the same plan and facts give the same command.
@@ -100,6 +101,10 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	}
 	if p.Watchdog != "" {
 		c.watchdog(p.Watchdog)
+	}
+	c.panics(p.Panic)
+	if p.TPM != "" {
+		c.tpm()
 	}
 	fixed, plugged := split(p.Disks)
 	buses := map[vm.DiskBus]int{}
@@ -137,6 +142,8 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s has %d disks and %d shared folders; at most %d are possible", p.Name, len(fixed), len(p.Shares), maxDisks)
 	case p.Paused && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
+	case p.TPM != "" && p.Incoming != nil:
+		return errdefs.Invalidf("VM %s has a TPM, so it cannot resume from saved state", p.Name)
 	case len(p.Shares) > 0 && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has shared folders, so it cannot resume from saved state", p.Name)
 	case len(plugged) > 0 && len(p.NICs) >= maxPorts:
@@ -257,19 +264,26 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 		machine += ",sata=off,smbus=off"
 	case p.Boot.Firmware == vm.FirmwareUEFI:
 		machine += ",pflash0=efi-code,pflash1=efi-vars"
+		if p.UEFI.SecureBoot {
+			machine += ",smm=on"
+		}
 	default:
 		machine += ",graphics=off" // makes SeaBIOS and boot loaders use the serial console
 	}
 	mib := p.Memory >> 20
-	accel, cpu := "tcg,tb-size="+strconv.Itoa(f.tbSize), "max"
+	accel := "tcg,tb-size=" + strconv.Itoa(f.tbSize)
 	if f.accel == vm.AccelKVM {
-		accel, cpu = "kvm", "host"
+		accel = "kvm"
+	}
+	if p.Clock.NoHPET {
+		machine += ",hpet=off"
 	}
 	smp := fmt.Sprintf("cpus=%d,sockets=1", p.CPUs)
 	if t := p.Topology; t != (vm.Topology{}) {
 		smp = fmt.Sprintf("cpus=%d,sockets=%d,cores=%d,threads=%d", p.CPUs, t.Sockets, t.Cores, t.Threads)
 	}
-	c.add("-machine", machine, "-accel", accel, "-cpu", cpu, "-smp", smp)
+	c.add("-machine", machine, "-accel", accel, "-cpu", cpuArg(p.CPU, f.accel), "-smp", smp)
+	c.clock(p.Clock, f.east)
 	c.add("-m", fmt.Sprintf("size=%dM", mib), "-object")
 	if len(p.Shares) > 0 { // their servers read and write the guest's memory
 		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", mib))
@@ -334,12 +348,19 @@ func (c *command) firmware(p hypervisor.Plan, f facts) error {
 		c.add("-boot", "strict=on")
 	case vm.FirmwareUEFI:
 		if f.ovmfCode == "" {
-			return errdefs.Unsupportedf("VM %s needs UEFI, but this host has no OVMF firmware; run `apt-get install ovmf`", p.Name)
+			what := "OVMF firmware"
+			if p.UEFI.SecureBoot {
+				what = "OVMF firmware with Microsoft's keys for Secure Boot"
+			}
+			return errdefs.Unsupportedf("VM %s needs UEFI, but this host has no %s; run `apt-get install ovmf`", p.Name, what)
 		}
 		code := c.fdset(file{kind: fileRead, path: f.ovmfCode})
 		c.blockdev(props{"driver": "raw", "node-name": "efi-code", "read-only": true, "file": fileNode(code, true)})
 		vars := c.fdset(file{kind: fileWrite, path: f.ovmfVars})
 		c.blockdev(props{"driver": "raw", "node-name": "efi-vars", "file": fileNode(vars, false)})
+		if p.UEFI.SecureBoot { // only the firmware can write to the variables, in its own mode of the CPU
+			c.add("-global", "driver=cfi.pflash01,property=secure,value=on", "-global", "ICH9-LPC.disable_s3=1")
+		}
 	default:
 		return errdefs.Invalidf("VM %s: invalid firmware %q; use bios or uefi", p.Name, p.Boot.Firmware)
 	}
@@ -399,6 +420,9 @@ func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, used m
 	if d.Serial != "" {
 		dev["serial"] = d.Serial
 	}
+	if as.Blocks != (vm.Blocks{}) {
+		dev["logical_block_size"], dev["physical_block_size"] = as.Blocks.Logical, as.Blocks.Physical
+	}
 	if bootable && i == 0 {
 		dev["bootindex"] = 0
 	}
@@ -423,6 +447,9 @@ func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, used m
 	case "", vm.DiskVirtio:
 		dev["driver"], dev["id"] = "virtio-blk-pci", "virtio-"+node
 		at(dev)
+	}
+	if as.Serial != "" {
+		dev["id"], dev["serial"] = fmt.Sprint(dev["id"], ".", d.Serial), as.Serial // see serialOf
 	}
 	c.device(dev)
 }

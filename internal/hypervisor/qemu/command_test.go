@@ -56,6 +56,8 @@ func TestBuildGolden(t *testing.T) {
 	uefi.SMBIOS = &vm.SMBIOS{
 		UUID: "5d307ca9-b3ef-428c-8861-06e72d69f223", Serial: "a,uuid=b", Chassis: vm.Chassis{Manufacturer: "Cocoon", Version: "1", Serial: "2", Asset: "3", SKU: "4"},
 	}
+	secure := uefi
+	secure.SMBIOS, secure.UEFI, secure.TPM = nil, vm.UEFI{SecureBoot: true}, vm.TPMPersistent
 	nics := ociPlan()
 	for i := 2; i <= 10; i++ {
 		nics.NICs = append(nics.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/x", MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})
@@ -71,7 +73,7 @@ func TestBuildGolden(t *testing.T) {
 	buses := diskPlan()
 	buses.CPUs, buses.Topology, buses.Watchdog, buses.Devices = 8, vm.Topology{Sockets: 2, Cores: 2, Threads: 2}, vm.WatchdogPowerOff, map[string]vm.DiskDevice{
 		"root": {Bus: vm.DiskSATA}, "cidata": {Bus: vm.DiskSATA, CDROM: true}, "s1": {Bus: vm.DiskSCSI}, "s2": {Bus: vm.DiskSCSI, CDROM: true},
-		"u1": {Bus: vm.DiskUSB, ReadOnly: true}, "u2": {Bus: vm.DiskUSB}, "v1": {Bus: vm.DiskVirtio, ReadOnly: true},
+		"u1": {Bus: vm.DiskUSB, ReadOnly: true}, "u2": {Bus: vm.DiskUSB}, "v1": {Bus: vm.DiskVirtio, ReadOnly: true, Serial: "WD-1", Blocks: vm.Blocks{Logical: 512, Physical: 4096}},
 	}
 	for _, serial := range []string{"s1", "s2", "u1", "u2", "v1"} {
 		buses.Disks = append(buses.Disks, vm.Disk{Path: "/volumes/" + serial, Format: vm.DiskRaw, Serial: serial, Role: vm.RoleVolume})
@@ -81,6 +83,14 @@ func TestBuildGolden(t *testing.T) {
 	for i := range 5 {
 		models.NICs = append(models.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})
 	}
+	windows := diskPlan()
+	windows.Clock, windows.Panic = vm.Clock{Timezone: "Europe/Berlin", CatchUp: true, Guest: true, NoHPET: true}, vm.PanicPCI
+	windows.CPU = vm.CPU{
+		Model: "Haswell", HideKVM: true, Features: []vm.CPUFeature{{Name: "lahf_lm"}, {Name: "vmx", Policy: vm.FeatureDisable}},
+		HyperV: vm.HyperV{Features: []string{"relaxed", "stimer-direct", "vapic"}, Spinlocks: 8191, VendorID: "cocoon"},
+	}
+	late := testFacts(vm.AccelKVM)
+	late.east = -(3600 + 30*60)
 	device := ociPlan()
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	shared := ociPlan()
@@ -100,9 +110,12 @@ func TestBuildGolden(t *testing.T) {
 		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},
 		{"disk-bios", diskPlan(), testFacts(vm.AccelTCG)},
 		{"disk-uefi", uefi, testFacts(vm.AccelTCG)},
+		{"disk-secure-boot", secure, testFacts(vm.AccelTCG)},
 		{"disk-graphics", screen, testFacts(vm.AccelTCG)},
 		{"disk-buses", buses, testFacts(vm.AccelTCG)},
 		{"nic-models", models, testFacts(vm.AccelTCG)},
+		{"disk-cpu-kvm", windows, late},
+		{"disk-cpu-tcg", windows, testFacts(vm.AccelTCG)},
 		{"multi-nic", nics, testFacts(vm.AccelTCG)},
 	}
 	for _, tt := range tests {

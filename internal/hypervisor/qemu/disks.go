@@ -64,8 +64,8 @@ func (d *disks) current(ctx context.Context) (map[string]string, error) {
 		if dev.Inserted == nil || !isDisk(id) {
 			continue
 		}
-		var serial string
-		if err := d.c.Execute(ctx, "qom-get", props{"path": peripheral(id), "property": "serial"}, &serial); err != nil {
+		serial, err := serialOf(ctx, d.c, id)
+		if err != nil {
 			return nil, err
 		}
 		tops[serial] = dev.Inserted.Node

@@ -19,7 +19,7 @@ func TestScreenOfFirmware(t *testing.T) {
 	d := testDriver(t)
 	for firmware, says := range map[vm.Firmware]string{vm.FirmwareBIOS: "SeaBIOS", vm.FirmwareUEFI: "BdsDxe"} {
 		t.Run(string(firmware), func(t *testing.T) {
-			if code, _ := d.ovmf(); firmware == vm.FirmwareUEFI && code == "" {
+			if code, _ := d.ovmf(false); firmware == vm.FirmwareUEFI && code == "" {
 				need.Missing(t, "OVMF; run `apt-get install ovmf`")
 			}
 			p := a.firmware(t)

@@ -26,11 +26,12 @@ import (
 
 // launch is one Launch in progress. Its steps run in the order of their declaration.
 type launch struct {
-	d    *Driver
-	plan hypervisor.Plan
-	kvm  kvmFacts
-	cmd  command
-	undo undo.Stack
+	d     *Driver
+	plan  hypervisor.Plan
+	kvm   kvmFacts
+	accel vm.Accel
+	cmd   command
+	undo  undo.Stack
 
 	dir    runtimeDir
 	logAt  int64 // size of QEMU's log before this run
@@ -72,7 +73,7 @@ func (l *launch) run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
 	defer cancel()
-	for _, step := range []func(context.Context) error{l.makeCgroup, l.share, l.openAll, l.dial, l.start, l.greet} {
+	for _, step := range []func(context.Context) error{l.makeCgroup, l.share, l.startTPM, l.openAll, l.dial, l.start, l.greet} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -94,9 +95,16 @@ func (l *launch) compose(ctx context.Context) (err error) {
 		return err
 	}
 	f.machine = known.machine
+	if err := known.cpus.check(l.plan.CPU); err != nil {
+		return err
+	}
+	if f.east, err = l.plan.Clock.East(time.Now()); err != nil {
+		return err
+	}
 	if f.accel, _, err = l.kvm.resolve(l.plan.Accel); err != nil {
 		return err
 	}
+	l.accel = f.accel
 	if f.accel == vm.AccelTCG {
 		l.kvm = kvmFacts{mode: 0o666} // no group is needed
 		f.tscKHz = l.d.tscKHz()
@@ -107,36 +115,12 @@ func (l *launch) compose(ctx context.Context) (err error) {
 		}
 	}
 	if l.plan.Boot.Kernel == "" && l.plan.Boot.Firmware == vm.FirmwareUEFI {
-		if f.ovmfCode, f.ovmfVars, err = l.variables(); err != nil {
+		if f.ovmfCode, f.ovmfVars, err = l.uefi(); err != nil {
 			return err
 		}
 	}
 	l.cmd, err = build(l.plan, f)
 	return err
-}
-
-// variables gives a UEFI guest its own variable store. It keeps the store of an earlier run, which holds the boot order.
-func (l *launch) variables() (code, vars string, err error) {
-	code, template := l.d.ovmf()
-	if code == "" {
-		return "", "", nil // build reports what is missing
-	}
-	vars = filepath.Join(l.plan.Dir, varsFile)
-	if _, err := os.Stat(vars); err == nil {
-		return code, vars, nil
-	}
-	data, err := os.ReadFile(template)
-	if err != nil {
-		return "", "", fmt.Errorf("copy EFI variables: %w", err)
-	}
-	// Written to a temporary file and renamed, so that a crash leaves no partial store.
-	if err := os.WriteFile(vars+".tmp", data, 0o600); err != nil {
-		return "", "", fmt.Errorf("copy EFI variables: %w", err)
-	}
-	if err := os.Rename(vars+".tmp", vars); err != nil {
-		return "", "", fmt.Errorf("copy EFI variables: %w", err)
-	}
-	return code, vars, nil
 }
 
 func (l *launch) takeUser(context.Context) (err error) {
@@ -259,7 +243,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 		return err
 	}
 	l.proc, err = proc.Start(proc.Spec{
-		Path: l.cmd.args[0], Args: l.cmd.args, Env: []string{"LANG=C"}, Files: l.files, Out: l.out,
+		Path: l.cmd.args[0], Args: l.cmd.args, Env: l.cmd.env(), Files: l.files, Out: l.out,
 		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.groups()},
 		CgroupDir: l.cgroup, Isolated: true, SmallPages: l.cmd.smallPages,
 	})
@@ -297,7 +281,7 @@ func (l *launch) greet(ctx context.Context) error {
 		class = errdefs.DataLoss // QEMU has started; now only bad saved state can end it
 		err = l.goOn(ctx, i, client)
 	} else if err == nil {
-		_, err = status(ctx, client)
+		err = l.look(ctx, client)
 	}
 	if err != nil {
 		if client != nil {

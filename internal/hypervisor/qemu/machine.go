@@ -17,6 +17,7 @@ import (
 type binaryFacts struct {
 	version string // e.g. 7.2.22
 	machine string // the versioned type that q35 stands for, e.g. pc-q35-7.2
+	cpus    *cpuFacts
 }
 
 var (
@@ -40,7 +41,8 @@ func ask(ctx context.Context, bin string) (f binaryFacts, err error) {
 		}
 		*what.field = string(m[1])
 	}
-	return f, nil
+	f.cpus, err = askCPUs(ctx, bin)
+	return f, err
 }
 
 // Machine implements hypervisor.MachineTeller.

@@ -182,13 +182,22 @@ func serialsOf(ctx context.Context, c *qmp.Client, ids []string) (map[string]str
 		if !isDisk(id) {
 			continue
 		}
-		var serial string
-		if err := c.Execute(ctx, "qom-get", props{"path": peripheral(id), "property": "serial"}, &serial); err != nil {
+		serial, err := serialOf(ctx, c, id)
+		if err != nil {
 			return nil, err
 		}
 		disks[serial] = id
 	}
 	return disks, nil
+}
+
+// serialOf returns the serial of a disk in the plan. The id of the device has it if the guest sees another one.
+func serialOf(ctx context.Context, c *qmp.Client, id string) (serial string, err error) {
+	if _, serial, ok := strings.Cut(id, "."); ok {
+		return serial, nil
+	}
+	err = c.Execute(ctx, "qom-get", props{"path": peripheral(id), "property": "serial"}, &serial)
+	return serial, err
 }
 
 // isDisk reports whether a device is a disk of the plan or a plugged one.

@@ -49,11 +49,13 @@ type Config struct {
 	LaunchTime   time.Duration // time limit for a new process to answer; after it the launch fails
 	MemoryCache  int64         // bytes of saved memory kept loaded while no VM uses it; default an eighth of the host's
 	FirmwareDirs []string      // folders to search for OVMF, qboot and SeaBIOS
+	SWTPM        string        // name looked up in PATH, or a path
 	Virtiofsd    []string      // where virtiofsd may be; the driver uses the first path that exists
 }
 
 func (c Config) withDefaults() Config {
 	set(&c.Binary, DefaultBinary)
+	set(&c.SWTPM, "swtpm")
 	set(&c.UIDBase, DefaultUIDBase)
 	set(&c.UIDCount, DefaultUIDCount)
 	set(&c.Cgroup, DefaultCgroup)
@@ -138,10 +140,16 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 		go d.tscKHz() // so that the first launch does not wait for the measurement
 	}
 	info := hypervisor.Info{Version: facts.version, Accel: accel, Why: why, Firmware: []vm.Firmware{vm.FirmwareBIOS}}
-	if code, _ := d.ovmf(); code != "" {
+	if code, _ := d.ovmf(false); code != "" {
 		info.Firmware = append(info.Firmware, vm.FirmwareUEFI)
 	} else {
 		info.Notes = append(info.Notes, "UEFI guests need OVMF; run `apt-get install ovmf`")
+	}
+	if code, _ := d.ovmf(true); code == "" {
+		info.Notes = append(info.Notes, "guests with Secure Boot need OVMF with Microsoft's keys; run `apt-get install ovmf`")
+	}
+	if _, err := d.swtpm(); err != nil {
+		info.Notes = append(info.Notes, "guests with a TPM need swtpm; run `apt-get install swtpm`")
 	}
 	if d.firmware("qboot.rom") == "" {
 		info.Notes = append(info.Notes, "qboot.rom is missing; container guests boot through SeaBIOS, which takes longer")
@@ -201,18 +209,6 @@ func (d *Driver) firmware(name string) string {
 		}
 	}
 	return ""
-}
-
-// ovmf finds the UEFI firmware and its matching variable store.
-func (d *Driver) ovmf() (code, vars string) {
-	for _, pair := range [][2]string{
-		{"OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"}, {"OVMF_CODE.4m.fd", "OVMF_VARS.4m.fd"}, {"OVMF_CODE.fd", "OVMF_VARS.fd"},
-	} {
-		if code, vars = d.firmware(pair[0]), d.firmware(pair[1]); code != "" && vars != "" {
-			return code, vars
-		}
-	}
-	return "", ""
 }
 
 // uuidOf is the UUID by which the guest knows its VM, and by which we find it in the process list: a version 8 UUID (RFC 9562)

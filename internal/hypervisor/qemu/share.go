@@ -53,10 +53,10 @@ func (c *command) share(i, place int, s hypervisor.Share) {
 	c.device(props{"driver": "vhost-user-fs-pci", "chardev": id, "id": "virtio-" + id, "tag": s.Tag}.at(slotDisks+place/8, place%8))
 }
 
-// server is the process that serves one shared folder.
+// server is the process that serves one shared folder, or the TPM.
 type server struct {
 	tag  string
-	path string   // of the folder
+	path string   // of the folder; "" for a TPM
 	conn *os.File // QEMU's end of the connection; nil once QEMU has it
 	proc *proc.Process
 }
@@ -104,7 +104,7 @@ func (s servers) kill(ctx context.Context) error {
 
 // shareHandle is what is needed to find a server again.
 type shareHandle struct {
-	Path  string `json:"path"`
+	Path  string `json:"path"` // "" for a TPM
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"`
 }
@@ -148,7 +148,12 @@ func marked(args []string) string {
 	return ""
 }
 
-func lost(path string) string { return "the process that shares the folder " + path + " has ended" }
+func lost(path string) string {
+	if path == "" {
+		return "the process of its TPM has ended"
+	}
+	return "the process that shares the folder " + path + " has ended"
+}
 
 // watchServers makes the end of a server known.
 func (i *instance) watchServers() {
@@ -218,11 +223,7 @@ func (l *launch) share(ctx context.Context) error {
 	if err := log.Truncate(0); err != nil {
 		return fmt.Errorf("empty the log of shared folders: %w", err)
 	}
-	l.undo.Push(func(ctx context.Context) error {
-		err := l.shares.kill(ctx)
-		l.shares.close()
-		return err
-	})
+	l.undoServers()
 	for _, s := range l.plan.Shares {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -234,6 +235,15 @@ func (l *launch) share(ctx context.Context) error {
 		l.shares = append(l.shares, srv)
 	}
 	return nil
+}
+
+// undoServers makes a failed launch end the servers.
+func (l *launch) undoServers() {
+	l.undo.Push(func(ctx context.Context) error {
+		err := l.shares.kill(ctx)
+		l.shares.close()
+		return err
+	})
 }
 
 // serve starts one server. The folder is opened once: who replaces it later changes nothing of what the guest has.
@@ -293,7 +303,11 @@ func (l *launch) shareFault(ctx context.Context) error {
 	defer cancel()
 	for _, s := range l.shares {
 		if exit, err := s.proc.Wait(ctx); err == nil && exit.Code != 0 { // with 0 it ended because QEMU did
-			words, _ := os.ReadFile(filepath.Join(l.plan.Dir, shareLog))
+			name := shareLog
+			if s.path == "" {
+				name = tpmLog
+			}
+			words, _ := os.ReadFile(filepath.Join(l.plan.Dir, name))
 			return errdefs.New(errdefs.Internal, "%s: %s", lost(s.path), lastLine(string(words)))
 		}
 	}

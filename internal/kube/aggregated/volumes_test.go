@@ -119,7 +119,7 @@ func TestAddAndRemoveVolume(t *testing.T) {
 		}
 	}
 	_, _, header := r.do(call{method: http.MethodPut, path: prefix + "virtualmachines/web/addvolume", body: adding("disk", "data"), cert: r.proxy})
-	if d := diff.Of([]string{`299 - "disk.serial has no effect: the node decides about serial numbers of disks"`}, header["Warning"]); d != "" {
+	if d := diff.Of([]string{`299 - "disk.serial has no effect: the node decides about the serial number of a volume that is added"`}, header["Warning"]); d != "" {
 		t.Error(d)
 	}
 	if code, _, _ := r.do(call{method: http.MethodPut, path: prefix + "virtualmachines/web/removevolume", body: `{"name":"disk"}`, cert: r.proxy, user: "bob"}); code != http.StatusForbidden {

@@ -31,17 +31,24 @@ func graphics(pod *corev1.Pod) bool {
 // hardware returns what else the machine of pod's VM is like; nil for the usual one.
 func hardware(pod *corev1.Pod) *vm.Hardware {
 	ask, _ := contract.ParseMachine(pod.Annotations)
-	h := vm.Hardware{Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog)}
+	cpu := ask.Hardware.CPU
+	h := vm.Hardware{
+		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), UEFI: vm.UEFI(ask.Hardware.UEFI),
+		CPU: vm.CPU{Model: cpu.Model, HideKVM: cpu.HideKVM, HyperV: vm.HyperV(cpu.HyperV)}, Clock: vm.Clock(ask.Hardware.Clock),
+	}
+	for _, f := range cpu.Features {
+		h.CPU.Features = append(h.CPU.Features, vm.CPUFeature{Name: f.Name, Policy: vm.FeaturePolicy(f.Policy)})
+	}
 	for name, d := range ask.Hardware.Disks {
 		if h.Disks == nil {
 			h.Disks = map[string]vm.DiskDevice{}
 		}
-		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.Bus), CDROM: d.CDROM, ReadOnly: d.ReadOnly}
+		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.Bus), CDROM: d.CDROM, ReadOnly: d.ReadOnly, Serial: d.Serial, Blocks: vm.Blocks(d.Blocks)}
 	}
 	for _, model := range ask.Hardware.NICs {
 		h.NICs = append(h.NICs, vm.NICModel(model))
 	}
-	if h.Topology == (vm.Topology{}) && h.Watchdog == "" && h.Disks == nil && h.NICs == nil {
+	if h.Usual() {
 		return nil
 	}
 	return &h

@@ -153,9 +153,7 @@ func (c *check) machine() {
 	if f := s.Domain.Features; f != nil {
 		c.flag(domain.Child("features", "acpi", "enabled"), f.ACPI.Enabled, false, "a VM has ACPI, by which it is asked to shut down")
 	}
-	if cpu := s.Domain.CPU; cpu != nil {
-		only(c, domain.Child("cpu", "model"), cpu.Model, "", v1.CPUModeHostModel, v1.CPUModeHostPassthrough)
-	}
+	c.cpu()
 	if n := cpus(s); n > maxCPUs {
 		c.invalid(domain.Child("cpu"), n, fmt.Sprintf("is more than %d CPUs", maxCPUs))
 	}
@@ -166,6 +164,9 @@ func (c *check) machine() {
 	c.flag(devices.Child("logSerialConsole"), d.LogSerialConsole, false, "the output of the console is kept, for kubectl logs")
 	c.flag(devices.Child("autoattachInputDevice"), d.AutoattachInputDevice, true, noInputs)
 	c.flag(devices.Child("autoattachVSOCK"), d.AutoattachVSOCK, true, "a VM has no vsock")
+	if d.TPM != nil {
+		c.flag(devices.Child("tpm", "persistent"), d.TPM.Persistent, true, noTPMState)
+	}
 	if w := d.Watchdog; w != nil && w.I6300ESB != nil {
 		only(c, devices.Child("watchdog", "i6300esb", "action"), w.I6300ESB.Action, "", v1.WatchdogActionReset, v1.WatchdogActionPoweroff, v1.WatchdogActionShutdown)
 	}
@@ -212,7 +213,7 @@ func (c *check) disks() {
 	for _, v := range c.spec.Volumes {
 		volumes[v.Name] = true
 	}
-	seen, orders, used := map[string]bool{}, map[uint]bool{}, map[string]int{}
+	seen, orders, used, serials := map[string]bool{}, map[uint]bool{}, map[string]int{}, map[string]bool{}
 	for i, d := range c.spec.Domain.Devices.Disks {
 		at := c.at.Child("domain", "devices", "disks").Index(i)
 		if seen[d.Name] {
@@ -223,6 +224,10 @@ func (c *check) disks() {
 		}
 		seen[d.Name] = true
 		c.device(d, at)
+		if d.Serial != "" && serials[d.Serial] {
+			c.errs = append(c.errs, field.Duplicate(at.Child("serial"), d.Serial))
+		}
+		serials[d.Serial] = true
 		if bus := device(d).Bus; bus != "" {
 			used[bus]++
 			if most := vm.BusRoom(vm.DiskBus(bus)); most > 0 && used[bus] == most+1 {
@@ -260,6 +265,17 @@ func (c *check) device(d v1.Disk, at *field.Path) {
 		only(c, at.Child("cdrom", "bus"), d.CDRom.Bus, "", v1.DiskBusSATA, v1.DiskBusSCSI, v1.DiskBusUSB)
 		c.flag(at.Child("cdrom", "readonly"), d.CDRom.ReadOnly, false, "a CD-ROM is read-only")
 		only(c, at.Child("cdrom", "tray"), d.CDRom.Tray, "", v1.TrayStateClosed)
+	}
+	if err := vm.ValidateDiskSerial(d.Serial); err != nil {
+		c.invalid(at.Child("serial"), d.Serial, err.Error())
+	}
+	if b := d.BlockSize; b != nil && b.Custom != nil {
+		dev := device(d)
+		if dev.Blocks == (contract.Blocks{}) {
+			c.errs = append(c.errs, field.Required(at.Child("blockSize", "custom"), "give logical and physical, such as 4096"))
+		} else if err := (vm.DiskDevice{Bus: vm.DiskBus(dev.Bus), CDROM: dev.CDROM, Blocks: vm.Blocks(dev.Blocks)}).ValidateBlocks(); err != nil {
+			c.invalid(at.Child("blockSize", "custom"), dev.Blocks.Logical, err.Error())
+		}
 	}
 }
 

@@ -93,6 +93,19 @@ func TestCheck(t *testing.T) {
 		"watchdog": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.Watchdog = &v1.Watchdog{Name: "w", WatchdogDevice: v1.WatchdogDevice{I6300ESB: &v1.I6300ESBWatchdog{Action: "bark"}}}
 		}, "spec.domain.devices.watchdog.i6300esb.action: Unsupported"},
+		"long serial": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[0].Serial = strings.Repeat("s", 21)
+		}, "spec.domain.devices.disks[0].serial: Invalid"},
+		"serial of ours": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Disks[0].Serial = "vol-1" }, "begins with vol-"},
+		"one serial twice": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[0].Serial, s.Domain.Devices.Disks[1].Serial = "A", "A"
+		}, "spec.domain.devices.disks[1].serial: Duplicate"},
+		"blocks of one size": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[0].BlockSize = &v1.BlockSize{Custom: &v1.CustomBlockSize{Logical: 4096}}
+		}, "spec.domain.devices.disks[0].blockSize.custom: Invalid"},
+		"blocks of no size": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Disks[0].BlockSize = &v1.BlockSize{Custom: &v1.CustomBlockSize{}}
+		}, "spec.domain.devices.disks[0].blockSize.custom: Required"},
 		"cdrom": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.Disks[1].DiskDevice = v1.DiskDevice{CDRom: &v1.CDRomTarget{Bus: "virtio"}}
 		}, "spec.domain.devices.disks[1].cdrom.bus"},
@@ -133,19 +146,38 @@ func TestCheck(t *testing.T) {
 		}, "one binding"},
 		"machine":          {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Machine.Type = "pc-i440fx-7.2" }, "spec.domain.machine.type"},
 		"architecture":     {func(s *v1.VirtualMachineInstanceSpec) { s.Architecture = "arm64" }, "spec.architecture"},
-		"model of the CPU": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Model = "Haswell" }, "spec.domain.cpu.model"},
-		"CPUs":             {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Sockets = 1 << 31 }, "is more than 255 CPUs"},
-		"host name":        {func(s *v1.VirtualMachineInstanceSpec) { s.Hostname = "a.b" }, "spec.hostname"},
-		"video":            {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Video = &v1.VideoDevice{Type: "virtio"} }, "spec.domain.devices.video.type: Unsupported"},
+		"model of the CPU": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Model = "a,b=c" }, "spec.domain.cpu.model: Invalid"},
+		"forbidden feature": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.CPU.Features = []v1.CPUFeature{{Name: "vmx", Policy: "forbid"}}
+		}, "spec.domain.cpu.features[0].policy: Forbidden"},
+		"bad feature": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Features = []v1.CPUFeature{{Name: "a=b"}} }, "spec.domain.cpu.features[0].name: Invalid"},
+		"two offsets": {func(s *v1.VirtualMachineInstanceSpec) {
+			zone := v1.ClockOffsetTimezone("Europe/Berlin")
+			s.Domain.Clock = &v1.Clock{ClockOffset: v1.ClockOffset{UTC: &v1.ClockOffsetUTC{}, Timezone: &zone}}
+		}, "spec.domain.clock.timezone: Forbidden"},
+		"no zone": {func(s *v1.VirtualMachineInstanceSpec) {
+			zone := v1.ClockOffsetTimezone("Mars/Base")
+			s.Domain.Clock = &v1.Clock{ClockOffset: v1.ClockOffset{Timezone: &zone}}
+		}, "spec.domain.clock.timezone: Invalid"},
+		"few spinlocks": {func(s *v1.VirtualMachineInstanceSpec) {
+			few := uint32(1)
+			s.Domain.Features = &v1.Features{Hyperv: &v1.FeatureHyperv{Spinlocks: &v1.FeatureSpinlocks{Retries: &few}}}
+		}, "spec.domain.features.hyperv.spinlocks.spinlocks: Invalid"},
+		"no SMM": {func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Features = &v1.Features{SMM: &v1.FeatureState{Enabled: &no}}
+		}, "spec.domain.features.smm.enabled: Forbidden"},
+		"two panic devices": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.PanicDevices = make([]v1.PanicDevice, 2) }, "spec.domain.devices.panicDevices: Too many"},
+		"CPUs":              {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.CPU.Sockets = 1 << 31 }, "is more than 255 CPUs"},
+		"host name":         {func(s *v1.VirtualMachineInstanceSpec) { s.Hostname = "a.b" }, "spec.hostname"},
+		"video":             {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Video = &v1.VideoDevice{Type: "virtio"} }, "spec.domain.devices.video.type: Unsupported"},
 		"video without graphics": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.AutoattachGraphicsDevice, s.Domain.Devices.Video = &no, &v1.VideoDevice{}
 		}, "spec.domain.devices.video: Forbidden"},
-		"a TPM, empty": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.TPM = &v1.TPMDevice{} }, "spec.domain.devices.tpm: Forbidden"},
+		"a TPM that is kept": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.TPM = &v1.TPMDevice{Persistent: &yes} }, "spec.domain.devices.tpm.persistent: Forbidden"},
 		"UEFI, empty": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Firmware = &v1.Firmware{Bootloader: &v1.Bootloader{EFI: &v1.EFI{}}}
-		}, "spec.domain.firmware.bootloader.efi.secureBoot: Forbidden"},
-		"Secure Boot":                  {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &yes}}), "spec.domain.firmware.bootloader.efi.secureBoot: Forbidden"},
-		"UEFI that is kept":            {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &no, Persistent: &yes}}), "spec.domain.firmware.bootloader.efi.persistent: Forbidden"},
+		}, "spec.domain.features.smm.enabled: Required"},
+		"Secure Boot":                  {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &yes}}), "spec.domain.features.smm.enabled: Required"},
 		"two boot loaders":             {boots(v1.Bootloader{EFI: &v1.EFI{SecureBoot: &no}, BIOS: &v1.BIOS{}}), "spec.domain.firmware.bootloader.efi: Forbidden"},
 		"no UUID":                      {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{UUID: "5d307ca9"} }, "spec.domain.firmware.uuid: Invalid"},
 		"a serial number of two lines": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{Serial: "a\nb"} }, "spec.domain.firmware.serial: Invalid"},

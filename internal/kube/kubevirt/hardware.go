@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"math"
 	"slices"
 	"strings"
 
@@ -26,7 +27,9 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 		m.SMBIOS.Chassis = contract.Chassis{Manufacturer: c.Manufacturer, Version: c.Version, Serial: c.Serial, Asset: c.Asset, SKU: c.Sku}
 	}
 	m.Graphics = graphics(&vmi.Spec)
-	m.Hardware = contract.Hardware{Topology: guestTopology(&vmi.Spec), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec)}
+	m.Hardware = contract.Hardware{
+		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec),
+	}
 	if w := d.Devices.Watchdog; w != nil {
 		m.Hardware.Watchdog = string(watchdog(w))
 	}
@@ -40,6 +43,31 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	}
 	return m
 }
+
+// uefi returns what the firmware is like. As in KubeVirt, it has Secure Boot unless the machine says that it does not.
+func uefi(d *v1.DomainSpec) (out contract.UEFI) {
+	if d.Firmware == nil || d.Firmware.Bootloader == nil || d.Firmware.Bootloader.EFI == nil {
+		return out
+	}
+	e := d.Firmware.Bootloader.EFI
+	return contract.UEFI{Persistent: e.Persistent != nil && *e.Persistent, SecureBoot: secure(e)}
+}
+
+func secure(e *v1.EFI) bool { return e.SecureBoot == nil || *e.SecureBoot }
+
+// hasSMM reports whether a machine says that it has SMM. All have it, but KubeVirt's API requires that a machine with Secure Boot says so.
+func hasSMM(d *v1.DomainSpec) bool { return d.Features != nil && on(d.Features.SMM) }
+
+// tpm returns the TPM of a guest, as in KubeVirt one that is empty when the instance starts.
+func tpm(t *v1.TPMDevice) string {
+	if t == nil || t.Enabled != nil && !*t.Enabled {
+		return ""
+	}
+	return string(vm.TPMEphemeral)
+}
+
+// noTPMState is why no TPM keeps its state: guests encrypt their disks with it.
+const noTPMState = "the state of a TPM would end with its instance, and with it what the guest has encrypted"
 
 // guestTopology returns how the guest sees its CPUs; the zero value if the instance does not say.
 func guestTopology(s *v1.VirtualMachineInstanceSpec) (t contract.Topology) {
@@ -94,7 +122,19 @@ func device(d v1.Disk) (out contract.DiskDevice) {
 	if out.Bus == string(v1.DiskBusVirtio) {
 		out.Bus = ""
 	}
+	out.Serial = d.Serial
+	if d.BlockSize != nil && d.BlockSize.Custom != nil {
+		out.Blocks = contract.Blocks{Logical: size(d.BlockSize.Custom.Logical), Physical: size(d.BlockSize.Custom.Physical)}
+	}
 	return out
+}
+
+// size returns n as the size of a block; 0 if no block is that large.
+func size(n uint) int {
+	if n > math.MaxInt32 {
+		return 0
+	}
+	return int(n)
 }
 
 // videoType is the type of every screen.
@@ -141,10 +181,9 @@ func (c *check) firmware() {
 			if b.BIOS != nil {
 				c.errs = append(c.errs, field.Forbidden(at, "a VM has one boot loader; remove bios or efi"))
 			}
-			if b.EFI.SecureBoot == nil || *b.EFI.SecureBoot {
-				c.errs = append(c.errs, field.Forbidden(at.Child("secureBoot"), "a VM boots without Secure Boot, which is the default of efi; set it to false"))
+			if secure(b.EFI) && !hasSMM(&s.Domain) {
+				c.errs = append(c.errs, field.Required(domain.Child("features", "smm", "enabled"), "Secure Boot, which is the default of efi, needs SMM; set it to true, or secureBoot to false"))
 			}
-			c.flag(at.Child("persistent"), b.EFI.Persistent, true, "the variables of the firmware start anew with each instance, as its disk does")
 		}
 	}
 	if k := s.Domain.Chassis; k != nil {

@@ -16,13 +16,25 @@ func TestHardware(t *testing.T) {
 	i := vmi(t, "web")
 	d := &i.Spec.Domain
 	d.CPU = &v1.CPU{Sockets: 2, Cores: 2}
+	zone, isa, no := v1.ClockOffsetTimezone("Europe/Berlin"), v1.Pvpanic, false
+	d.Clock = &v1.Clock{ClockOffset: v1.ClockOffset{Timezone: &zone}, Timer: &v1.Timer{
+		HPET: &v1.HPETTimer{Enabled: &no}, KVM: &v1.KVMTimer{Enabled: &no}, RTC: &v1.RTCTimer{TickPolicy: v1.RTCTickPolicyCatchup}, Hyperv: &v1.HypervTimer{},
+	}}
+	d.CPU.Model, d.CPU.Features = "Haswell", []v1.CPUFeature{{Name: "avx2", Policy: "force"}, {Name: "vmx", Policy: "disable"}}
+	d.Features = &v1.Features{
+		KVM: &v1.FeatureKVM{Hidden: true}, Pvspinlock: &v1.FeatureState{Enabled: &no}, SMM: &v1.FeatureState{},
+		Hyperv: &v1.FeatureHyperv{Relaxed: &v1.FeatureState{}, VAPIC: &v1.FeatureState{Enabled: &no}, Spinlocks: &v1.FeatureSpinlocks{}, SyNICTimer: &v1.SyNICTimer{Direct: &v1.FeatureState{}}},
+	}
+	d.Firmware = &v1.Firmware{Bootloader: &v1.Bootloader{EFI: &v1.EFI{Persistent: new(true)}}}
+	d.Devices.TPM = &v1.TPMDevice{}
+	d.Devices.PanicDevices = []v1.PanicDevice{{Model: &isa}}
 	d.Devices.Watchdog = &v1.Watchdog{Name: "w"}
 	d.Devices.Disks[0].DiskDevice = v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSATA}}
 	d.Devices.Disks[1].DiskDevice = v1.DiskDevice{CDRom: &v1.CDRomTarget{}}
 	i.Spec.Volumes = append(i.Spec.Volumes,
 		v1.Volume{Name: "claim", VolumeSource: v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}},
 		v1.Volume{Name: "keys", VolumeSource: v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "k"}}})
-	d.Devices.Disks = append(d.Devices.Disks, v1.Disk{Name: "claim", DiskDevice: v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSCSI, ReadOnly: true}}},
+	d.Devices.Disks = append(d.Devices.Disks, v1.Disk{Name: "claim", DiskDevice: v1.DiskDevice{Disk: &v1.DiskTarget{Bus: v1.DiskBusSCSI, ReadOnly: true}}, Serial: "WD-1", BlockSize: &v1.BlockSize{Custom: &v1.CustomBlockSize{Logical: 512, Physical: 4096}}},
 		v1.Disk{Name: "keys", DiskDevice: v1.DiskDevice{CDRom: &v1.CDRomTarget{Bus: v1.DiskBusUSB}}})
 	if errs, warnings := CheckInstance(i); len(errs)+len(warnings) > 0 {
 		t.Fatal(errs, warnings)
@@ -32,10 +44,20 @@ func TestHardware(t *testing.T) {
 		t.Fatalf("a node refuses the pod: %v", errs)
 	}
 	want := &vm.Hardware{
-		Topology: vm.Topology{Sockets: 2, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset,
+		Topology: vm.Topology{Sockets: 2, Cores: 2, Threads: 1}, Watchdog: vm.WatchdogReset, TPM: vm.TPMEphemeral, Panic: vm.PanicPCI, UEFI: vm.UEFI{Persistent: true, SecureBoot: true},
+		Clock: vm.Clock{Timezone: "Europe/Berlin", CatchUp: true, NoHPET: true},
+		CPU: vm.CPU{
+			Model: "Haswell", HideKVM: true, HyperV: vm.HyperV{Features: []string{"relaxed", "stimer", "stimer-direct", "time"}, Spinlocks: 4096},
+			Features: []vm.CPUFeature{
+				{Name: "avx2", Policy: vm.FeatureOptional},
+				{Name: "vmx", Policy: vm.FeatureDisable},
+				{Name: "kvm-pv-unhalt", Policy: vm.FeatureDisable},
+				{Name: "kvmclock", Policy: vm.FeatureDisable},
+			},
+		},
 		Disks: map[string]vm.DiskDevice{
 			vm.DiskOfImage: {Bus: vm.DiskSATA}, vm.DiskOfSeed: {Bus: vm.DiskSATA, CDROM: true},
-			"claim": {Bus: vm.DiskSCSI, ReadOnly: true}, "keys": {Bus: vm.DiskUSB, CDROM: true},
+			"claim": {Bus: vm.DiskSCSI, ReadOnly: true, Serial: "WD-1", Blocks: vm.Blocks{Logical: 512, Physical: 4096}}, "keys": {Bus: vm.DiskUSB, CDROM: true},
 		},
 	}
 	if d := diff.Of(want, convert.Spec(pod, convert.Node{}, nil).Hardware); d != "" {

@@ -19,6 +19,9 @@ func required(value string, at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
+// nodeSerial is why a volume that is added has no serial number of the request.
+const nodeSerial = "the node decides about the serial number of a volume that is added"
+
 // Hotplug returns the volume and the disk that a request asks to add. The disk is on SCSI as long as the VM runs, and on virtio from its
 // next start; virtctl asks for SCSI if nobody says anything. The serial number must be the name, which is what virtctl asks for then, and
 // has no effect.
@@ -69,10 +72,14 @@ func Hotplug(o *v1.AddVolumeOptions) (volume v1.Volume, disk v1.Disk, errs field
 	if disk.CDRom != nil {
 		errs = append(errs, field.Forbidden(at.Child("cdrom"), "a volume that is added is a disk; use disk"))
 	}
-	if disk.Serial == o.Name {
-		disk.Serial = ""
-		warnings = append(warnings, ineffective(at.Child("serial"), rules["domain.devices.disks[].serial"].Why))
+	switch disk.Serial {
+	case "":
+	case o.Name:
+		warnings = append(warnings, ineffective(at.Child("serial"), nodeSerial))
+	default:
+		errs = append(errs, field.Forbidden(at.Child("serial"), nodeSerial+"; leave it out"))
 	}
+	disk.Serial = ""
 	spec := &v1.VirtualMachineInstanceSpec{Volumes: []v1.Volume{volume}, Domain: v1.DomainSpec{Devices: v1.Devices{Disks: []v1.Disk{disk}}}}
 	judged, more := rules.judge(spec, nil)
 	c := check{spec: spec, at: field.NewPath("spec")}

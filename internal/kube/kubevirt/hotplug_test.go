@@ -33,12 +33,12 @@ func TestHotplug(t *testing.T) {
 		refused  string
 		warnings string
 	}{
-		"as virtctl":         {warnings: "disk.serial has no effect: the node decides about serial numbers of disks"},
+		"as virtctl":         {warnings: "disk.serial has no effect: the node decides about the serial number"},
 		"virtio":             {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk.Bus = v1.DiskBusVirtio }, warnings: "disk.disk.bus has no effect: the disk is on SCSI until the VM starts again; disk.serial has no effect"},
 		"no serial":          {change: func(o *v1.AddVolumeOptions) { o.Disk.Serial = "" }},
 		"a disk of no kind":  {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk = nil }, warnings: "disk.serial has no effect"},
 		"a cache":            {change: func(o *v1.AddVolumeOptions) { o.Disk.Serial, o.Disk.Cache = "", v1.CacheNone }, warnings: "disk.cache has no effect: the node decides about caches"},
-		"another serial":     {change: func(o *v1.AddVolumeOptions) { o.Disk.Serial = "1234" }, refused: "disk.serial: Forbidden: the node decides about serial numbers of disks"},
+		"another serial":     {change: func(o *v1.AddVolumeOptions) { o.Disk.Serial = "1234" }, refused: "disk.serial: Forbidden: the node decides about the serial number"},
 		"SATA":               {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk.Bus = v1.DiskBusSATA }, refused: `disk.disk.bus: Unsupported value: "sata": supported values: "virtio", "scsi"`},
 		"a LUN":              {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk, o.Disk.LUN = nil, &v1.LunTarget{Bus: v1.DiskBusSCSI} }, refused: "disk.lun.bus: Forbidden: a VM cannot have LUNs"},
 		"a CD":               {change: func(o *v1.AddVolumeOptions) { o.Disk.Disk, o.Disk.CDRom = nil, &v1.CDRomTarget{Bus: v1.DiskBusSATA} }, refused: "disk.cdrom: Forbidden"},

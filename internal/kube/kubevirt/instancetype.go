@@ -13,6 +13,8 @@ import (
 	v1 "kubevirt.io/api/core/v1"
 	api "kubevirt.io/api/instancetype"
 	"kubevirt.io/api/instancetype/v1beta1"
+
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Kinds of instancetypes and preferences.
@@ -202,10 +204,9 @@ func (u *unfolding) cpu(t *v1beta1.CPUInstancetype, at *field.Path) {
 	u.conflict(d.CPU.Threads != 0, atDomain.Child("cpu", "threads"))
 	u.conflict(d.CPU.Model != "" && t.Model != nil, atDomain.Child("cpu", "model"))
 	if t.Model != nil {
-		c := check{}
-		only(&c, at.Child("model"), *t.Model, "", v1.CPUModeHostModel, v1.CPUModeHostPassthrough)
-		u.errs = append(u.errs, c.errs...)
-		if len(c.errs) == 0 {
+		if err := (vm.CPU{Model: *t.Model}).Validate(); err != nil {
+			u.errs = append(u.errs, field.Invalid(at.Child("model"), *t.Model, err.Error()))
+		} else {
 			d.CPU.Model = *t.Model
 		}
 	}

@@ -116,6 +116,21 @@ func (u *unfolding) devices(p *v1beta1.DevicePreferences, at *field.Path) {
 	if p.PreferredDisableHotplug != nil {
 		d.DisableHotplug = *p.PreferredDisableHotplug
 	}
+	if m := p.PreferredPanicDeviceModel; m != nil && *m != v1.Isa && *m != v1.Pvpanic {
+		u.ignore(at.Child("preferredPanicDeviceModel"), "panic devices are isa and pvpanic")
+	} else if m != nil {
+		for i := range d.PanicDevices {
+			fill(&d.PanicDevices[i].Model, m)
+		}
+	}
+	if t := p.PreferredTPM.DeepCopy(); t != nil && d.TPM == nil {
+		if t.Persistent != nil && *t.Persistent {
+			t.Persistent = nil
+			u.ignore(at.Child("preferredTPM", "persistent"), noTPMState)
+		} else {
+			d.TPM = t
+		}
+	}
 	if p.PreferredRng != nil && d.Rng == nil {
 		d.Rng = p.PreferredRng.DeepCopy()
 	}
@@ -186,21 +201,14 @@ func (u *unfolding) platform(p *v1beta1.VirtualMachinePreferenceSpec, at *field.
 			d.Features = nil
 		}
 	}
-	if c := p.Clock; c != nil && c.PreferredClockOffset != nil && c.PreferredClockOffset.UTC != nil && c.PreferredClockOffset.UTC.OffsetSeconds == nil {
-		if d.Clock == nil {
-			d.Clock = &v1.Clock{}
-		}
-		if d.Clock.UTC == nil && d.Clock.Timezone == nil {
-			d.Clock.UTC = &v1.ClockOffsetUTC{}
-		}
-	}
+	u.preferCPU(p, at)
 	if p.Firmware != nil {
 		u.firmware(p.Firmware, at.Child("firmware"))
 	}
 }
 
-// firmware applies the preferred boot loader to a machine that has none. Secure Boot and kept variables are preferences that a VM
-// does without: an image for UEFI boots by UEFI only, and most boot without Secure Boot.
+// firmware applies the preferred boot loader to a machine that has none. Secure Boot is a preference that a VM without SMM does without: an
+// image for UEFI boots by UEFI only, and most boot without Secure Boot.
 func (u *unfolding) firmware(p *v1beta1.FirmwarePreferences, at *field.Path) {
 	is := func(b *bool) bool { return b != nil && *b }
 	d := &u.spec.Domain
@@ -216,19 +224,18 @@ func (u *unfolding) firmware(p *v1beta1.FirmwarePreferences, at *field.Path) {
 		serial := *p.PreferredUseBiosSerial
 		loader.BIOS.UseSerial = &serial
 	}
-	const insecure = "a VM boots without Secure Boot"
-	if e := p.PreferredEfi; e != nil && (e.SecureBoot == nil || *e.SecureBoot) {
-		u.ignore(at.Child("preferredEfi", "secureBoot"), insecure+", which is the default of preferredEfi")
+	preferred := p.PreferredEfi.DeepCopy()
+	if preferred == nil && is(p.DeprecatedPreferredUseEfi) {
+		use := is(p.DeprecatedPreferredUseSecureBoot)
+		preferred = &v1.EFI{SecureBoot: &use}
 	}
-	if e := p.PreferredEfi; e != nil && is(e.Persistent) {
-		u.ignore(at.Child("preferredEfi", "persistent"), "the variables of the firmware start anew with each instance, as its disk does")
-	}
-	if is(p.DeprecatedPreferredUseSecureBoot) {
-		u.ignore(at.Child("preferredUseSecureBoot"), insecure)
-	}
-	if (p.PreferredEfi != nil || is(p.DeprecatedPreferredUseEfi)) && loader.BIOS == nil && loader.EFI == nil {
-		no := false
-		loader.EFI = &v1.EFI{SecureBoot: &no}
+	if preferred != nil && loader.BIOS == nil && loader.EFI == nil {
+		if secure(preferred) && !hasSMM(d) {
+			no := false
+			preferred.SecureBoot = &no
+			u.ignore(at.Child("preferredEfi", "secureBoot"), "Secure Boot, which is the default of preferredEfi, needs features.smm of the machine or the preference")
+		}
+		loader.EFI = preferred
 	}
 	if loader.BIOS == nil && loader.EFI == nil {
 		return
