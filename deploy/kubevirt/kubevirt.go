@@ -52,9 +52,27 @@ var (
 //go:embed crds/clone.kubevirt.io_virtualmachineclones.yaml
 var Clones []byte
 
+// Pools defines VirtualMachinePool.
+//
+//go:embed crds/pool.kubevirt.io_virtualmachinepools.yaml
+var Pools []byte
+
+// The kinds of which no object can be created: VirtualMachineInstanceMigration, VirtualMachineInstancePreset and MigrationPolicy.
+var (
+	//go:embed crds/kubevirt.io_virtualmachineinstancemigrations.yaml
+	Migrations []byte
+	//go:embed crds/kubevirt.io_virtualmachineinstancepresets.yaml
+	Presets []byte
+	//go:embed crds/migrations.kubevirt.io_migrationpolicies.yaml
+	MigrationPolicies []byte
+)
+
 // Kinds are all kinds.
 func Kinds() [][]byte {
-	return [][]byte{KubeVirts, Machines, Instances, ReplicaSets, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences, Snapshots, SnapshotContents, Restores, Clones, DataVolumes}
+	return [][]byte{
+		KubeVirts, Machines, Instances, ReplicaSets, Pools, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences,
+		Snapshots, SnapshotContents, Restores, Clones, DataVolumes, Migrations, Presets, MigrationPolicies,
+	}
 }
 
 // Rights are those of users: KubeVirt's ClusterRoles, which the built-in ones include.

@@ -53,7 +53,7 @@ func TestKinds(t *testing.T) {
 			t.Fatal(out)
 		}
 	}
-	for _, plural := range []string{"kubevirts", "virtualmachines", "virtualmachineinstances", "virtualmachineinstancereplicasets"} {
+	for _, plural := range []string{"kubevirts", "virtualmachines", "virtualmachineinstances", "virtualmachineinstancereplicasets", "virtualmachineinstancemigrations", "virtualmachineinstancepresets"} {
 		c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/"+plural+".kubevirt.io")
 		if out := c.Kubectl(t, "", "get", "crd", plural+".kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1"]` {
 			t.Errorf("%s: %s", plural, out)
@@ -327,6 +327,7 @@ func TestRights(t *testing.T) {
 			resourceAttributes: {namespace: default, verb: %s, group: %q, resource: %s, subresource: %q}}}`, user, verb, group, resource, part)
 		return c.Kubectl(t, strings.ReplaceAll(review, "\t", ""), "create", "-f", "-", "-o", "jsonpath={.status.allowed}")
 	}
+	pools := "virtualmachinepools.pool.kubevirt.io"
 	kube, sub, types, snap, clones, cdi := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io", ".snapshot.kubevirt.io", "virtualmachineclones.clone.kubevirt.io", ".cdi.kubevirt.io"
 	for range 100 { // until the controller has aggregated the roles
 		if can("edit", "update", "virtualmachines"+sub+"/start") == "true" {
@@ -353,6 +354,18 @@ func TestRights(t *testing.T) {
 		{"view", "patch", "virtualmachineinstancereplicasets" + kube + "/scale", "false"},
 		{"manager", "update", "virtualmachineinstancereplicasets" + kube + "/status", "true"},
 		{"manager", "patch", "virtualmachineinstancereplicasets" + kube, "false"},
+		{"admin", "deletecollection", pools, "true"},
+		{"edit", "create", pools, "true"},
+		{"edit", "patch", pools + "/scale", "true"},
+		{"edit", "update", pools + "/status", "false"},
+		{"view", "get", pools + "/scale", "true"},
+		{"view", "update", pools + "/scale", "false"},
+		{"manager", "update", pools + "/status", "true"},
+		{"manager", "create", pools, "false"},
+		{"manager", "delete", "virtualmachines" + kube, "true"},
+		{"edit", "create", "virtualmachineinstancemigrations" + kube, "true"},
+		{"view", "list", "virtualmachineinstancepresets" + kube, "true"},
+		{"view", "create", "virtualmachineinstancemigrations" + kube, "false"},
 		{"admin", "deletecollection", "virtualmachinesnapshots" + snap, "true"},
 		{"edit", "create", "virtualmachinesnapshots" + snap, "true"},
 		{"edit", "create", "virtualmachinesnapshotcontents" + snap, "false"},
@@ -371,7 +384,6 @@ func TestRights(t *testing.T) {
 		{"manager", "update", "virtualmachinerestores" + snap + "/status", "true"},
 		{"manager", "patch", "virtualmachinerestores" + snap, "false"},
 		{"manager", "create", "virtualmachines" + kube, "true"},
-		{"manager", "delete", "virtualmachines" + kube, "false"},
 		{"manager", "create", "persistentvolumeclaims", "true"},
 		{"manager", "update", "virtualmachinesnapshots" + snap + "/status", "true"},
 		{"manager", "list", "virtualmachinesnapshotcontents" + snap, "false"},

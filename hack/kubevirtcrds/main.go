@@ -31,6 +31,7 @@ type kind struct {
 	scaled     bool                // it has a scale subresource; status.labelSelector selects its pods
 	spec       []map[string]string // rules (CEL) of its spec
 	whole      []map[string]string // rules (CEL) of the object
+	older      string              // another version that is served, with the same fields; kinds of kubevirt.io itself have v1alpha3
 }
 
 var age = column{name: "Age", kind: "date", path: ".metadata.creationTimestamp"}
@@ -81,6 +82,37 @@ var kinds = map[string]kind{
 			{"rule": "self.selector == oldSelf.selector", "message": "the selector of a VirtualMachineInstanceReplicaSet cannot change; create another set"},
 			{"rule": "self.replicas >= 0", "message": "replicas must be at least 0"},
 		},
+	},
+	"virtualmachinepools": {
+		group:      "pool.",
+		older:      "v1alpha1",
+		shortNames: []string{"vmpool", "vmpools"},
+		columns: []column{
+			{name: "Desired", kind: "integer", path: specReplicas},
+			{name: "Current", kind: "integer", path: statusReplicas},
+			{name: "Ready", kind: "integer", path: ".status.readyReplicas"},
+			age,
+		},
+		status: true,
+		scaled: true,
+		spec: []map[string]string{
+			{"rule": "self.selector == oldSelf.selector", "message": "the selector of a VirtualMachinePool cannot change; create another pool"},
+		},
+	},
+	// These cannot be created. They exist so that a tool that lists them finds none, and so that a refusal says why.
+	"virtualmachineinstancemigrations": {
+		shortNames: []string{"vmim", "vmims"},
+		columns:    []column{{name: "Phase", kind: "string", path: ".status.phase"}, {name: "VMI", kind: "string", path: ".spec.vmiName"}},
+		status:     true,
+		whole:      never("a VirtualMachineInstanceMigration is not offered: a VM that runs stays on its node; stop the machine and start it to change its node"),
+	},
+	"virtualmachineinstancepresets": {
+		shortNames: []string{"vmipreset", "vmipresets"},
+		whole:      never("a VirtualMachineInstancePreset is not offered; use a VirtualMachineInstancetype and a VirtualMachinePreference"),
+	},
+	"migrationpolicies": {
+		group: "migrations.", cluster: true,
+		whole: never("a MigrationPolicy is not offered: a VM that runs stays on its node"),
 	},
 	"kubevirts": {
 		shortNames: []string{"kv", "kvs"},
@@ -242,6 +274,11 @@ var (
 	}
 )
 
+// never is the rule of a kind of which there are no objects.
+func never(why string) []map[string]string {
+	return []map[string]string{{"rule": "false", "message": why}}
+}
+
 // same is a rule that a field of the spec, which may be missing, does not change.
 func same(of string) string {
 	is, was := "self.spec."+of, "oldSelf.spec."+of
@@ -283,11 +320,16 @@ func complete(from, to, plural string, k kind) error {
 	if err := k.describe(newest); err != nil {
 		return err
 	}
+	older := k.older
 	if k.group == "" { // the version that manifests had before v1
-		v1alpha3 := maps.Clone(newest)
-		v1alpha3["name"], v1alpha3["storage"] = "v1alpha3", false
-		v1alpha3["deprecated"], v1alpha3["deprecationWarning"] = true, "kubevirt.io/v1alpha3 is deprecated; use kubevirt.io/v1"
-		versions = append(versions, v1alpha3)
+		older = "v1alpha3"
+	}
+	if older != "" {
+		api := k.group + "kubevirt.io/"
+		old := maps.Clone(newest)
+		old["name"], old["storage"] = older, false
+		old["deprecated"], old["deprecationWarning"] = true, fmt.Sprintf("%s%s is deprecated; use %s%v", api, older, api, newest["name"])
+		versions = append(versions, old)
 	}
 	err = errors.Join(
 		unstructured.SetNestedSlice(crd, versions, "spec", "versions"),

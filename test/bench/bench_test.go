@@ -44,6 +44,8 @@ func TestBench(t *testing.T) {
 		{"carry", carry},
 		{"idle", idle},
 		{"pods", pods},
+		{"starts", starts},
+		{"machines", machines},
 		{"claims", claims},
 		{"fake", fakes},
 		{"records", records},

@@ -22,6 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachineclone"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachineinstance"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachineinstancereplicaset"
+	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinepool"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinerestore"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinesnapshot"
 )
@@ -88,11 +89,12 @@ func (c Config) serveKubeVirt(m ctrl.Manager, own certificate, log *slog.Logger)
 	machines := &virtualmachine.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now, Jitter: rand.Float64}
 	instances := &virtualmachineinstance.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
 	sets := &virtualmachineinstancereplicaset.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
+	pools := &virtualmachinepool.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
 	clones := &virtualmachineclone.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("clone-controller"), Now: time.Now}
 	restores := &virtualmachinerestore.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("restore-controller"), Now: time.Now}
 	snapshots := &virtualmachinesnapshot.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("snapshot-controller"), Guests: aggregated.NewFreezer(m.GetConfig()), Now: time.Now}
 	status := &kubevirtstatus.Reconciler{Client: m.GetClient()}
 	volumes := &datavolume.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("datavolume-controller"), Now: time.Now}
-	return errors.Join(status.Setup(m), machines.Setup(m, workers), instances.Setup(m, workers), sets.Setup(m, workers), volumes.Setup(m, workers), snapshots.Setup(m, workers), restores.Setup(m, workers), clones.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
+	return errors.Join(status.Setup(m), machines.Setup(m, workers), instances.Setup(m, workers), sets.Setup(m, workers), pools.Setup(m, workers), volumes.Setup(m, workers), snapshots.Setup(m, workers), restores.Setup(m, workers), clones.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
 		m.AddReadyzCheck("virtctl-api", func(*http.Request) error { return api.Ready() }))
 }

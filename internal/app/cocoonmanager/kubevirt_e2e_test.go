@@ -134,6 +134,7 @@ spec:
 
 	r.instancetypes(t, ns)
 	r.replicaSets(t, ns, seen)
+	r.pools(t, ns, seen)
 	r.dataVolumes(t, ns)
 	if err := r.api.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
@@ -152,6 +153,7 @@ spec:
 	kills := k.stop()
 	for _, what := range []string{
 		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status", http.MethodPut + " virtualmachineinstancereplicasets/status",
+		http.MethodPost + " virtualmachines", http.MethodDelete + " virtualmachines", http.MethodPut + " virtualmachinepools/status",
 		http.MethodPost + " datavolumes", http.MethodPut + " datavolumes/status", http.MethodPost + " persistentvolumeclaims", http.MethodPatch + " persistentvolumeclaims",
 		http.MethodPost + " controllerrevisions", http.MethodPatch + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
 	} {
@@ -243,7 +245,7 @@ func (r *rig) installKubeVirt(t *testing.T) {
 	binding := r.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager", "--dry-run=client", "-o", "yaml")
 	r.Kubectl(t, binding, "apply", "-f", "-")
 	kubetest.Eventually(t, "the kinds are established", func() string {
-		_, err := r.TryKubectl(t, "", "get", "vm,vmi,vmsnapshot,vmrestore,vmclone,dv", "-A")
+		_, err := r.TryKubectl(t, "", "get", "vm,vmi,vmirs,vmpool,vmsnapshot,vmrestore,vmclone,dv", "-A")
 		return fmt.Sprint(err)
 	}, "<nil>")
 }

@@ -37,7 +37,8 @@ var kubeVirtKinds = []string{
 	"virtualmachinepreferences.instancetype.kubevirt.io", "virtualmachineclusterpreferences.instancetype.kubevirt.io",
 	"datavolumes.cdi.kubevirt.io",
 	"virtualmachinesnapshots.snapshot.kubevirt.io", "virtualmachinesnapshotcontents.snapshot.kubevirt.io", "virtualmachinerestores.snapshot.kubevirt.io",
-	"virtualmachineclones.clone.kubevirt.io",
+	"virtualmachineclones.clone.kubevirt.io", "virtualmachinepools.pool.kubevirt.io",
+	"virtualmachineinstancemigrations.kubevirt.io", "virtualmachineinstancepresets.kubevirt.io", "migrationpolicies.migrations.kubevirt.io",
 }
 
 //go:embed kubevirt.yaml

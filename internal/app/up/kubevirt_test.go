@@ -63,7 +63,8 @@ func TestAnotherKubeVirtIsLeftAlone(t *testing.T) {
 		"without a manager": {map[string]string{crdPath + "kubevirts.kubevirt.io": ""}, Settings{Nodes: withManager.Nodes}, ""},
 		"without a node":    {map[string]string{crdPath + "kubevirts.kubevirt.io": ""}, Settings{With: withManager.With}, ""},
 		"kinds of others":   {map[string]string{crdPath + "cdis.cdi.kubevirt.io": ""}, withManager, ""},
-		"its pools, beside": {map[string]string{crdPath + "virtualmachinepools.pool.kubevirt.io": ""}, withManager, ""},
+		"its pools":         {map[string]string{crdPath + "virtualmachinepools.pool.kubevirt.io": ""}, withManager, "virtualmachinepools.pool.kubevirt.io"},
+		"its migrations":    {map[string]string{crdPath + "virtualmachineinstancemigrations.kubevirt.io": ""}, withManager, "virtualmachineinstancemigrations.kubevirt.io"},
 	} {
 		api, changed := clusterOf(t, tc.there)
 		err := (&instance{api: api, settings: tc.settings}).checkKubeVirt(t.Context())

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	v1 "kubevirt.io/api/core/v1"
+	poolv1 "kubevirt.io/api/pool/v1beta1"
 	"kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 	ctrladmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -15,7 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/machinebase"
 )
 
-// machineChecker refuses VirtualMachines, VirtualMachineInstances, VirtualMachineInstanceReplicaSets and DataVolumes that ask for what no VM or volume of ours can be, and warns
+// machineChecker refuses VirtualMachines, VirtualMachineInstances, VirtualMachineInstanceReplicaSets, VirtualMachinePools and DataVolumes that ask for what no VM or volume of ours can be, and warns
 // of fields that have no effect. Their controllers refuse the same. In a cluster with another KubeVirt it lets all of them through: they are not ours.
 type machineChecker struct {
 	decoder ctrladmission.Decoder
@@ -41,8 +42,11 @@ func (c *machineChecker) Handle(ctx context.Context, req ctrladmission.Request) 
 		return unreadable(err)
 	}
 	kind := v1.GroupVersion.WithKind(req.Kind.Kind)
-	if kind.Kind == kubevirt.DataVolumeKind.Kind {
+	switch kind.Kind {
+	case kubevirt.DataVolumeKind.Kind:
 		kind = kubevirt.DataVolumeKind
+	case kubevirt.PoolKind.Kind:
+		kind = kubevirt.PoolKind
 	}
 	return refuse(kind.GroupKind(), req.Name, errs).WithWarnings(warnings...)
 }
@@ -66,6 +70,13 @@ func (c *machineChecker) check(ctx context.Context, kind, namespace string, raw 
 		}
 		errs, warnings := kubevirt.CheckReplicaSet(set)
 		return errs, warnings, nil
+	case kubevirt.PoolKind.Kind:
+		pool := &poolv1.VirtualMachinePool{}
+		if err := c.decoder.DecodeRaw(raw, pool); err != nil {
+			return nil, nil, err
+		}
+		pool.Namespace = namespace
+		return c.pool(ctx, pool)
 	case kubevirt.DataVolumeKind.Kind:
 		dv := &v1beta1.DataVolume{}
 		if err := c.decoder.DecodeRaw(raw, dv); err != nil {
@@ -79,6 +90,17 @@ func (c *machineChecker) check(ctx context.Context, kind, namespace string, raw 
 	}
 	errs, warnings := kubevirt.CheckInstance(vmi)
 	return errs, warnings, nil
+}
+
+// pool checks a pool, and its template as a machine.
+func (c *machineChecker) pool(ctx context.Context, pool *poolv1.VirtualMachinePool) (field.ErrorList, []string, error) {
+	errs := kubevirt.CheckPool(pool)
+	if pool.Spec.VirtualMachineTemplate == nil {
+		return errs, nil, nil
+	}
+	more, warnings, err := c.machine(ctx, kubevirt.PoolTemplate(pool))
+	more, warnings = kubevirt.InPool(more, warnings)
+	return append(errs, more...), warnings, err
 }
 
 // machine checks a machine with what it builds on. What may still be created is no error, as in KubeVirt: objects that are applied together

@@ -45,6 +45,10 @@ func TestMachines(t *testing.T) {
 	set := func(labels, more string) string {
 		return "{spec: {selector: {matchLabels: {app: web}}, template: {metadata: {labels: " + labels + "}, spec: {" + good + more + "}}}}"
 	}
+	pool := func(more, labels, of string) string {
+		return "{spec: {selector: {matchLabels: {app: web}}, " + more + "virtualMachineTemplate: {metadata: {labels: " + labels + "}, spec: {runStrategy: Always, " + of + "}}}}"
+	}
+	const whole = "template: {spec: {" + good + "}}"
 	for name, x := range map[string]struct {
 		kind, now, before string
 		want              string // in the message; "": allowed
@@ -87,6 +91,18 @@ func TestMachines(t *testing.T) {
 		"an S3 disk":     {"DataVolume", "{spec: {storage: {resources: {requests: {storage: 1Gi}}}, source: {s3: {url: a}}}}", "", "DataVolume.cdi.kubevirt.io \"\" is invalid: spec.source.s3: Forbidden", ""},
 		"of another":     {"DataVolume", "{spec: {storage: {}, source: {pvc: {namespace: other, name: a}}}}", "", "spec.source.pvc.namespace: Forbidden", ""},
 		"no DataVolume":  {"DataVolume", "{spec: 7}", "", "cannot unmarshal", ""},
+		"a pool":         {"VirtualMachinePool", pool("maxUnavailable: 50%, scaleInStrategy: {proactive: {statePreservation: Disabled, selectionPolicy: {sortPolicy: Oldest}}}, ", "{app: web}", whole), "", "", ""},
+		"pool's labels":  {"VirtualMachinePool", pool("", "{app: db}", whole), "", "spec.virtualMachineTemplate.metadata.labels: Invalid value", ""},
+		"pool's machine": {"VirtualMachinePool", pool("", "{app: web}", "template: {spec: {"+good+", networks: [{name: a, multus: {networkName: b}}]}}"), "", "spec.virtualMachineTemplate.spec.template.spec.networks[0].multus.networkName: Forbidden", ""},
+		"pool's type":    {"VirtualMachinePool", pool("", "{app: web}", "instancetype: {name: small, kind: VirtualMachineInstancetype}, "+open), "", "", "spec.virtualMachineTemplate.spec.instancetype: the VirtualMachineInstancetype small does not exist"},
+		"pool heals":     {"VirtualMachinePool", pool("autohealing: {}, ", "{app: web}", whole), "", "spec.autohealing: Forbidden", ""},
+		"pool keeps":     {"VirtualMachinePool", pool("scaleInStrategy: {proactive: {statePreservation: Offline}}, ", "{app: web}", whole), "", "spec.scaleInStrategy.proactive.statePreservation: Unsupported value", ""},
+		"pool of nodes":  {"VirtualMachinePool", pool("updateStrategy: {proactive: {selectionPolicy: {selectors: {nodeSelectorRequirementMatcher: []}}}}, ", "{app: web}", whole), "", "spec.updateStrategy.proactive.selectionPolicy.selectors.nodeSelectorRequirementMatcher: Forbidden", ""},
+		"two strategies": {"VirtualMachinePool", pool("updateStrategy: {unmanaged: {}, opportunistic: {}}, ", "{app: web}", whole), "", "spec.updateStrategy: Forbidden: use only one", ""},
+		"none away":      {"VirtualMachinePool", pool("maxUnavailable: 0, ", "{app: web}", whole), "", "spec.maxUnavailable: Invalid value", ""},
+		"all and more":   {"VirtualMachinePool", pool("maxUnavailable: 101%, ", "{app: web}", whole), "", "spec.maxUnavailable: Invalid value", ""},
+		"pool of all":    {"VirtualMachinePool", "{spec: {selector: {}}}", "", "spec.selector: Required value", ""},
+		"pool is none":   {"VirtualMachinePool", "{spec: 7}", "", "cannot unmarshal", ""},
 		"set is no set":  {"VirtualMachineInstanceReplicaSet", "{spec: 7}", "", "cannot unmarshal", ""},
 		"was wrong":      {"VirtualMachine", machine("running: false"), machine("running: true"), "", ""},
 		"is wrong anew":  {"VirtualMachine", machine("running: true, dataVolumeTemplates: [{}]"), machine("running: true"), "spec.dataVolumeTemplates", ""},

@@ -14,15 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	v1 "kubevirt.io/api/core/v1"
 	"kubevirt.io/api/instancetype/v1beta1"
+	poolv1 "kubevirt.io/api/pool/v1beta1"
 	"sigs.k8s.io/yaml"
 
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/testkit/section"
 )
 
-// TestExamples says what becomes of each example of KubeVirt's own: of each VirtualMachine, VirtualMachineInstance and
-// VirtualMachineInstanceReplicaSet, which fields are refused or warned of. The instancetypes and preferences of the examples are
-// there. docs/kubevirt.md has the number of those that run.
+// TestExamples says what becomes of each example of KubeVirt's own: of each VirtualMachine, VirtualMachineInstance,
+// VirtualMachineInstanceReplicaSet and VirtualMachinePool, which fields are refused or warned of. The instancetypes and preferences of
+// the examples are there. docs/kubevirt.md has the number of those that run.
 func TestExamples(t *testing.T) {
 	docs, types := examples(t)
 	var got strings.Builder
@@ -51,6 +52,12 @@ func TestExamples(t *testing.T) {
 			set := &v1.VirtualMachineInstanceReplicaSet{}
 			d.into(t, set)
 			errs, warnings = CheckReplicaSet(set)
+		case "VirtualMachinePool":
+			pool := &poolv1.VirtualMachinePool{}
+			d.into(t, pool)
+			if errs = CheckPool(pool); len(errs) == 0 {
+				errs, warnings = InPool(CheckMachine(PoolTemplate(pool), Base{}))
+			}
 		default:
 			continue
 		}

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/api/core"
 	v1 "kubevirt.io/api/core/v1"
 	"kubevirt.io/api/instancetype/v1beta1"
+	poolv1beta1 "kubevirt.io/api/pool/v1beta1"
 	snapshotv1beta1 "kubevirt.io/api/snapshot/v1beta1"
 	cdi "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 )
@@ -28,5 +29,5 @@ func AddToScheme(s *runtime.Scheme) error {
 	metav1.AddToGroupVersion(s, group)
 	s.AddKnownTypes(cdi.SchemeGroupVersion, &cdi.DataVolume{}, &cdi.DataVolumeList{})
 	metav1.AddToGroupVersion(s, cdi.SchemeGroupVersion)
-	return errors.Join(v1beta1.AddToScheme(s), snapshotv1beta1.AddToScheme(s), clonev1beta1.AddToScheme(s))
+	return errors.Join(v1beta1.AddToScheme(s), snapshotv1beta1.AddToScheme(s), clonev1beta1.AddToScheme(s), poolv1beta1.AddToScheme(s))
 }

@@ -14,11 +14,10 @@ import (
 
 // Selector returns what the instances of a set have in common. Without a selector it matches nothing.
 func Selector(set *v1.VirtualMachineInstanceReplicaSet) (labels.Selector, error) {
-	s := set.Spec.Selector
-	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+	if emptySelector(set.Spec.Selector) {
 		return labels.Nothing(), nil // an empty one would match, and adopt, all instances of the namespace
 	}
-	return metav1.LabelSelectorAsSelector(s)
+	return metav1.LabelSelectorAsSelector(set.Spec.Selector)
 }
 
 // CheckReplicaSet is Check for a whole VirtualMachineInstanceReplicaSet.
@@ -28,7 +27,7 @@ func CheckReplicaSet(set *v1.VirtualMachineInstanceReplicaSet) (errs field.Error
 		errs = append(errs, field.Invalid(at.Child("replicas"), *n, "must be at least 0"))
 	}
 	selects := at.Child("selector")
-	if spec.Selector == nil || len(spec.Selector.MatchLabels)+len(spec.Selector.MatchExpressions) == 0 {
+	if emptySelector(spec.Selector) {
 		errs = append(errs, field.Required(selects, "an empty selector would match all instances of the namespace; name a label of the template"))
 	}
 	errs = append(errs, metavalidation.ValidateLabelSelector(spec.Selector, metavalidation.LabelSelectorValidationOptions{}, selects)...)

@@ -21,6 +21,10 @@ const (
 	ReasonPausedByUser = "PausedByUser"      // Paused
 )
 
+// Quiet is how long after the creation of an instance the steps until its guest runs are not told. A guest that is up until then costs one write
+// of the instance and one of its machine. Times of the API have whole seconds.
+const Quiet = 2 * time.Second
+
 // Phase returns the phase of an instance whose pod is pod.
 func Phase(pod *corev1.Pod) v1.VirtualMachineInstancePhase {
 	switch {

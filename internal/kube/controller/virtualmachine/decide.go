@@ -163,10 +163,12 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 	ready := vmi != nil && vmi.DeletionTimestamp == nil && isTrue(kubevirt.Condition(vmi, v1.VirtualMachineInstanceReady))
 	s.status.Ready = ready
 	why, text := "VMINotExists", "there is no instance"
-	if vmi != nil {
+	if vmi != nil || s.start { // the instance that is about to be there changes nothing of it
 		why, text = "GuestNotRunning", "the guest does not run"
+	}
+	if vmi != nil {
 		if c := kubevirt.Condition(vmi, v1.VirtualMachineInstanceReady); c != nil {
-			why, text = cmp.Or(c.Reason, why), c.Message
+			why, text = cmp.Or(c.Reason, why), cmp.Or(c.Message, text)
 		}
 	}
 	s.set(v1.VirtualMachineReady, ready, why, text, now)

@@ -7,12 +7,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	v1 "kubevirt.io/api/core/v1"
 	"kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
 var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -186,7 +188,16 @@ func TestConditions(t *testing.T) {
 		return ""
 	}
 	s := decide(seen{vm: vm, template: vm.Spec.Template, now: now})
-	if find(s, v1.VirtualMachineReady) != "False VMINotExists" || s.status.Ready || s.status.Created {
+	if find(s, v1.VirtualMachineReady) != "False GuestNotRunning" || s.status.Ready || s.status.Created {
+		t.Errorf("none yet: %+v", s.status)
+	}
+	// The instance that it has just got tells nothing new.
+	vm.Status = s.status
+	vm.Status.Created = true
+	if s := decide(seen{vm: vm, template: vm.Spec.Template, vmi: in(v1.Pending), now: now.Add(time.Minute)}); !apiequality.Semantic.DeepEqual(s.status, vm.Status) {
+		t.Errorf("one that waits: %s", diff.Of(vm.Status, s.status))
+	}
+	if s := decide(seen{vm: machine(v1.RunStrategyHalted), template: vm.Spec.Template, now: now}); find(s, v1.VirtualMachineReady) != "False VMINotExists" {
 		t.Errorf("none: %+v", s.status)
 	}
 	ready := with(in(v1.Running), v1.VirtualMachineInstanceReady, "True", "")
@@ -329,5 +340,33 @@ func TestVolumes(t *testing.T) {
 	asked := machine(v1.RunStrategyManual, asks("Start"))
 	if s := decide(seen{vm: asked, template: asked.Spec.Template, data: of(v1beta1.ImportInProgress, ""), now: now}); s.start || len(s.status.StateChangeRequests) != 1 {
 		t.Errorf("a request to start is lost: %+v", s)
+	}
+}
+
+// A new machine tells that it starts if that takes long. One that has told something before tells it at once.
+func TestSilence(t *testing.T) {
+	for what, tc := range map[string]struct {
+		vm    *v1.VirtualMachine
+		vmi   *v1.VirtualMachineInstance
+		after time.Duration
+		want  time.Duration
+	}{
+		"starts":       {machine(v1.RunStrategyAlways, fresh), nil, 0, kubevirt.Quiet},
+		"has started":  {machine(v1.RunStrategyAlways, fresh), in(v1.Pending), time.Second, kubevirt.Quiet - time.Second},
+		"takes long":   {machine(v1.RunStrategyAlways, fresh), in(v1.Pending), kubevirt.Quiet, 0},
+		"runs":         {machine(v1.RunStrategyAlways, fresh), in(v1.Running), 0, 0},
+		"has failed":   {machine(v1.RunStrategyAlways, fresh), in(v1.Failed), 0, 0},
+		"told before":  {machine(v1.RunStrategyAlways), in(v1.Pending), 0, 0},
+		"runs once":    {machine(v1.RunStrategyOnce, fresh), nil, 0, 0},
+		"is to be off": {machine(v1.RunStrategyHalted, fresh), nil, 0, 0},
+	} {
+		if tc.vmi != nil {
+			tc.vmi.CreationTimestamp = metav1.NewTime(now)
+		}
+		at := now.Add(tc.after)
+		s := decide(seen{vm: tc.vm, template: tc.vm.Spec.Template, vmi: tc.vmi, now: at})
+		if got := silence(tc.vm, tc.vmi, s, at); got != tc.want {
+			t.Errorf("%s: %s, want %s", what, got, tc.want)
+		}
 	}
 }

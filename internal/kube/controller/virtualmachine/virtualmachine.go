@@ -108,6 +108,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		s.status.Created = true
 	}
+	if rest := silence(vm, vmi, s, x.now); rest > 0 {
+		return reconcile.Result{RequeueAfter: rest}, nil
+	}
 	// What a deleted instance leaves behind is in the status, so the status is written first.
 	if err := r.write(ctx, vm, s.status); err != nil {
 		return reconcile.Result{}, err
@@ -125,6 +128,20 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		s.wait = plan.again
 	}
 	return reconcile.Result{RequeueAfter: s.wait}, nil
+}
+
+// silence returns how long a new machine that always runs does not tell that it starts; 0: it tells now. If its guest is up until then, that is
+// the first that it tells, which saves a write. Without a status, such a machine starts in the same way.
+func silence(vm *v1.VirtualMachine, vmi *v1.VirtualMachineInstance, s step, now time.Time) time.Duration {
+	if !apiequality.Semantic.DeepEqual(vm.Status, v1.VirtualMachineStatus{}) || s.stop ||
+		s.status.PrintableStatus != v1.VirtualMachineStatusStarting || s.status.RunStrategy != v1.RunStrategyAlways {
+		return 0
+	}
+	since := now
+	if vmi != nil {
+		since = vmi.CreationTimestamp.Time
+	}
+	return max(0, since.Add(kubevirt.Quiet).Sub(now))
 }
 
 // failure returns why the machine was refused when it was looked at last.

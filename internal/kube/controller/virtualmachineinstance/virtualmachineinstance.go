@@ -6,6 +6,7 @@ package virtualmachineinstance
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,7 +30,6 @@ import (
 
 // Reasons of Events.
 const (
-	ReasonCreated  = "SuccessfulCreate"
 	ReasonDeleted  = "SuccessfulDelete"
 	ReasonRefused  = "FailedCreate"
 	ReasonOccupied = "NameTaken" // a pod of somebody else has the name
@@ -76,7 +76,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	if pod != nil {
-		return reconcile.Result{}, r.observe(ctx, vmi, pod)
+		return r.observe(ctx, vmi, pod)
 	}
 	if vmi.Status.Phase != v1.VmPhaseUnset && vmi.Status.Phase != v1.Pending {
 		return reconcile.Result{}, r.write(ctx, vmi, kubevirt.Fail(vmi, kubevirt.ReasonPodGone, "the pod of the VM was deleted", r.Now()))
@@ -91,7 +91,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		return reconcile.Result{RequeueAfter: claimPause}, err
 	}
-	return reconcile.Result{}, r.create(ctx, vmi)
+	return r.create(ctx, vmi)
 }
 
 // claims says for which claim of a DataVolume the instance waits; "": all exist. Its pod waits until they are bound.
@@ -126,11 +126,26 @@ func (r *Reconciler) waiting(ctx context.Context, o client.Object) (requests []r
 	return requests
 }
 
+// silence returns how long nothing is told of a pod with which the instance gets the status s; 0: it is told now. What is wrong is told at once, and
+// so is the end of the pod: an instance that has told of no pod gets another one.
+func (r *Reconciler) silence(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, s v1.VirtualMachineInstanceStatus) time.Duration {
+	wrong := func(c v1.VirtualMachineInstanceCondition) bool {
+		return c.Type == v1.VirtualMachineInstanceSynchronized || c.Type == v1.VirtualMachineInstanceConditionType(corev1.PodScheduled)
+	}
+	if vmi.Status.Phase != v1.Pending || pod.DeletionTimestamp != nil || s.Phase != v1.Scheduling && s.Phase != v1.Scheduled || slices.ContainsFunc(s.Conditions, wrong) {
+		return 0
+	}
+	return max(0, vmi.CreationTimestamp.Add(kubevirt.Quiet).Sub(r.Now()))
+}
+
 // observe writes what has become of the pod.
-func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) error {
+func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) (reconcile.Result, error) {
 	s := kubevirt.Observe(vmi, pod, r.Now())
+	if rest := r.silence(vmi, pod, s); rest > 0 {
+		return reconcile.Result{RequeueAfter: rest}, nil
+	}
 	if err := r.write(ctx, vmi, s); err != nil {
-		return err
+		return reconcile.Result{}, err
 	}
 	next := *vmi
 	next.Status = s
@@ -148,7 +163,7 @@ func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance
 		}
 		r.Events.Eventf(vmi, pod, kind, c.Reason, "Hotplug", "%s", c.Text)
 	}
-	return nil
+	return reconcile.Result{}, nil
 }
 
 // pod returns the pod of vmi, nil if it does not exist. The cache may not have heard of a pod that was just created, so what is not in
@@ -172,51 +187,48 @@ func (r *Reconciler) pod(ctx context.Context, vmi *v1.VirtualMachineInstance) (*
 }
 
 // create creates the Secret and the pod of an instance that is not refused, after the instance has the finalizer that keeps it until its pod is gone.
-func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance) error {
+func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance) (reconcile.Result, error) {
 	_, warnings := kubevirt.CheckInstance(vmi)
 	if !controllerutil.ContainsFinalizer(vmi, v1.VirtualMachineInstanceFinalizer) {
 		s := *vmi.Status.DeepCopy()
 		kubevirt.SetPhase(&s, v1.Pending, r.Now())
-		return r.write(ctx, vmi, s, v1.VirtualMachineInstanceFinalizer) // the change brings the instance back
+		return reconcile.Result{}, r.write(ctx, vmi, s, v1.VirtualMachineInstanceFinalizer) // the change brings the instance back
 	}
 	if seed := kubevirt.Seed(vmi); seed != nil {
 		// A controller that could read Secrets could read those of everybody, so this one can only create them. The name depends on
 		// the UID of the instance: a Secret that exists is of an earlier try.
 		if err := r.Client.Create(ctx, seed); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("create the Secret of VirtualMachineInstance %s: %w", vmi.Name, err)
+			return reconcile.Result{}, fmt.Errorf("create the Secret of VirtualMachineInstance %s: %w", vmi.Name, err)
 		}
 	}
-	pod := kubevirt.Pod(vmi)
-	if err := r.makePod(ctx, vmi, pod); err != nil {
-		return err
+	pod, err := r.makePod(ctx, vmi, kubevirt.Pod(vmi))
+	if err != nil {
+		return reconcile.Result{}, err
 	}
-	r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonCreated, "Create", "created the pod %s", pod.Name)
 	if len(warnings) > 0 {
 		r.Events.Eventf(vmi, pod, corev1.EventTypeWarning, ReasonIgnored, "Create", "%s", strings.Join(warnings, "; "))
 	}
-	s := *vmi.Status.DeepCopy()
-	kubevirt.SetPhase(&s, v1.Scheduling, r.Now())
-	return r.write(ctx, vmi, s)
+	return r.observe(ctx, vmi, pod)
 }
 
-// makePod creates the pod. One that exists already is of an earlier try, or of somebody else, who keeps it.
-func (r *Reconciler) makePod(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) error {
+// makePod creates the pod, and returns what the API server has. One that exists already is of an earlier try, or of somebody else, who keeps it.
+func (r *Reconciler) makePod(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) (*corev1.Pod, error) {
 	err := r.Client.Create(ctx, pod)
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // a quota, a policy
 		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonRefused, "Create", "the API server refuses the pod %s: %s", pod.Name, err.Error())
 	}
 	if !apierrors.IsAlreadyExists(err) {
-		return err
+		return pod, err
 	}
 	there := &corev1.Pod{}
 	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(pod), there); err != nil {
-		return fmt.Errorf("read pod of VirtualMachineInstance %s: %w", vmi.Name, err)
+		return nil, fmt.Errorf("read pod of VirtualMachineInstance %s: %w", vmi.Name, err)
 	}
 	if !metav1.IsControlledBy(there, vmi) {
 		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonOccupied, "Create", "the pod %s exists and is not of this instance; delete it", pod.Name)
-		return fmt.Errorf("pod %s exists and is not of VirtualMachineInstance %s", pod.Name, vmi.Name)
+		return nil, fmt.Errorf("pod %s exists and is not of VirtualMachineInstance %s", pod.Name, vmi.Name)
 	}
-	return nil
+	return there, nil
 }
 
 // remove deletes the pod, and lets the instance go when the pod is gone. The Secret goes with the instance.
