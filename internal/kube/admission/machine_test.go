@@ -93,7 +93,7 @@ func TestMachines(t *testing.T) {
 		"no DataVolume":  {"DataVolume", "{spec: 7}", "", "cannot unmarshal", ""},
 		"a pool":         {"VirtualMachinePool", pool("maxUnavailable: 50%, scaleInStrategy: {proactive: {statePreservation: Disabled, selectionPolicy: {sortPolicy: Oldest}}}, ", "{app: web}", whole), "", "", ""},
 		"pool's labels":  {"VirtualMachinePool", pool("", "{app: db}", whole), "", "spec.virtualMachineTemplate.metadata.labels: Invalid value", ""},
-		"pool's machine": {"VirtualMachinePool", pool("", "{app: web}", "template: {spec: {"+good+", networks: [{name: a, multus: {networkName: b}}]}}"), "", "spec.virtualMachineTemplate.spec.template.spec.networks[0].multus.networkName: Forbidden", ""},
+		"pool's machine": {"VirtualMachinePool", pool("", "{app: web}", "template: {spec: {"+good+", networks: [{name: a, resourceClaim: {claimName: b}}]}}"), "", "spec.virtualMachineTemplate.spec.template.spec.networks[0].resourceClaim.claimName: Forbidden", ""},
 		"pool's type":    {"VirtualMachinePool", pool("", "{app: web}", "instancetype: {name: small, kind: VirtualMachineInstancetype}, "+open), "", "", "spec.virtualMachineTemplate.spec.instancetype: the VirtualMachineInstancetype small does not exist"},
 		"pool heals":     {"VirtualMachinePool", pool("autohealing: {}, ", "{app: web}", whole), "", "spec.autohealing: Forbidden", ""},
 		"pool keeps":     {"VirtualMachinePool", pool("scaleInStrategy: {proactive: {statePreservation: Offline}}, ", "{app: web}", whole), "", "spec.scaleInStrategy.proactive.statePreservation: Unsupported value", ""},

@@ -368,7 +368,7 @@ func TestQuota(t *testing.T) {
 // A pool whose template Cocoon cannot run creates nothing, and says why once.
 func TestRefusedTemplate(t *testing.T) {
 	pool := webPool(2)
-	pool.Spec.VirtualMachineTemplate.Spec.Template.Spec.Networks = []v1.Network{{Name: "a", NetworkSource: v1.NetworkSource{Multus: &v1.MultusNetwork{NetworkName: "b"}}}}
+	pool.Spec.VirtualMachineTemplate.Spec.Template.Spec.Networks = []v1.Network{{Name: "a", NetworkSource: v1.NetworkSource{Multus: &v1.MultusNetwork{NetworkName: "b/"}}}}
 	w := newWorld(t, pool)
 	w.step(t)
 	if said := w.said(); len(w.created) > 0 || !strings.HasPrefix(said, "Warning FailedCreate") || !strings.Contains(said, "spec.virtualMachineTemplate.spec.template.spec.networks[0].multus") {
