@@ -32,14 +32,14 @@ func Check(spec *v1.VirtualMachineInstanceSpec, at *field.Path) (errs field.Erro
 // CheckInstance is Check for a whole instance.
 func CheckInstance(vmi *v1.VirtualMachineInstance) (errs field.ErrorList, warnings []string) {
 	errs, warnings = Check(&vmi.Spec, field.NewPath("spec"))
-	return append(errs, checkHooks(vmi.Annotations, field.NewPath("metadata"))...), warnings
+	return append(errs, checkAnnotations(vmi.Annotations, field.NewPath("metadata"))...), warnings
 }
 
 // hooks is the annotation of KubeVirt that names containers which change the machine before it starts.
 const hooks = "hooks.kubevirt.io/hookSidecars"
 
-// checkHooks refuses annotations of an instance that ask for what its VM cannot have.
-func checkHooks(annotations map[string]string, meta *field.Path) (errs field.ErrorList) {
+// checkAnnotations refuses annotations of an instance that ask for what its VM cannot have.
+func checkAnnotations(annotations map[string]string, meta *field.Path) (errs field.ErrorList) {
 	if _, ok := annotations[hooks]; ok {
 		errs = append(errs, field.Forbidden(meta.Child("annotations").Key(hooks), "no container runs beside a VM of Cocoon"))
 	}
@@ -80,7 +80,7 @@ func CheckMachine(vm *v1.VirtualMachine, base Base) (errs field.ErrorList, warni
 	whole, more, warnings := Unfold(vm, base)
 	errs = append(errs, more...)
 	template := at.Child("template")
-	errs = append(errs, checkHooks(whole.Spec.Template.ObjectMeta.Annotations, template.Child("metadata"))...)
+	errs = append(errs, checkAnnotations(whole.Spec.Template.ObjectMeta.Annotations, template.Child("metadata"))...)
 	more, ignored := Check(&whole.Spec.Template.Spec, template.Child("spec"))
 	return append(errs, base.attribute(more)...), append(warnings, ignored...)
 }

@@ -40,7 +40,7 @@ func CheckReplicaSet(set *v1.VirtualMachineInstanceReplicaSet) (errs field.Error
 	if selector, err := Selector(set); err == nil && !selector.Empty() && !selector.Matches(labels.Set(spec.Template.ObjectMeta.Labels)) && len(errs) == 0 {
 		errs = append(errs, field.Invalid(meta.Child("labels"), spec.Template.ObjectMeta.Labels, "do not match spec.selector; add its labels"))
 	}
-	errs = append(errs, checkHooks(spec.Template.ObjectMeta.Annotations, meta)...)
+	errs = append(errs, checkAnnotations(spec.Template.ObjectMeta.Annotations, meta)...)
 	more, warnings := Check(&spec.Template.Spec, template.Child("spec"))
 	return append(errs, more...), warnings
 }
