@@ -121,7 +121,7 @@ spec:
 	kubetest.Eventually(t, "the machine", status, "Running true")
 	third := instance()
 	// What no VM of ours can be is refused with its path, and the machine that runs goes on until somebody restarts it.
-	patch(`{"spec":{"template":{"spec":{"domain":{"devices":{"tpm":{}}}}}}}`)
+	patch(`{"spec":{"template":{"spec":{"domain":{"devices":{"sound":{"name":"a"}}}}}}}`)
 	kubetest.Eventually(t, "the conditions", func() string {
 		return condition(r, t, key, kubevirtv1.VirtualMachineRestartRequired) + " " + condition(r, t, key, kubevirtv1.VirtualMachineFailure)
 	}, "True True")
@@ -129,7 +129,7 @@ spec:
 		t.Fatal(err)
 	}
 	kubetest.Eventually(t, "the machine", status, "Stopped false")
-	patch(`{"spec":{"template":{"spec":{"domain":{"devices":{"tpm":null}}}}}}`)
+	patch(`{"spec":{"template":{"spec":{"domain":{"devices":{"sound":null}}}}}}`)
 	kubetest.Eventually(t, "the machine", status, "Running true")
 
 	r.instancetypes(t, ns)
