@@ -204,3 +204,45 @@ func (d *disks) drop(ctx context.Context, c *qmp.Client) (err error) {
 	d.added, d.sets = nil, nil
 	return err
 }
+
+// layer adds the nodes of a disk, the lowest first.
+func (c *command) layer(node string, d vm.Disk) {
+	_ = stack(node, d, func(f file) (string, error) { return c.fdset(f), nil }, func(p props) error {
+		c.blockdev(p)
+		return nil
+	})
+}
+
+// stack adds the nodes of a disk, the lowest first; the top is called node. open returns a name that QEMU can open. Every file and
+// its format are stated explicitly. QEMU probes nothing and trusts no image header, because an image may come from an untrusted
+// source.
+func stack(node string, d vm.Disk, open func(file) (string, error), add func(props) error) error {
+	if d.Backing != nil {
+		below := *d.Backing
+		below.ReadOnly = true
+		if err := stack(node+"b", below, open, add); err != nil {
+			return err
+		}
+	}
+	kind := fileWrite
+	if d.ReadOnly {
+		kind = fileRead
+	}
+	path, err := open(file{kind: kind, path: d.Path})
+	if err != nil {
+		return err
+	}
+	n := diskFile(path, d)
+	n["node-name"] = node + "-file"
+	if err := add(n); err != nil {
+		return err
+	}
+	top := props{"driver": string(d.Format), "node-name": node, "file": node + "-file", "read-only": d.ReadOnly, "discard": "unmap"}
+	if d.Format == vm.DiskQCOW2 {
+		top["backing"] = nil // JSON null: ignore the backing file in the header
+		if d.Backing != nil {
+			top["backing"] = node + "b"
+		}
+	}
+	return add(top)
+}

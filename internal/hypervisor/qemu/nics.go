@@ -6,7 +6,9 @@ import (
 	"net"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // setLink sets the carrier of NIC n. It does so at the tap's side, which also sets that of the NIC and keeps its state when the
@@ -69,4 +71,40 @@ func (i *instance) swapNIC(ctx context.Context, c *qmp.Client, nic int, mac net.
 		return err
 	}
 	return setLink(ctx, c, nic, false) // the tap's side already blocks packets; this makes the guest see it too
+}
+
+// ports adds the root ports: one for each NIC, so that it can be unplugged, and some free ones for later hot-plug.
+func (c *command) ports(n int) {
+	for i := range min(n, maxPorts) {
+		c.device(props{"driver": "pcie-root-port", "id": portName(i), "chassis": i + 1}.at(slotPorts+i/8, i%8))
+	}
+}
+
+// modelOf returns the model of NIC i of p.
+func modelOf(p hypervisor.Plan, i int) vm.NICModel {
+	if i < len(p.Models) {
+		return p.Models[i]
+	}
+	return vm.NICVirtio
+}
+
+func (c *command) nic(i int, n vm.NIC, model vm.NICModel) {
+	c.add("-netdev", fmt.Sprintf("tap,id=%s,fd=%d,vhost=off", netName(i), c.fd(file{kind: fileTap, path: n.Tap, nic: i})))
+	dev := nicDevice(i, n.MAC, n.MTU)
+	if !model.Virtio() { // it cannot tell its guest an MTU; the seed or DHCP does
+		dev["driver"] = string(model)
+		delete(dev, "host_mtu")
+	}
+	c.device(dev)
+}
+
+func nicDevice(i int, mac string, mtu int) props {
+	dev := props{
+		"driver": "virtio-net-pci", "netdev": netName(i), "id": nicName(i),
+		"mac": mac, "bus": portName(i), "romfile": "",
+	}
+	if mtu > 0 {
+		dev["host_mtu"] = mtu
+	}
+	return dev
 }
