@@ -322,3 +322,12 @@ func TestEnforcerForbidden(t *testing.T) {
 		t.Errorf("policed: %v, %v", on, err)
 	}
 }
+
+// A policy allows a pod by the address that the cluster knows, not by those of its further networks.
+func TestAddressOfTheFirstInterface(t *testing.T) {
+	r := vm.Record{ID: "a", NICs: []vm.NIC{{IP: "10.0.0.2", IPv6: "fd00::2"}, {IP: "198.51.100.7"}}}
+	want := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}
+	if got := (&guests{}).of(r).addresses; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
