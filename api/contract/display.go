@@ -29,8 +29,8 @@ func ParseDisplay(value string) (Display, error) {
 	return d, r.errs.err()
 }
 
-// HeaderGuest is a header of an attach request over SPDY. Its value is a question to the guest of the pod, and the standard output of the
-// request is the answer. Whoever may attach to a pod may ask.
+// HeaderGuest is a header of an attach request over SPDY. Its value is a question to the guest of the pod. The answer is the standard
+// output of the request. Whoever may attach to a pod may ask.
 const HeaderGuest = "Cocoon-Guest"
 
 // The values of HeaderGuest. All answers are JSON.

@@ -73,7 +73,7 @@ type UEFI struct {
 // Clock is the hardware clock of a machine, and its timers.
 type Clock struct {
 	Timezone string `json:"timezone,omitempty"`
-	Offset   int    `json:"offset,omitempty"` // seconds before UTC
+	Offset   int    `json:"offset,omitempty"` // seconds ahead of UTC
 	CatchUp  bool   `json:"catchUp,omitempty"`
 	Guest    bool   `json:"guest,omitempty"`
 	NoHPET   bool   `json:"noHPET,omitempty"`

@@ -83,8 +83,8 @@ func mountable(r vm.Record, v vm.Volume) error {
 	return nil
 }
 
-// selfContained refuses to save a VM with a TPM, whose state is in no snapshot: a copy of the guest would have lost its keys. It refuses one that shares folders of the node or mounts those of servers: its memory fits the files as they are now,
-// and those change. A server also takes back the locks of a guest that does not answer, and would take a clone for its source.
+// selfContained refuses to save a VM with a TPM: no snapshot has the state of a TPM, so the copy would have no keys. It refuses to save a VM
+// that shares folders of the node or mounts those of servers: its memory fits the files as they are now, and those change. A server also takes back the locks of a guest that does not answer, and would take a clone for its source.
 func selfContained(r vm.Record) error {
 	if r.Spec.HasTPM() && r.ImageType != vm.ImageOCI {
 		return errdefs.Preconditionf("it has a TPM, whose state is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead")

@@ -124,7 +124,7 @@ func (c CPU) clone() CPU {
 // Clock is the hardware clock of a machine, and its timers. The zero value shows UTC.
 type Clock struct {
 	Timezone string `json:"timezone,omitempty"` // whose local time the clock shows when the VM starts, such as Europe/Berlin
-	Offset   int    `json:"offset,omitempty"`   // seconds before UTC, instead of a zone; negative to the west
+	Offset   int    `json:"offset,omitempty"`   // seconds ahead of UTC, instead of a zone; negative to the west
 	CatchUp  bool   `json:"catch_up,omitempty"` // ticks that the guest has missed are delivered later
 	Guest    bool   `json:"guest,omitempty"`    // the clock stands while the guest is paused
 	NoHPET   bool   `json:"no_hpet,omitempty"`
@@ -143,7 +143,7 @@ func (c Clock) Validate() error {
 	return nil
 }
 
-// East returns how many seconds before UTC the clock is at t.
+// East returns how many seconds the clock is ahead of UTC at t.
 func (c Clock) East(t time.Time) (int, error) {
 	if c.Timezone == "" {
 		return c.Offset, nil

@@ -2420,7 +2420,7 @@ func (x *CPUFeature) GetPolicy() string {
 type Clock struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Timezone      string                 `protobuf:"bytes,1,opt,name=timezone,proto3" json:"timezone,omitempty"` // whose local time it shows
-	Offset        int32                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`    // seconds before UTC, instead of a zone
+	Offset        int32                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`    // seconds ahead of UTC, instead of a zone
 	CatchUp       bool                   `protobuf:"varint,3,opt,name=catch_up,json=catchUp,proto3" json:"catch_up,omitempty"`
 	Guest         bool                   `protobuf:"varint,4,opt,name=guest,proto3" json:"guest,omitempty"`
 	NoHpet        bool                   `protobuf:"varint,5,opt,name=no_hpet,json=noHpet,proto3" json:"no_hpet,omitempty"`

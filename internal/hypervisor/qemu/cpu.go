@@ -126,7 +126,7 @@ func lacking(want vm.CPU, lacks []string, accel vm.Accel) error {
 	return nil
 }
 
-// clock sets the hardware clock of the guest, which is east seconds before UTC.
+// clock sets the hardware clock of the guest, which is east seconds ahead of UTC.
 func (c *command) clock(clock vm.Clock, east int) {
 	if clock == (vm.Clock{}) || clock == (vm.Clock{NoHPET: true}) {
 		return

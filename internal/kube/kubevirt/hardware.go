@@ -44,7 +44,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	return m
 }
 
-// uefi returns what the firmware is like. As in KubeVirt, it has Secure Boot unless the machine says that it does not.
+// uefi returns the settings of the firmware. Secure Boot is on by default, as in KubeVirt.
 func uefi(d *v1.DomainSpec) (out contract.UEFI) {
 	if d.Firmware == nil || d.Firmware.Bootloader == nil || d.Firmware.Bootloader.EFI == nil {
 		return out

@@ -207,8 +207,8 @@ func (u *unfolding) platform(p *v1beta1.VirtualMachinePreferenceSpec, at *field.
 	}
 }
 
-// firmware applies the preferred boot loader to a machine that has none. Secure Boot is a preference that a VM without SMM does without: an
-// image for UEFI boots by UEFI only, and most boot without Secure Boot.
+// firmware applies the preferred boot loader to a machine that has none. A VM without SMM boots by UEFI without
+// Secure Boot: most images can.
 func (u *unfolding) firmware(p *v1beta1.FirmwarePreferences, at *field.Path) {
 	is := func(b *bool) bool { return b != nil && *b }
 	d := &u.spec.Domain

@@ -157,7 +157,7 @@ func outdated(pool *poolv1.VirtualMachinePool, vm *v1.VirtualMachine) bool {
 	return kubevirt.Ordinal(pool, vm.Name) >= 0 && vm.Labels[v1.VirtualMachinePoolRevisionName] != kubevirt.Revision(pool)
 }
 
-// stale reports whether the controller of machines says that the instance of vm is not what vm says now.
+// stale reports whether vm has the condition RestartRequired: its instance has an older spec.
 func stale(vm *v1.VirtualMachine) bool {
 	if vm.Status.ObservedGeneration != vm.Generation {
 		return false
@@ -167,8 +167,8 @@ func stale(vm *v1.VirtualMachine) bool {
 	})
 }
 
-// restarts reports whether the instance of vm is of an older revision, and differs. What somebody has changed in a machine alone is effective when
-// they restart it. A machine that runs once does not start again.
+// restarts reports whether the pool restarts vm: its instance has an older revision of the template, and differs. The pool does not restart a
+// machine that a user has changed by hand, or that runs once.
 func restarts(x seen, vm *v1.VirtualMachine) bool {
 	vmi := x.instances[vm.Name]
 	if vmi == nil || !stale(vm) || len(vm.Status.StateChangeRequests) > 0 || vmi.Labels[v1.VirtualMachinePoolRevisionName] == kubevirt.Revision(x.pool) {

@@ -257,7 +257,7 @@ func over(m, with map[string]string) map[string]string {
 	return all
 }
 
-// refused reports whether the API server would refuse the same again, such as for a quota, or while a snapshot is taken.
+// refused reports whether a retry at once is useless: the API server refuses the request, such as for a quota.
 func refused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
 
 func (s *step) refuse(r *Reconciler, x seen, reason, action, name string, err error) {
