@@ -26,6 +26,7 @@ type killer struct {
 	mu    sync.Mutex
 	off   bool
 	kills map[string]int // by the kind of write
+	limit int            // of all kills, until the test comes further
 }
 
 func newKiller(t *testing.T, config *rest.Config) *killer {
@@ -38,7 +39,7 @@ func newKiller(t *testing.T, config *rest.Config) *killer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &killer{kills: map[string]int{}, fail: t.Errorf}
+	k := &killer{kills: map[string]int{}, limit: mostKills, fail: t.Errorf}
 	proxy := &httputil.ReverseProxy{
 		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport: outliving{transport}, FlushInterval: -1,
@@ -70,7 +71,7 @@ func (o outliving) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// mostKills stops the endless restart of a manager that makes no progress.
+// mostKills stops the endless restart of a manager that makes no progress: it is for one part of a test.
 const mostKills = 200
 
 func (k *killer) wrote(r *http.Request, code int) {
@@ -83,9 +84,9 @@ func (k *killer) wrote(r *http.Request, code int) {
 	if k.off {
 		return
 	}
-	if k.kills[what]++; k.total() > mostKills {
+	if k.kills[what]++; k.total() > k.limit {
 		k.off = true
-		k.fail("the manager was killed %d times and does not come to an end: %v", mostKills, k.kills)
+		k.fail("the manager was killed %d times and does not come to an end: %v", k.limit, k.kills)
 		return
 	}
 	if r.Context().Err() != nil { // its manager is dead already
@@ -104,6 +105,14 @@ func (k *killer) total() int {
 		n += m
 	}
 	return n
+}
+
+// part runs the next part of a test. Its manager, too, is killed mostKills times at most.
+func (k *killer) part(run func()) {
+	k.mu.Lock()
+	k.limit = k.total() + mostKills
+	k.mu.Unlock()
+	run()
 }
 
 // stop lets the manager live, and returns the kills so far.

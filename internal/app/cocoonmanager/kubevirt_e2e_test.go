@@ -132,10 +132,10 @@ spec:
 	patch(`{"spec":{"template":{"spec":{"domain":{"devices":{"sound":null}}}}}}`)
 	kubetest.Eventually(t, "the machine", status, "Running true")
 
-	r.instancetypes(t, ns)
-	r.replicaSets(t, ns, seen)
-	r.pools(t, ns, seen)
-	r.dataVolumes(t, ns)
+	k.part(func() { r.instancetypes(t, ns) })
+	k.part(func() { r.replicaSets(t, ns, seen) })
+	k.part(func() { r.pools(t, ns, seen) })
+	k.part(func() { r.dataVolumes(t, ns) })
 	if err := r.api.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
@@ -151,6 +151,7 @@ spec:
 		return fmt.Sprint(left)
 	}, "0")
 	kills := k.stop()
+	t.Logf("the manager was killed after %v", kills)
 	for _, what := range []string{
 		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status", http.MethodPut + " virtualmachineinstancereplicasets/status",
 		http.MethodPost + " virtualmachines", http.MethodDelete + " virtualmachines", http.MethodPut + " virtualmachinepools/status",
