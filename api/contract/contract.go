@@ -40,6 +40,7 @@ const (
 	KeyFileDisks   = PrefixVM + "file-disks"
 	KeyNetworkData = PrefixVM + "network-data-source"
 	KeySSHSecrets  = PrefixVM + "ssh-key-secrets"
+	KeyLogins      = PrefixVM + "login-secrets"
 )
 
 // Annotations of the Kubernetes Network Custom Resource Definition De-facto Standard, which programs of others write and read.
@@ -95,6 +96,10 @@ const ConditionPaused = PrefixVM + "Paused"
 
 // ConditionAgent is the condition of a pod that is True while a qemu-guest-agent answers in its guest. A pod whose guest never had one lacks it.
 const ConditionAgent = PrefixVM + "AgentConnected"
+
+// ConditionLogins is the condition of a pod that is True when its guest has the passwords and SSH keys that KeyLogins asks for, and False with the
+// reason when it refuses them. A pod without that annotation, or whose agent has not answered yet, lacks it.
+const ConditionLogins = PrefixVM + "LoginsSynchronized"
 
 // CommandPing is the command, of this one word, of an exec probe that succeeds if the qemu-guest-agent of a guest that boots itself answers. No
 // program is run.

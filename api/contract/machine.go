@@ -2,7 +2,9 @@ package contract
 
 import (
 	"encoding/json"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -115,7 +117,21 @@ type Machine struct {
 	Hardware    Hardware
 	FileDisks   map[string]string // labels of disks by the names of the pod's volumes: a guest that boots itself has their files on these disks
 	SSHSecrets  []string          // Secrets of the pod's namespace; each value is lines of authorized_keys
+	Logins      Logins            // of a guest that boots itself, by its agent
 	NetworkData Source            // of the guest's network configuration, instead of the generated one; an empty key is networkdata
+}
+
+// Logins are Secrets of the pod's namespace by which users log in.
+type Logins struct {
+	Keys      map[string][]string `json:"keys,omitempty"`      // users by the Secret; each of its values is lines of authorized_keys
+	Passwords []string            `json:"passwords,omitempty"` // Secrets whose keys are users, and whose values are their passwords
+}
+
+// Secrets returns the names of all Secrets, each once.
+func (l Logins) Secrets() []string {
+	all := slices.Concat(slices.Collect(maps.Keys(l.Keys)), l.Passwords)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // NetworkDataKey is the key of Machine.NetworkData if it names none.
@@ -131,6 +147,7 @@ func ParseMachine(annotations map[string]string) (Machine, error) {
 		Hardware:    r.hardware(),
 		FileDisks:   r.ofVolumes(KeyFileDisks, diskLabel, "must be a list of NAME=LABEL by comma, each NAME once; a LABEL has at most 16 letters, digits, '.', '_' and '-'"),
 		SSHSecrets:  r.secrets(KeySSHSecrets),
+		Logins:      r.logins(),
 		NetworkData: r.source(KeyNetworkData, true),
 	}
 	return m, r.errs.err()
@@ -179,6 +196,7 @@ func (m Machine) Apply(annotations map[string]string) {
 	put(annotations, KeyGraphics, flagText(m.Graphics))
 	put(annotations, KeyFileDisks, VolumesText(m.FileDisks))
 	put(annotations, KeySSHSecrets, strings.Join(m.SSHSecrets, ","))
+	put(annotations, KeyLogins, document(m.Logins, len(m.Logins.Secrets()) == 0))
 	put(annotations, KeyNetworkData, m.NetworkData.String())
 }
 
@@ -196,6 +214,32 @@ func (r *reader) secrets(key string) []string {
 		}
 	}
 	return list
+}
+
+// maxLoginUsers bounds the users of all Secrets.
+const maxLoginUsers = 64
+
+func (r *reader) logins() (l Logins) {
+	form := `{"keys": {"SECRET": ["USER"]}, "passwords": ["SECRET"]}`
+	if !r.document(KeyLogins, &l, form) {
+		return Logins{}
+	}
+	users := 0
+	for _, of := range l.Keys {
+		users += len(of)
+		if len(of) == 0 || slices.Contains(of, "") {
+			r.bad(KeyLogins, "must name the users of each Secret in keys")
+			return Logins{}
+		}
+	}
+	if users > maxLoginUsers || slices.ContainsFunc(l.Secrets(), func(name string) bool { return !nameRE.MatchString(name) }) {
+		r.bad(KeyLogins, "must be JSON like "+form+" with names of Secrets and at most 64 users")
+		return Logins{}
+	}
+	if len(l.Secrets()) == 0 {
+		return Logins{}
+	}
+	return l
 }
 
 // document returns v as JSON; "" if it is empty.

@@ -16,11 +16,12 @@ func TestMachineSetsAndClears(t *testing.T) {
 		SMBIOS:      SMBIOS{Serial: `a "b", c`, Chassis: Chassis{Manufacturer: "m", Version: "v", Serial: "s", Asset: "a", SKU: "k"}},
 		Graphics:    true,
 		FileDisks:   map[string]string{"cfg": "cidata", "keys": "KEYS_1"},
+		Logins:      Logins{Keys: map[string][]string{"team": {"debian", "Jörg Ø"}}, Passwords: []string{"words"}},
 		NetworkData: Source{Kind: SourceSecret, Name: "net", Key: "networkData"},
 	}
 	m := map[string]string{"other": "kept"}
 	want.Apply(m)
-	if len(m) != 6 {
+	if len(m) != 7 {
 		t.Errorf("%v", m)
 	}
 	got, err := ParseMachine(m)
@@ -35,10 +36,14 @@ func TestMachineSetsAndClears(t *testing.T) {
 
 func TestMachineRules(t *testing.T) {
 	bad := map[string][]string{
-		KeyFirmware:    {"UEFI", "coreboot"},
-		KeySMBIOS:      {"serial", "[]", `{"uuid": "x"}`, `{"serial": 1}`, `{} {}`, `{"chassis": {"colour": "red"}}`},
-		KeyGraphics:    {"yes", "vga"},
-		KeyFileDisks:   {"cfg", "cfg=", "cfg=a,cfg=b", "cfg=a,", "Cfg=a", "cfg=a b", "cfg=" + strings.Repeat("x", 17), "../cfg=a"},
+		KeyFirmware:  {"UEFI", "coreboot"},
+		KeySMBIOS:    {"serial", "[]", `{"uuid": "x"}`, `{"serial": 1}`, `{} {}`, `{"chassis": {"colour": "red"}}`},
+		KeyGraphics:  {"yes", "vga"},
+		KeyFileDisks: {"cfg", "cfg=", "cfg=a,cfg=b", "cfg=a,", "Cfg=a", "cfg=a b", "cfg=" + strings.Repeat("x", 17), "../cfg=a"},
+		KeyLogins: {
+			"team", `["a"]`, `{"keys": {"team": []}}`, `{"keys": {"team": [""]}}`, `{"keys": {"../x/team": ["a"]}}`, `{"passwords": [""]}`, `{"passwords": "words"}`, `{"words": {}}`,
+			`{"keys": {"team": [` + strings.Repeat(`"a", `, 64) + `"b"]}}`,
+		},
 		KeyNetworkData: {"net", "secret/", "secret/../x/net", "file/net", "secret/net/a/b"},
 	}
 	for key, values := range bad {
@@ -54,10 +59,10 @@ func TestMachineRules(t *testing.T) {
 
 // FuzzMachine: any annotations can be read, and the values that were read survive a write and a second read.
 func FuzzMachine(f *testing.F) {
-	f.Add("uefi", `{"serial": "1"}`, "secret/a/b", "a=b,c=d")
-	f.Add("x", `{"serial": "\ud800"`, "secret//", ",=")
-	f.Fuzz(func(t *testing.T, firmware, smbios, source, disks string) {
-		m, _ := ParseMachine(map[string]string{KeyFirmware: firmware, KeySMBIOS: smbios, KeyNetworkData: source, KeyFileDisks: disks})
+	f.Add("uefi", `{"serial": "1"}`, "secret/a/b", "a=b,c=d", `{"keys": {"a": ["b"]}, "passwords": ["c"]}`)
+	f.Add("x", `{"serial": "\ud800"`, "secret//", ",=", `{"passwords": []}`)
+	f.Fuzz(func(t *testing.T, firmware, smbios, source, disks, logins string) {
+		m, _ := ParseMachine(map[string]string{KeyFirmware: firmware, KeySMBIOS: smbios, KeyNetworkData: source, KeyFileDisks: disks, KeyLogins: logins})
 		out := map[string]string{}
 		m.Apply(out)
 		again, err := ParseMachine(out)

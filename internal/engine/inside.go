@@ -112,6 +112,28 @@ func (e *Engine) Describe(caller context.Context, ref string) (guest.Description
 	return d, nil
 }
 
+// SetLogins sets passwords and SSH keys in the guest. Errors as for Exec; InvalidArgument, Unsupported for a container image, whose guest has no
+// users who log in.
+func (e *Engine) SetLogins(caller context.Context, ref string, l guest.Logins) error {
+	if err := l.Validate(); err != nil {
+		return err
+	}
+	ctx, cancel := e.life.bound(caller)
+	defer cancel()
+	c, err := e.agentOf(ctx, ref)
+	if err != nil {
+		return e.life.ended(caller, err)
+	}
+	setter, ok := c.agent.(guest.LoginSetter)
+	if !ok {
+		return errdefs.Unsupportedf("the agent in the guest of vm %s sets no passwords and SSH keys; put them into its image", c.m.name())
+	}
+	if err := setter.SetLogins(ctx, l); err != nil {
+		return c.failed(caller, fmt.Errorf("set logins in vm %s: %w", c.m.name(), err))
+	}
+	return nil
+}
+
 // diskPatience is how long to wait for a disk guest whose agent has not answered since it started: there may be none.
 const diskPatience = time.Second
 

@@ -79,6 +79,7 @@ type guests interface {
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
 	guest.Describes
 	guest.Freezes
+	guest.LoginAccess
 }
 
 type attacher interface {

@@ -113,6 +113,10 @@ func (v *vms) Thaw(ctx context.Context, r *nodev1.ThawRequest) (*nodev1.ThawResp
 	return &nodev1.ThawResponse{Held: held}, err
 }
 
+func (v *vms) SetLogins(ctx context.Context, r *nodev1.SetLoginsRequest) (*nodev1.SetLoginsResponse, error) {
+	return &nodev1.SetLoginsResponse{}, v.guests.SetLogins(ctx, r.GetRef(), nodewire.DecodeLogins(r))
+}
+
 func (v *vms) UpdateVolume(ctx context.Context, r *nodev1.UpdateVolumeRequest) (*nodev1.UpdateVolumeResponse, error) {
 	return &nodev1.UpdateVolumeResponse{}, v.containers.UpdateVolume(ctx, r.GetRef(), r.GetVolume(), nodewire.DecodeVolumeFiles(r.GetFiles()))
 }

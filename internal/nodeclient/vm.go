@@ -107,6 +107,11 @@ func (c *Client) Thaw(ctx context.Context, ref string) (held bool, err error) {
 	return ask(ctx, c, c.vms.Thaw, &nodev1.ThawRequest{Ref: ref}, (*nodev1.ThawResponse).GetHeld)
 }
 
+// SetLogins sets passwords and SSH keys in the guest.
+func (c *Client) SetLogins(ctx context.Context, ref string, l guest.Logins) error {
+	return do(ctx, c, c.vms.SetLogins, nodewire.EncodeLogins(ref, l))
+}
+
 // UpdateVolume replaces the content of a volume of files.
 func (c *Client) UpdateVolume(ctx context.Context, ref, volume string, files []vm.VolumeFile) error {
 	return do(ctx, c, c.vms.UpdateVolume, &nodev1.UpdateVolumeRequest{Ref: ref, Volume: volume, Files: nodewire.EncodeVolumeFiles(files)})

@@ -139,3 +139,21 @@ func DecodeDescription(m *nodev1.DescribeResponse) guest.Description {
 		}),
 	}
 }
+
+// EncodeLogins returns the message for l, for the VM ref.
+func EncodeLogins(ref string, l guest.Logins) *nodev1.SetLoginsRequest {
+	m := &nodev1.SetLoginsRequest{Ref: ref, Passwords: l.Passwords, Keys: map[string]*nodev1.AuthorizedKeys{}}
+	for user, keys := range l.Keys {
+		m.Keys[user] = &nodev1.AuthorizedKeys{Lines: keys}
+	}
+	return m
+}
+
+// DecodeLogins returns the logins in m.
+func DecodeLogins(m *nodev1.SetLoginsRequest) guest.Logins {
+	l := guest.Logins{Passwords: m.GetPasswords(), Keys: map[string][]string{}}
+	for user, keys := range m.GetKeys() {
+		l.Keys[user] = keys.GetLines()
+	}
+	return l
+}

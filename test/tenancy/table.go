@@ -380,6 +380,12 @@ func sources() (rows []Row) {
 		Name: "ssh keys of a Secret elsewhere", Ask: run(contract.KeySSHSecrets, "../{ns}/{ns}-keys"), Image: "cloud",
 		Cells: [4]Cell{refuses(contract.KeySSHSecrets), refuses(contract.KeySSHSecrets), objects, objects},
 	}}
+	for _, logins := range []string{`{"passwords": ["../{ns}/{ns}-keys"]}`, `{"keys": {"{ns}/{ns}-keys": ["root"]}}`} {
+		rows = append(rows, Row{
+			Name: "logins of a Secret elsewhere " + logins, Ask: run(contract.KeyLogins, logins), Image: "cloud", Forms: []string{"Logins.Secrets"},
+			Cells: [4]Cell{refuses(contract.KeyLogins), refuses(contract.KeyLogins), objects, objects},
+		})
+	}
 	for _, key := range []string{contract.KeyVirtletUserDataSource, contract.KeyVirtletSSHKeySource, contract.KeyVirtletFiles, contract.KeyNetworkData} {
 		for _, kind := range []string{contract.SourceConfigMap, contract.SourceSecret} {
 			name := strings.ToLower(strings.NewReplacer("Virtlet", "", "CloudInit", "", contract.PrefixVM, "").Replace(key)) + " of a " + kind

@@ -52,6 +52,7 @@ const (
 	VMs_Describe_FullMethodName         = "/cocoon.node.v1.VMs/Describe"
 	VMs_Freeze_FullMethodName           = "/cocoon.node.v1.VMs/Freeze"
 	VMs_Thaw_FullMethodName             = "/cocoon.node.v1.VMs/Thaw"
+	VMs_SetLogins_FullMethodName        = "/cocoon.node.v1.VMs/SetLogins"
 	VMs_UpdateVolume_FullMethodName     = "/cocoon.node.v1.VMs/UpdateVolume"
 	VMs_KillContainer_FullMethodName    = "/cocoon.node.v1.VMs/KillContainer"
 	VMs_ReleaseContainer_FullMethodName = "/cocoon.node.v1.VMs/ReleaseContainer"
@@ -116,6 +117,8 @@ type VMsClient interface {
 	Freeze(ctx context.Context, in *FreezeRequest, opts ...grpc.CallOption) (*FreezeResponse, error)
 	// Thaw ends a freeze.
 	Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.CallOption) (*ThawResponse, error)
+	// SetLogins sets passwords and SSH keys in a guest that boots itself. Idempotent.
+	SetLogins(ctx context.Context, in *SetLoginsRequest, opts ...grpc.CallOption) (*SetLoginsResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error)
 	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
@@ -432,6 +435,16 @@ func (c *vMsClient) Thaw(ctx context.Context, in *ThawRequest, opts ...grpc.Call
 	return out, nil
 }
 
+func (c *vMsClient) SetLogins(ctx context.Context, in *SetLoginsRequest, opts ...grpc.CallOption) (*SetLoginsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetLoginsResponse)
+	err := c.cc.Invoke(ctx, VMs_SetLogins_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(UpdateVolumeResponse)
@@ -593,6 +606,8 @@ type VMsServer interface {
 	Freeze(context.Context, *FreezeRequest) (*FreezeResponse, error)
 	// Thaw ends a freeze.
 	Thaw(context.Context, *ThawRequest) (*ThawResponse, error)
+	// SetLogins sets passwords and SSH keys in a guest that boots itself. Idempotent.
+	SetLogins(context.Context, *SetLoginsRequest) (*SetLoginsResponse, error)
 	// UpdateVolume replaces the content of a volume of files, in the running guest too.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error)
 	// KillContainer ends one run of a container of a running VM and returns when it is over. The run counts as failed; whether
@@ -696,6 +711,9 @@ func (UnimplementedVMsServer) Freeze(context.Context, *FreezeRequest) (*FreezeRe
 }
 func (UnimplementedVMsServer) Thaw(context.Context, *ThawRequest) (*ThawResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Thaw not implemented")
+}
+func (UnimplementedVMsServer) SetLogins(context.Context, *SetLoginsRequest) (*SetLoginsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetLogins not implemented")
 }
 func (UnimplementedVMsServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*UpdateVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
@@ -1082,6 +1100,24 @@ func _VMs_Thaw_Handler(srv interface{}, ctx context.Context, dec func(interface{
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_SetLogins_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetLoginsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).SetLogins(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_SetLogins_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).SetLogins(ctx, req.(*SetLoginsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(UpdateVolumeRequest)
 	if err := dec(in); err != nil {
@@ -1342,6 +1378,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Thaw",
 			Handler:    _VMs_Thaw_Handler,
+		},
+		{
+			MethodName: "SetLogins",
+			Handler:    _VMs_SetLogins_Handler,
 		},
 		{
 			MethodName: "UpdateVolume",

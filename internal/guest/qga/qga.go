@@ -90,6 +90,7 @@ var (
 	_ guest.ClockSetter     = (*session)(nil)
 	_ guest.MountReporter   = (*session)(nil)
 	_ guest.Describer       = (*session)(nil)
+	_ guest.LoginSetter     = (*session)(nil)
 )
 
 // Done implements guest.Agent.

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -62,7 +63,20 @@ func checkMachine(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeySMBIOS), pod.Annotations[contract.KeySMBIOS], err.Error()))
 		}
 	}
-	return append(errs, checkFileDisks(pod)...)
+	return append(append(errs, checkFileDisks(pod)...), checkLogins(pod)...)
+}
+
+// checkLogins refuses users that no guest can have.
+func checkLogins(pod *corev1.Pod) (errs field.ErrorList) {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	for _, secret := range slices.Sorted(maps.Keys(ask.Logins.Keys)) {
+		for _, user := range ask.Logins.Keys[secret] {
+			if err := guest.ValidUser(user); err != nil {
+				errs = append(errs, field.Invalid(annotationPath(contract.KeyLogins), user, err.Error()))
+			}
+		}
+	}
+	return errs
 }
 
 // checkFileDisks refuses disks for volumes that have no files, or that a container mounts.

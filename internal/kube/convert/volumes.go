@@ -304,7 +304,7 @@ func Unnamed(pod *corev1.Pod) []Object {
 	machine, _ := contract.ParseMachine(pod.Annotations)
 	var out []Object
 	sources := []contract.Source{ask.UserDataSource, ask.SSHKeySource, ask.Files, machine.NetworkData}
-	for _, name := range machine.SSHSecrets {
+	for _, name := range slices.Concat(machine.SSHSecrets, machine.Logins.Secrets()) {
 		sources = append(sources, contract.Source{Kind: contract.SourceSecret, Name: name})
 	}
 	for _, src := range sources {

@@ -26,7 +26,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	if c := d.Chassis; c != nil {
 		m.SMBIOS.Chassis = contract.Chassis{Manufacturer: c.Manufacturer, Version: c.Version, Serial: c.Serial, Asset: c.Asset, SKU: c.Sku}
 	}
-	m.Graphics = graphics(&vmi.Spec)
+	m.Graphics, m.Logins = graphics(&vmi.Spec), logins(&vmi.Spec)
 	m.Hardware = contract.Hardware{
 		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec),
 	}

@@ -146,6 +146,9 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 			container.VolumeDevices = append(container.VolumeDevices, corev1.VolumeDevice{Name: v.Name, DevicePath: "/dev/" + v.Name}) // the guest finds it by its serial
 		}
 	}
+	if secrets := logins(s).Secrets(); len(secrets) > 0 {
+		pod.Spec.Volumes = append(pod.Spec.Volumes, loginsVolume(secrets, pod.Spec.Volumes))
+	}
 	pod.Spec.Containers = []corev1.Container{container}
 	return pod
 }

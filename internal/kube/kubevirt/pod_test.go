@@ -347,6 +347,18 @@ func TestObserve(t *testing.T) {
 			t.Errorf("the pod's agent is %s, that of the instance %q", agent, got)
 		}
 	}
+	for _, logins := range []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse, ""} {
+		look(func() {
+			pod.Status = *running.DeepCopy()
+			if logins != "" {
+				pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: contract.ConditionLogins, Status: logins, Reason: "FailedLogins"})
+			}
+		})
+		want := map[corev1.ConditionStatus]string{corev1.ConditionTrue: "True ", corev1.ConditionFalse: "False FailedLogins"}[logins]
+		if got := status(v1.VirtualMachineInstanceAccessCredentialsSynchronized); got != want {
+			t.Errorf("the pod's logins are %s, those of the instance %q", logins, got)
+		}
+	}
 	s = look(func() { pod.Status.Phase, pod.Status.Conditions = corev1.PodSucceeded, nil })
 	if s.Phase != v1.Succeeded || status(v1.VirtualMachineInstanceReady) != "False GuestNotRunning" {
 		t.Errorf("%+v", s)

@@ -161,9 +161,5 @@ func (s *seed) apply(pod *corev1.Pod, volume, own string, credentials []string) 
 	if len(credentials) > 0 {
 		annotations[contract.KeySSHSecrets] = strings.Join(credentials, ",")
 	}
-	both := &corev1.ProjectedVolumeSource{}
-	for _, name := range secrets {
-		both.Sources = append(both.Sources, corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: name}}})
-	}
-	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{Projected: both}})
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volume, VolumeSource: corev1.VolumeSource{Projected: projected(secrets)}})
 }

@@ -70,6 +70,12 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 	} else {
 		drop(&s, v1.VirtualMachineInstanceAgentConnected)
 	}
+	switch logins := condition(pod, contract.ConditionLogins); logins.Status {
+	case corev1.ConditionTrue, corev1.ConditionFalse:
+		set(&s, v1.VirtualMachineInstanceAccessCredentialsSynchronized, logins.Status == corev1.ConditionTrue, logins.Reason, logins.Message, now)
+	default:
+		drop(&s, v1.VirtualMachineInstanceAccessCredentialsSynchronized)
+	}
 	if why := waiting(pod); why != nil {
 		set(&s, v1.VirtualMachineInstanceSynchronized, false, why.Reason, why.Message, now)
 	} else {

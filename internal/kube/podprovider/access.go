@@ -110,6 +110,15 @@ func (s *podState) ping(ctx context.Context, ref string) error {
 	return err
 }
 
+// setLogins sets passwords and SSH keys in the guest.
+func (s *podState) setLogins(ctx context.Context, ref string, l guest.Logins) error {
+	of, ok := s.guests.(guest.LoginAccess)
+	if !ok {
+		return errdefs.Unsupportedf("this node sets no passwords and SSH keys in guests")
+	}
+	return of.SetLogins(ctx, ref, l)
+}
+
 // Freeze freezes the file systems of the pod's guest; see guest.Freezes. Errors: as for Describe.
 func (d *door) Freeze(ctx context.Context, namespace, pod, container string, most time.Duration) error {
 	of, id, err := d.freezes(namespace, pod, container)

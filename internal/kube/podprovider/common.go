@@ -51,6 +51,7 @@ func (c *common) newVolumes(s *podState) *podvolumes.Volumes {
 			s.log.Warn("volumes of vm not updated", "vm", id, "err", err)
 			s.event(corev1.EventTypeWarning, eventFailedMount, "%s", err)
 		},
+		SetLogins: s.setLogins, LoginsSet: s.noteLogins,
 	})
 }
 

@@ -23,7 +23,7 @@ func (r *report) publish(hold time.Duration) {
 	f := r.look()
 	v := podstatus.View{
 		Pod: f.pod, Gates: f.gates, HostIP: r.cfg.Node.IP, Record: f.rec, Pause: r.pause, Last: r.last, Again: r.again,
-		Reach: r.health.Reach(), Verdict: r.verdict, Asleep: r.sleeping(f),
+		Logins: f.logins, Reach: r.health.Reach(), Verdict: r.verdict, Asleep: r.sleeping(f),
 		Resize: r.resize, Health: r.health.Shown(f.pod, f.rec), Cut: f.removal == nil && r.verdict == nil && stoppedOutside(f.rec, r.killed),
 	}
 	v.Pause.Ephemeral = r.debug

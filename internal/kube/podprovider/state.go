@@ -58,6 +58,7 @@ type facts struct {
 	rec     *vm.Record            // the pod's VM, as last reported; nil: none (yet)
 	lost    bool                  // the engine reports that the VM is gone
 	removal *removal              // the requested removal; nil: none
+	logins  podstatus.Logins      // of its guest
 }
 
 // removal says how to remove the pod. If it is not confirmed, the worker first asks the API server.
@@ -180,6 +181,26 @@ func (s *podState) noteGates(pod *corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gates = pod.Status.Conditions
+	s.poke()
+}
+
+// noteLogins stores whether the guest has the logins of its pod. A refusal is told by an Event, once while it repeats.
+func (s *podState) noteLogins(err error) {
+	now := podstatus.Logins{Known: true}
+	if err != nil {
+		now.Failure = err.Error()
+	}
+	s.mu.Lock()
+	was := s.logins
+	s.logins = now
+	s.mu.Unlock()
+	if was == now {
+		return
+	}
+	if err != nil {
+		s.log.Warn("logins of the guest not set", "err", err)
+		s.event(corev1.EventTypeWarning, podstatus.ReasonLoginsFailed, "%s", err)
+	}
 	s.poke()
 }
 

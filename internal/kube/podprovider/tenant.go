@@ -179,6 +179,15 @@ func (v ownGuests) Describe(ctx context.Context, ref string) (guest.Description,
 	return d.Describe(vm.OnBehalf(ctx, v.o), ref)
 }
 
+// SetLogins implements guest.LoginAccess.
+func (v ownGuests) SetLogins(ctx context.Context, ref string, l guest.Logins) error {
+	s, ok := v.r.(guest.LoginAccess)
+	if !ok {
+		return errdefs.Unsupportedf("the client of the VM engine sets no passwords and SSH keys")
+	}
+	return s.SetLogins(vm.OnBehalf(ctx, v.o), ref, l)
+}
+
 // Freeze implements guest.Freezes.
 func (v ownGuests) Freeze(ctx context.Context, ref string, most time.Duration) error {
 	f, err := v.freezes()

@@ -99,6 +99,13 @@ func (v View) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	if connected := agentConnected(v.Record); connected || slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionAgent }) {
 		set(contract.ConditionAgent, connected, "", "")
 	}
+	if l := v.Logins; l.Failure != "" {
+		set(contract.ConditionLogins, false, ReasonLoginsFailed, l.Failure)
+	} else if l.Known {
+		set(contract.ConditionLogins, true, ReasonLoginsSet, "")
+	} else if i := slices.IndexFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionLogins }); i >= 0 { // an earlier process knew
+		set(contract.ConditionLogins, prev[i].Status == corev1.ConditionTrue, prev[i].Reason, prev[i].Message)
+	}
 	if Paused(v.Record) {
 		set(contract.ConditionPaused, true, ReasonPaused, pausedText(v.Record))
 	} else if slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionPaused }) {

@@ -22,6 +22,9 @@ const (
 	ReasonHibernated = "Hibernated"
 	ReasonPaused     = "Paused"
 	ReasonUnserved   = "NotServed"
+
+	ReasonLoginsSet    = "LoginsSet"
+	ReasonLoginsFailed = "FailedLogins"
 )
 
 const (
@@ -48,6 +51,7 @@ type View struct {
 	Image   Image            // of the VM
 	Images  map[string]Image // of a VM with containers, by container; of its volumes by VolumeKey
 	Reach   Reach
+	Logins  Logins
 	Health  map[string]Health // of the containers; one without an entry is healthy
 	Pause   Pause
 	Verdict *Verdict                         // nil: none
@@ -66,6 +70,12 @@ type Image struct{ Name, ID string }
 type Reach struct {
 	Ready bool
 	Why   string // why the guest is not ready
+}
+
+// Logins says whether the guest has the passwords and SSH keys of its pod.
+type Logins struct {
+	Known   bool   // false: the pod asks for none, or its guest has not answered yet
+	Failure string // why it does not have them
 }
 
 // Health is the result of the hooks and probes of one container in its current run.

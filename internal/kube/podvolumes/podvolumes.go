@@ -1,4 +1,4 @@
-// Package podvolumes reads the content of the volumes of pods, and keeps the volumes of running VMs up to date.
+// Package podvolumes reads the content of the volumes of pods, and keeps the volumes of running VMs up to date, and the logins of their guests.
 //
 // The content comes from ConfigMaps, Secrets, ClusterTrustBundles, the pod's own fields, service account tokens and signers of
 // certificates. The package does not decide
@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/pauses"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -38,8 +39,12 @@ type Owner struct {
 	Update func(ctx context.Context, ref, volume string, files []vm.VolumeFile) error
 	// Count counts the result of each Update, for a metric.
 	Count func(error)
-	// Complain reports a failure. It is called once while the same failure repeats.
+	// Complain reports a failure of Update. It is called once while the same failure repeats.
 	Complain func(vm.ID, error)
+	// SetLogins sets passwords and SSH keys in a guest.
+	SetLogins func(ctx context.Context, ref string, l guest.Logins) error
+	// LoginsSet reports the result of SetLogins, or why the logins could not be read.
+	LoginsSet func(error)
 }
 
 // Volumes are the volumes of one pod and of its current VM.
@@ -103,21 +108,30 @@ func (v *Volumes) Launched(volumes []vm.Volume) {
 	}
 }
 
-// Keep keeps the volumes of rec, the VM of pod, up to date until Stop. Files in disk guests are never updated.
+// Keep keeps the volumes and the logins of rec, the VM of pod, up to date until Stop. Files in disk guests are never updated, and only disk guests
+// have logins. It is called with each new state of rec.
 func (v *Volumes) Keep(pod *corev1.Pod, rec *vm.Record, spawn Spawn) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.keepPublished(rec, spawn)
 	if v.keeper != nil && v.keeper.id == rec.ID {
+		v.keeper.logins.answers(rec.AgentReady, v.keeper.poke)
 		return
 	}
 	v.keeper.stop()
 	v.keeper = nil
 	names, refs := convert.Live(pod)
-	if len(names) == 0 || rec.ImageType == vm.ImageDisk {
+	if rec.ImageType == vm.ImageDisk {
+		names, refs = nil, convert.LoginSecrets(pod)
+	}
+	if len(names) == 0 && (rec.ImageType != vm.ImageDisk || len(refs) == 0) {
 		return
 	}
 	k := &keeper{of: v, id: rec.ID, namespace: pod.Namespace, names: names, refs: refs, held: v.held, wake: make(chan struct{}, 1)}
+	if rec.ImageType == vm.ImageDisk {
+		k.logins = &logins{}
+		k.logins.answers(rec.AgentReady, k.poke)
+	}
 	v.held, v.keeper = nil, k
 	k.cancel = spawn(k.run)
 }
@@ -156,6 +170,7 @@ type keeper struct {
 	names     []string // names of the volumes
 	refs      []convert.Object
 	held      map[string]sum // checksum of the VM's content, by volume; no entry: not known
+	logins    *logins        // of the guest; nil: none
 	wake      chan struct{}
 	cancel    context.CancelFunc
 }
@@ -192,12 +207,12 @@ func (k *keeper) run(ctx context.Context) {
 		case <-k.wake: // this refresh also handles changes that arrived during settle
 		default:
 		}
-		err := k.refresh(ctx)
-		if err == nil {
+		err, refused := k.refresh(ctx), k.setLogins(ctx)
+		if err == nil && refused == nil {
 			next, retries, complaint = k.due(), pauses.Growing(time.Second, retryMost, pauses.Many), ""
 			continue
 		}
-		if ctx.Err() == nil && complaint != err.Error() {
+		if err != nil && ctx.Err() == nil && complaint != err.Error() {
 			complaint = err.Error()
 			k.of.owner.Complain(k.id, err)
 		}
