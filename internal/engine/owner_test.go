@@ -56,6 +56,7 @@ func TestOwners(t *testing.T) {
 			"picture": func() error { _, err := r.Screenshot(ctx, ref, false); return err },
 			"stats":   func() error { _, err := r.Stats(ctx, ref); return err },
 			"what":    func() error { _, err := r.Describe(ctx, ref); return err },
+			"logins":  func() error { return r.SetLogins(ctx, ref, guest.Logins{}) },
 			"freeze":  func() error { return r.Freeze(ctx, ref, time.Minute) },
 			"thaw":    func() error { _, err := r.Thaw(ctx, ref); return err },
 			"volume":  func() error { return r.UpdateVolume(ctx, ref, "v", nil) },
