@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,8 +22,15 @@ const (
 	screenBytes = 16 << 10 // the same in bytes, at most
 )
 
+// What a session sees when another one begins to write, and when it may write again.
+const (
+	nowReads  = "\r\n[another session writes to this console now; this one only shows its output, until that one ends or you connect again]\r\n"
+	nowWrites = "\r\n[this session writes to the console again]\r\n"
+)
+
 // consoles shares the serial console of each VM among its sessions, because a hypervisor has room for one reader. Each session
-// sees the last screen of output and then all output from its start on, and the guest gets the input of all sessions. The zero value is ready for use.
+// sees the last screen of output and then all output from its start on. One session writes at a time: the newest one that has input. The zero value
+// is ready for use.
 type consoles struct {
 	mu   sync.Mutex
 	open map[vm.ID]*console // those that have sessions
@@ -33,6 +41,7 @@ type console struct {
 	con      io.ReadWriteCloser
 	err      error
 	sessions map[chan []byte]bool // the value is true once the channel is closed; guarded by consoles.mu
+	writers  []chan []byte        // the sessions that have input, the newest last; guarded by consoles.mu
 	ended    bool                 // guarded by consoles.mu
 }
 
@@ -66,7 +75,11 @@ func (c *consoles) attach(ctx context.Context, id vm.ID, t consoleSource, s gues
 		return shared.err
 	}
 	if s.Stdin != nil {
-		go func() { _, _ = io.Copy(writerOnly{shared.con}, s.Stdin) }() // ends when the caller closes the stream
+		c.takeOver(shared, out)
+		go func() { // ends when the caller closes the stream
+			_, _ = io.Copy(typist{c, shared, out}, s.Stdin)
+			c.handBack(shared, out)
+		}()
 	}
 	show := func(piece []byte) error {
 		if s.Stdout == nil || len(piece) == 0 {
@@ -145,8 +158,60 @@ func (c *consoles) join(id vm.ID, out chan []byte) (shared *console, first bool)
 	return shared, first
 }
 
+// takeOver makes a session the one that writes, and tells the one that did.
+func (c *consoles) takeOver(shared *console, out chan []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	shared.tell(shared.writer(), nowReads)
+	shared.writers = append(shared.writers, out)
+}
+
+// handBack notes that a session has no more input. The session that now writes is told.
+func (c *consoles) handBack(shared *console, out chan []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	wrote := shared.writer() == out
+	shared.writers = slices.DeleteFunc(shared.writers, func(w chan []byte) bool { return w == out })
+	if wrote {
+		shared.tell(shared.writer(), nowWrites)
+	}
+}
+
+// writer returns the session that writes; nil: none. Precondition: consoles.mu is held.
+func (s *console) writer() chan []byte {
+	if len(s.writers) == 0 {
+		return nil
+	}
+	return s.writers[len(s.writers)-1]
+}
+
+// tell shows a session something that the guest has not written. It is dropped if the session is slow or over. Precondition: consoles.mu is held.
+func (s *console) tell(out chan []byte, text string) {
+	if over, there := s.sessions[out]; there && !over && len(out) < cap(out) {
+		out <- []byte(text)
+	}
+}
+
+// typist writes the input of a session. Input of a session that does not write is dropped.
+type typist struct {
+	of      *consoles
+	shared  *console
+	session chan []byte
+}
+
+func (t typist) Write(p []byte) (int, error) {
+	t.of.mu.Lock()
+	writes := t.shared.writer() == t.session
+	t.of.mu.Unlock()
+	if !writes {
+		return len(p), nil
+	}
+	return t.shared.con.Write(p)
+}
+
 // leave removes a session. The last one closes the console.
 func (c *consoles) leave(id vm.ID, shared *console, out chan []byte) {
+	c.handBack(shared, out)
 	c.mu.Lock()
 	delete(shared.sessions, out)
 	last := len(shared.sessions) == 0
@@ -209,6 +274,3 @@ func (c *consoles) why(shared *console) error {
 	}
 	return errdefs.Unavailablef("this session read the output of the console too slowly and was ended; connect again")
 }
-
-// writerOnly hides the other methods, so that io.Copy only writes.
-type writerOnly struct{ io.Writer }

@@ -52,7 +52,7 @@ func (o *opener) open(context.Context) (io.ReadWriteCloser, error) {
 	return o.con, o.err
 }
 
-// Two sessions share a console: both see the output, and the guest gets the input of both. The last one closes it.
+// Two sessions share a console: both see the output. The newer one writes, until it leaves. The last one closes the console.
 func TestSharedConsole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c consoles
@@ -79,28 +79,66 @@ func TestSharedConsole(t *testing.T) {
 		}
 		_, _ = far.Write([]byte("login: "))
 		_, _ = typed[0].Write([]byte("a"))
-		synctest.Wait() // until the guest has it: the input of two sessions has no order
 		_, _ = typed[1].Write([]byte("b"))
 		synctest.Wait()
-		if serial.count != 1 || seen[0].take() != "login: " || seen[1].take() != "login: " || got.take() != "ab" {
-			t.Errorf("opened %d times; the sessions and the guest have not seen everything", serial.count)
+		if one, two := seen[0].take(), seen[1].take(); serial.count != 1 || one != nowReads+"login: " || two != "login: " {
+			t.Errorf("opened %d times; the sessions have seen %q and %q", serial.count, one, two)
 		}
-		cancels[0]()
-		if err := <-ends[0]; !errors.Is(err, context.Canceled) {
-			t.Errorf("a session whose client left: %v", err)
-		}
-		_, _ = far.Write([]byte("more"))
-		synctest.Wait()
-		if got := seen[1].take(); got != "more" {
-			t.Errorf("the other session sees %q", got)
+		if text := got.take(); text != "b" {
+			t.Errorf("the guest has got %q", text)
 		}
 		cancels[1]()
 		if err := <-ends[1]; !errors.Is(err, context.Canceled) {
+			t.Errorf("a session whose client left: %v", err)
+		}
+		_, _ = far.Write([]byte("more"))
+		_, _ = typed[0].Write([]byte("c"))
+		synctest.Wait()
+		if one, text := seen[0].take(), got.take(); one != nowWrites+"more" || text != "c" {
+			t.Errorf("the other session sees %q, and the guest has got %q", one, text)
+		}
+		cancels[0]()
+		if err := <-ends[0]; !errors.Is(err, context.Canceled) {
 			t.Errorf("the last session: %v", err)
 		}
 		<-gone // the console was closed
 		if len(c.open) != 0 {
 			t.Error("a console without sessions is kept")
+		}
+	})
+}
+
+// A session whose input has ended writes no more, and one without input never did.
+func TestConsoleInputEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c consoles
+		near, far := net.Pipe()
+		serial := &opener{con: near}
+		var got, first, second screen
+		go func() { _, _ = io.Copy(&got, far) }()
+		in, typed := io.Pipe()
+		ends := make(chan error, 3)
+		attach := func(s guest.Streams) {
+			go func() { ends <- c.attach(t.Context(), "one", serial.source(), s) }()
+			synctest.Wait()
+		}
+		attach(guest.Streams{Stdin: in, Stdout: &first})
+		attach(guest.Streams{Stdout: &second})
+		if text := first.take(); text != "" {
+			t.Errorf("a session that only reads: the other one sees %q", text)
+		}
+		attach(guest.Streams{Stdin: strings.NewReader("script\n")})
+		_, _ = typed.Write([]byte("back\n"))
+		synctest.Wait()
+		if one, text := first.take(), got.take(); one != nowReads+nowWrites || text != "script\nback\n" {
+			t.Errorf("after a script the first session sees %q, and the guest has got %q", one, text)
+		}
+		far.Close()
+		typed.Close()
+		for range 3 {
+			if err := <-ends; err != nil {
+				t.Error(err)
+			}
 		}
 	})
 }
