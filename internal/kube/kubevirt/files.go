@@ -10,8 +10,11 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// defaultLabel is the label of a disk with files if its volume gives none, as in KubeVirt.
-const defaultLabel = "cfgdata"
+// The labels of disks with files, as in KubeVirt: of one whose volume gives none, and of one with the answers for the setup of Windows.
+const (
+	defaultLabel = "cfgdata"
+	sysprepLabel = "unattendCD"
+)
 
 // Of the token of a service account in a guest. The disk stays as it is while the guest runs, so the token is valid as long as the API server allows.
 const (
@@ -30,6 +33,13 @@ func files(v v1.Volume) (out corev1.Volume, label, name string) {
 	case v.Secret != nil:
 		label, name = v.Secret.VolumeLabel, "secret"
 		out.Secret = &corev1.SecretVolumeSource{SecretName: v.Secret.SecretName, Optional: v.Secret.Optional}
+	case v.Sysprep != nil:
+		label, name = sysprepLabel, "sysprep"
+		if secret := v.Sysprep.Secret; secret != nil {
+			out.Secret = &corev1.SecretVolumeSource{SecretName: secret.Name}
+		} else if v.Sysprep.ConfigMap != nil {
+			out.ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: *v.Sysprep.ConfigMap}
+		}
 	case v.DownwardAPI != nil:
 		label, name = v.DownwardAPI.VolumeLabel, "downwardAPI"
 		out.DownwardAPI = &corev1.DownwardAPIVolumeSource{Items: v.DownwardAPI.Fields}
@@ -78,12 +88,26 @@ func (c *check) files(v v1.Volume, at *field.Path) {
 		c.errs = append(c.errs, field.Required(at.Child("name"), ""))
 	case v.Secret != nil && v.Secret.SecretName == "":
 		c.errs = append(c.errs, field.Required(at.Child("secretName"), ""))
+	case v.Sysprep != nil:
+		c.sysprep(v.Sysprep, at)
 	case v.ServiceAccount != nil && v.ServiceAccount.ServiceAccountName == "":
 		c.errs = append(c.errs, field.Required(at.Child("serviceAccountName"), ""))
 	case v.ServiceAccount != nil && v.ServiceAccount.ServiceAccountName != serviceAccount(c.spec):
 		c.invalid(at.Child("serviceAccountName"), v.ServiceAccount.ServiceAccountName, fmt.Sprintf("a VM has one service account, which is %s here", serviceAccount(c.spec)))
 	case v.DownwardAPI != nil:
 		c.downward(v.DownwardAPI.Fields, at.Child("fields"))
+	}
+}
+
+// sysprep checks where the answers for the setup of Windows are.
+func (c *check) sysprep(s *v1.SysprepSource, at *field.Path) {
+	for name, ref := range map[string]*corev1.LocalObjectReference{"secret": s.Secret, "configMap": s.ConfigMap} {
+		if ref != nil && ref.Name == "" {
+			c.errs = append(c.errs, field.Required(at.Child(name, "name"), ""))
+		}
+	}
+	if (s.Secret == nil) == (s.ConfigMap == nil) {
+		c.errs = append(c.errs, field.Required(at, "give one of secret and configMap, with a file autounattend.xml or unattend.xml"))
 	}
 }
 

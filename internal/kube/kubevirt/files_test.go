@@ -22,6 +22,7 @@ func TestFiles(t *testing.T) {
 	add("keys", v1.VolumeSource{Secret: &v1.SecretVolumeSource{SecretName: "app-keys", VolumeLabel: "OEMDRV"}})
 	add("info", v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Fields: []corev1.DownwardAPIVolumeFile{{Path: "labels", FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.labels"}}}}})
 	add("account", v1.VolumeSource{ServiceAccount: &v1.ServiceAccountVolumeSource{ServiceAccountName: "robot"}})
+	add("answers", v1.VolumeSource{Sysprep: &v1.SysprepSource{Secret: &corev1.LocalObjectReference{Name: "setup"}}})
 	if errs, warnings := CheckInstance(i); len(errs)+len(warnings) > 0 {
 		t.Fatal(errs, warnings)
 	}
@@ -33,7 +34,7 @@ func TestFiles(t *testing.T) {
 	for _, v := range convert.Spec(pod, convert.Node{}, nil).Volumes {
 		labels[v.Name] = v.Label
 	}
-	for name, want := range map[string]string{"app": "cfgdata", "keys": "OEMDRV", "info": "cfgdata", "account": "cfgdata"} {
+	for name, want := range map[string]string{"app": "cfgdata", "keys": "OEMDRV", "info": "cfgdata", "account": "cfgdata", "answers": "unattendCD"} {
 		if labels[name] != want {
 			t.Errorf("disk %s is called %q, want %q", name, labels[name], want)
 		}
@@ -42,6 +43,9 @@ func TestFiles(t *testing.T) {
 		t.Errorf("service account %q", pod.Spec.ServiceAccountName)
 	}
 	for _, v := range pod.Spec.Volumes {
+		if v.Name == "answers" && v.Secret.SecretName != "setup" {
+			t.Errorf("%+v", v.Secret)
+		}
 		if v.Name == "app" && (v.ConfigMap.Name != "app-config" || !*v.ConfigMap.Optional) {
 			t.Errorf("%+v", v.ConfigMap)
 		}
@@ -60,6 +64,9 @@ func TestFilesThatAreRefused(t *testing.T) {
 		"no fields":    {v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{}}, "downwardAPI.fields"},
 		"no path":      {v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Fields: []corev1.DownwardAPIVolumeFile{{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}}, "downwardAPI.fields[0].path"},
 		"resource":     {v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Fields: []corev1.DownwardAPIVolumeFile{{Path: "a", ResourceFieldRef: &corev1.ResourceFieldSelector{Resource: "limits.cpu"}}}}}, "downwardAPI.fields[0].fieldRef"},
+		"no answers":   {v1.VolumeSource{Sysprep: &v1.SysprepSource{}}, "sysprep"},
+		"two answers":  {v1.VolumeSource{Sysprep: &v1.SysprepSource{Secret: &corev1.LocalObjectReference{Name: "a"}, ConfigMap: &corev1.LocalObjectReference{Name: "a"}}}, "sysprep"},
+		"nowhere":      {v1.VolumeSource{Sysprep: &v1.SysprepSource{Secret: &corev1.LocalObjectReference{}}}, "sysprep.secret.name"},
 		"no account":   {v1.VolumeSource{ServiceAccount: &v1.ServiceAccountVolumeSource{}}, "serviceAccount.serviceAccountName"},
 		"two accounts": {v1.VolumeSource{ServiceAccount: &v1.ServiceAccountVolumeSource{ServiceAccountName: "b"}}, "serviceAccount.serviceAccountName"},
 	} {
