@@ -76,6 +76,7 @@ type UEFI struct {
 type Clock struct {
 	Timezone string `json:"timezone,omitempty"`
 	Offset   int    `json:"offset,omitempty"` // seconds ahead of UTC
+	Local    bool   `json:"local,omitempty"`  // the local time of the node
 	CatchUp  bool   `json:"catchUp,omitempty"`
 	Guest    bool   `json:"guest,omitempty"`
 	NoHPET   bool   `json:"noHPET,omitempty"`

@@ -35,7 +35,6 @@ var acceptedFlags = []accepted{
 	{"cni-bin-dir", "DIR", "networks are cocoond's; it has a flag of this name", ""},
 	{"dns", "ADDRESS,...", "guests get the DNS servers of their network; set network.dns of cocoond", ""},
 
-	{"windows", "", "the hypervisor gives all guests the same devices; --firmware uefi boots an image that needs UEFI", makes},
 	{"data-disk", "SPEC", "a VM has one writable disk; give it the space with --storage", makes + "|vm clone"},
 	{"queue-size", "N", "the hypervisor chooses the size of queues", makes + "|vm clone"},
 	{"disk-queue-size", "N", "the hypervisor chooses the size of queues", makes + "|vm clone"},

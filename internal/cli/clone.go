@@ -185,7 +185,7 @@ func (a *app) noteStranger(r vm.Record) {
 	if r.State != vm.StateRunning || r.Resume == nil || !r.Cloned || r.ImageType != vm.ImageDisk {
 		return
 	}
-	facts := postclone.Facts{Hypervisor: r.Driver, ImageType: r.ImageType, Image: r.Spec.Image}
+	facts := postclone.Facts{Hypervisor: r.Driver, ImageType: r.ImageType, Image: r.Spec.Image, Windows: r.Spec.IsWindows()}
 	for i, nic := range r.NICs {
 		facts.StaticNIC = facts.StaticNIC || nic.IP != "" && !nic.DHCP
 		facts.FixedMAC = facts.FixedMAC || i < len(r.Resume.MACs) && !strings.EqualFold(r.Resume.MACs[i], nic.MAC)

@@ -136,7 +136,7 @@ func TestDocumentedFlags(t *testing.T) {
 		line     string
 		warnings []string
 	}{
-		{"vm run --name a --fc --windows --no-wait demo", []string{"--windows"}},
+		{"vm run --name a --fc --windows --no-wait disk", nil},
 		{"vm run --name b --no-direct-io --dns 1.1.1.1 --no-wait demo", []string{"--dns", "--no-direct-io"}},
 		{"vm run --name c --data-disk size=1G,name=x --data-disk size=2G --user root --password cocoon --no-wait disk", []string{"--data-disk"}},
 		{"vm run --name c1 --user ubuntu --password cocoon --no-wait demo", []string{"--user"}},

@@ -32,7 +32,7 @@ type specFlags struct {
 	memory, storage                                 sizeFlag
 	env, labels, offered, publish, volumes          []string
 	entrypoint                                      string
-	tty, stdin, fc, paused, graphics                bool
+	tty, stdin, fc, paused, graphics, windows       bool
 	stopGrace                                       time.Duration
 	pull                                            pullPolicy
 	cloudInit                                       cloudInitFlags
@@ -81,6 +81,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	completeWords(cmd, "firmware", "bios", "uefi")
 	fs.StringVar(&f.tpm, "tpm", "", "a TPM 2.0, for disk images: ephemeral (empty at each start) or persistent")
 	completeWords(cmd, "tpm", string(vm.TPMEphemeral), string(vm.TPMPersistent))
+	fs.BoolVar(&f.windows, "windows", false, "the guest is Windows, for disk images: it gets UEFI, Hyper-V's interface, a clock in local time, disks on SATA and interfaces of model e1000e")
 	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
 	fs.BoolVar(&f.uefi.Persistent, "keep-uefi", false, "with --firmware uefi: keep the variables of the firmware when the VM stops")
 	cmd.SetFlagErrorFunc(hintAboutDashes)
@@ -104,6 +105,9 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	}
 	if h := (vm.Hardware{UEFI: f.uefi, TPM: vm.TPM(f.tpm)}); !h.Usual() {
 		s.Hardware = &h
+	}
+	if f.windows {
+		s = s.AsWindows()
 	}
 	if f.fc {
 		s.Driver = "firecracker"

@@ -339,6 +339,7 @@ func describe(x *snapshot.Snapshot, r vm.Record) {
 	}
 	x.Hypervisor, x.Boot = r.Driver, r.Boot
 	x.CPU, x.Memory, x.Storage, x.NICs = r.Spec.CPUs, r.Spec.Memory, r.Spec.Storage, len(r.Spec.NICs)
+	x.Windows = r.Spec.IsWindows()
 	x.Owner, x.Source = r.Owner, snapshot.Source{VMID: r.ID, VMName: r.Spec.Name}
 	x.Record = inheritance(r)
 	x.NIC = x.Record.NICs

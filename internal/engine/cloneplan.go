@@ -61,9 +61,9 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	if live && len(r.Spec.NICs) != x.NICs {
 		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, but the clone would have %d; request the same number, or clone it cold", x.NICs, len(r.Spec.NICs))
 	}
-	if h := r.Spec.Hardware; live && h != nil && r.ImageType != vm.ImageOCI {
-		if i := slices.IndexFunc(h.NICs, func(m vm.NICModel) bool { return !m.Virtio() }); i >= 0 {
-			return r, nil, errdefs.Preconditionf("its guest has a network interface of model %s, whose hardware address cannot change while it runs; clone it cold", h.NICs[i])
+	if live && r.ImageType != vm.ImageOCI {
+		if err := keepMACs(x, &r.Spec); err != nil {
+			return r, nil, err
 		}
 	}
 	if live && hasSeed(x.Record.Disks) && n.seeds == nil {
@@ -83,6 +83,23 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 		}
 	}
 	return r, images, nil
+}
+
+// keepMACs gives the interfaces of s that cannot be replaced while the guest runs the hardware addresses that they have in x, if s is the same
+// VM, which wakes here. It returns an error for any other clone of x.
+func keepMACs(x snapshot.Snapshot, s *vm.Spec) error {
+	for i := range s.NICs {
+		if s.Hardware == nil || i >= len(s.Hardware.NICs) || s.Hardware.NICs[i].Virtio() || i >= len(x.NIC) {
+			continue
+		}
+		if n := &s.NICs[i]; n.MAC == "" && s.Name == x.Source.VMName {
+			n.MAC = x.NIC[i].MAC
+		}
+		if s.NICs[i].MAC != x.NIC[i].MAC {
+			return errdefs.Preconditionf("its guest has a network interface of model %s, whose hardware address cannot change while it runs; clone it cold", s.Hardware.NICs[i])
+		}
+	}
+	return nil
 }
 
 // defaultName is the name of a clone if the caller gives none.

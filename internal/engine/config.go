@@ -28,6 +28,7 @@ type Config struct {
 	DefaultNetwork string   // for a NIC that names none
 	Kernel         string   // guest kernel of OCI images; "": only disk images can run
 	Initrd         string   // contains the guest agent
+	WindowsDrivers string   // ISO image in the CD-ROM drive of Windows guests; "": their drive is empty
 	MaxLogBytes    int64    // for one run of one VM's main process; 16 MiB
 	PoolSize       int      // clones kept ready of each snapshot that VMs are cloned from; 0: no pool
 	PoolMemory     int64    // bytes of memory for all guests in the pool together

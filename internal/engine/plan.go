@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -84,6 +85,9 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		}
 		return r, cloudinit.Validate(c, cloudinit.MountsOf(spec)...)
 	}
+	if spec.IsWindows() {
+		return r, errdefs.Invalidf("image %s is a container image, which runs Linux; use a disk image with Windows, or leave out that the guest is Windows", spec.Image)
+	}
 	if spec.CloudInit != nil {
 		return r, errdefs.Invalidf("image %s is a container image, which has no cloud-init; leave out SSH keys, user data and the like", spec.Image)
 	}
@@ -144,8 +148,25 @@ func (n *node) planOf(r vm.Record) hypervisor.Plan {
 	}
 	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
 		p.Topology, p.CPU, p.Clock, p.UEFI, p.TPM, p.Watchdog, p.Panic, p.Devices, p.Models = h.Topology, h.CPU, h.Clock, h.UEFI, h.TPM, h.Watchdog, h.Panic, devicesOf(r, h.Disks), h.NICs
+		if h.Windows {
+			p.Drive = &hypervisor.Drive{ISO: n.windowsDrivers(r.ID)}
+		}
 	}
 	return p
+}
+
+// windowsDrivers returns the path of the CD-ROM with drivers for the Windows guest of a VM; "" if this node has none. A file that is missing
+// stops no VM: its guest boots without.
+func (n *node) windowsDrivers(id vm.ID) string {
+	path := n.cfg.WindowsDrivers
+	if path == "" {
+		return ""
+	}
+	if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() {
+		n.log.Warn("no drivers for windows guest, the file is missing", "vm", id, "path", path, "err", err)
+		return ""
+	}
+	return path
 }
 
 // devicesOf returns the devices by which the guest of r sees its disks, by the serials of the disks.

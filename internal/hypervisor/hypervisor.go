@@ -123,6 +123,7 @@ type Plan struct {
 	Models   []vm.NICModel            // of NICs, in their order; those beyond are virtio
 	Devices  map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
 	NICs     []vm.NIC
+	Drive    *Drive // a drive for CD-ROMs on SATA, beside Disks; nil: none
 	Agent    string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
 	StateDir string // private folder of this VM that survives a reboot of the host
 	Dir      string // runtime folder of this VM: sockets, pid file, console log
@@ -133,6 +134,11 @@ type Plan struct {
 	// Paused says that the guest executes no instruction before Pauser.Resume. Not with Incoming. A driver without Pauser refuses the
 	// plan with Unsupported.
 	Paused bool
+}
+
+// Drive is a drive for CD-ROMs. What is in it is in no saved state: a VM resumes with another one, or an empty drive.
+type Drive struct {
+	ISO string // path of an image; "": the drive is empty
 }
 
 // Share is a folder of the node that the guest can mount by its tag. A VM with shares cannot be saved. A driver that cannot share

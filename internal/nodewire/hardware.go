@@ -9,7 +9,7 @@ func encodeHardware(h *vm.Hardware) *nodev1.Hardware {
 	if h == nil {
 		return nil
 	}
-	m := &nodev1.Hardware{Sockets: int32(h.Topology.Sockets), Cores: int32(h.Topology.Cores), Threads: int32(h.Topology.Threads), Watchdog: string(h.Watchdog), Panic: string(h.Panic), UefiPersistent: h.UEFI.Persistent, SecureBoot: h.UEFI.SecureBoot, Tpm: string(h.TPM)}
+	m := &nodev1.Hardware{Sockets: int32(h.Topology.Sockets), Cores: int32(h.Topology.Cores), Threads: int32(h.Topology.Threads), Watchdog: string(h.Watchdog), Panic: string(h.Panic), UefiPersistent: h.UEFI.Persistent, SecureBoot: h.UEFI.SecureBoot, Tpm: string(h.TPM), Windows: h.Windows}
 	m.Cpu, m.Clock = encodeCPU(h.CPU), encodeClock(h.Clock)
 	for name, d := range h.Disks {
 		if m.Disks == nil {
@@ -31,7 +31,7 @@ func decodeHardware(m *nodev1.Hardware) *vm.Hardware {
 	}
 	h := &vm.Hardware{
 		Topology: vm.Topology{Sockets: int(m.GetSockets()), Cores: int(m.GetCores()), Threads: int(m.GetThreads())}, Watchdog: vm.Watchdog(m.GetWatchdog()),
-		CPU: decodeCPU(m.GetCpu()), Clock: decodeClock(m.GetClock()), Panic: vm.Panic(m.GetPanic()), TPM: vm.TPM(m.GetTpm()), UEFI: vm.UEFI{Persistent: m.GetUefiPersistent(), SecureBoot: m.GetSecureBoot()},
+		CPU: decodeCPU(m.GetCpu()), Clock: decodeClock(m.GetClock()), Panic: vm.Panic(m.GetPanic()), TPM: vm.TPM(m.GetTpm()), UEFI: vm.UEFI{Persistent: m.GetUefiPersistent(), SecureBoot: m.GetSecureBoot()}, Windows: m.GetWindows(),
 	}
 	for name, d := range m.GetDisks() {
 		if h.Disks == nil {
@@ -70,9 +70,9 @@ func decodeCPU(m *nodev1.CPU) vm.CPU {
 }
 
 func encodeClock(c vm.Clock) *nodev1.Clock {
-	return &nodev1.Clock{Timezone: c.Timezone, Offset: int32(c.Offset), CatchUp: c.CatchUp, Guest: c.Guest, NoHpet: c.NoHPET}
+	return &nodev1.Clock{Timezone: c.Timezone, Offset: int32(c.Offset), Local: c.Local, CatchUp: c.CatchUp, Guest: c.Guest, NoHpet: c.NoHPET}
 }
 
 func decodeClock(m *nodev1.Clock) vm.Clock {
-	return vm.Clock{Timezone: m.GetTimezone(), Offset: int(m.GetOffset()), CatchUp: m.GetCatchUp(), Guest: m.GetGuest(), NoHPET: m.GetNoHpet()}
+	return vm.Clock{Timezone: m.GetTimezone(), Offset: int(m.GetOffset()), Local: m.GetLocal(), CatchUp: m.GetCatchUp(), Guest: m.GetGuest(), NoHPET: m.GetNoHpet()}
 }

@@ -125,6 +125,7 @@ func (c CPU) clone() CPU {
 type Clock struct {
 	Timezone string `json:"timezone,omitempty"` // whose local time the clock shows when the VM starts, such as Europe/Berlin
 	Offset   int    `json:"offset,omitempty"`   // seconds ahead of UTC, instead of a zone; negative to the west
+	Local    bool   `json:"local,omitempty"`    // the clock shows the local time of the node, instead of that of a zone
 	CatchUp  bool   `json:"catch_up,omitempty"` // ticks that the guest has missed are delivered later
 	Guest    bool   `json:"guest,omitempty"`    // the clock stands while the guest is paused
 	NoHPET   bool   `json:"no_hpet,omitempty"`
@@ -133,8 +134,8 @@ type Clock struct {
 // Validate returns an InvalidArgument error if no clock is like c. Whether the zone exists is known where there are time zones.
 func (c Clock) Validate() error {
 	switch {
-	case c.Timezone != "" && c.Offset != 0:
-		return errdefs.Invalidf("its clock has a time zone and an offset; use one of them")
+	case c.Timezone != "" && c.Offset != 0 || c.Local && (c.Timezone != "" || c.Offset != 0):
+		return errdefs.Invalidf("its clock has two of a time zone, an offset and the node's local time; use one of them")
 	case len(c.Timezone) > maxTimezoneName || c.Timezone != "" && !timezoneRE.MatchString(c.Timezone) || strings.EqualFold(c.Timezone, "local"):
 		return errdefs.Invalidf("invalid time zone %q of its clock; use a name like Europe/Berlin", c.Timezone)
 	case c.Offset <= -maxClockOffset || c.Offset >= maxClockOffset:
@@ -145,6 +146,10 @@ func (c Clock) Validate() error {
 
 // East returns how many seconds the clock is ahead of UTC at t.
 func (c Clock) East(t time.Time) (int, error) {
+	if c.Local {
+		_, east := t.Local().Zone()
+		return east, nil
+	}
 	if c.Timezone == "" {
 		return c.Offset, nil
 	}

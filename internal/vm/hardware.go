@@ -21,11 +21,14 @@ type Hardware struct {
 	Panic    Panic                 `json:"panic,omitempty"`
 	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
 	NICs     []NICModel            `json:"nics,omitempty"`  // in the order of the interfaces; those beyond are virtio
+
+	// Windows says that the guest is Windows: what is left open is then as in windows.go, and the VM has a drive for the CD-ROM of drivers.
+	Windows bool `json:"windows,omitempty"`
 }
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows
 }
 
 // UEFI says what the firmware of a guest that boots by UEFI is like.
@@ -233,7 +236,11 @@ func (s Spec) validateHardware() error {
 		}
 		serials[d.Serial] = name
 		used[d.Bus]++
-		if most := BusRoom(d.Bus); most > 0 && used[d.Bus] > most {
+		most := BusRoom(d.Bus)
+		if d.Bus == DiskSATA {
+			most = h.sataRoom()
+		}
+		if most > 0 && used[d.Bus] > most {
 			return errdefs.Invalidf("more than %d disks are on %s", most, d.Bus)
 		}
 	}

@@ -79,6 +79,9 @@ func (s Spec) Default() Spec {
 			}
 		}
 	}
+	if s.IsWindows() {
+		s = s.forWindows()
+	}
 	return s
 }
 

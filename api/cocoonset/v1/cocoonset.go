@@ -153,7 +153,7 @@ type AgentSpec struct {
 
 // VMOptions are what agents and toolboxes have in common.
 type VMOptions struct {
-	// OS of the guest.
+	// OS of the guest. A node runs linux and windows.
 	// +kubebuilder:default=linux
 	// +kubebuilder:validation:Enum=linux;windows;android;macos
 	// +optional
@@ -175,7 +175,7 @@ type VMOptions struct {
 	// NoDirectIO lets the host cache the writable disks.
 	// +optional
 	NoDirectIO bool `json:"noDirectIO,omitempty"`
-	// ProbePort is the TCP port that must answer before the VM is ready; 0: it must answer pings.
+	// ProbePort is the TCP port that must answer before the VM is ready; 0: it must answer pings, or windows at 3389.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
 	// +optional

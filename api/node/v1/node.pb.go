@@ -2157,9 +2157,10 @@ type Hardware struct {
 	Clock          *Clock                 `protobuf:"bytes,7,opt,name=clock,proto3" json:"clock,omitempty"`                                                                           // absent: UTC
 	UefiPersistent bool                   `protobuf:"varint,9,opt,name=uefi_persistent,json=uefiPersistent,proto3" json:"uefi_persistent,omitempty"`                                  // the variables of UEFI stay as long as the VM
 	SecureBoot     bool                   `protobuf:"varint,10,opt,name=secure_boot,json=secureBoot,proto3" json:"secure_boot,omitempty"`
-	Tpm            string                 `protobuf:"bytes,11,opt,name=tpm,proto3" json:"tpm,omitempty"`    // ephemeral or persistent; "": none
-	Nics           []string               `protobuf:"bytes,12,rep,name=nics,proto3" json:"nics,omitempty"`  // models of the interfaces, in their order: virtio, e1000, e1000e or rtl8139; "" and those beyond: virtio
-	Panic          string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"` // isa or pci: the device by which the guest says that its kernel has panicked; "": none
+	Tpm            string                 `protobuf:"bytes,11,opt,name=tpm,proto3" json:"tpm,omitempty"`          // ephemeral or persistent; "": none
+	Nics           []string               `protobuf:"bytes,12,rep,name=nics,proto3" json:"nics,omitempty"`        // models of the interfaces, in their order: virtio, e1000, e1000e or rtl8139; "" and those beyond: virtio
+	Panic          string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"`       // isa or pci: the device by which the guest says that its kernel has panicked; "": none
+	Windows        bool                   `protobuf:"varint,13,opt,name=windows,proto3" json:"windows,omitempty"` // the guest is Windows: what is left open is as it boots there, and it has a drive for the CD-ROM of drivers
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2276,6 +2277,13 @@ func (x *Hardware) GetPanic() string {
 		return x.Panic
 	}
 	return ""
+}
+
+func (x *Hardware) GetWindows() bool {
+	if x != nil {
+		return x.Windows
+	}
+	return false
 }
 
 // CPU says what a guest sees of its CPUs and of their hypervisor.
@@ -2424,6 +2432,7 @@ type Clock struct {
 	CatchUp       bool                   `protobuf:"varint,3,opt,name=catch_up,json=catchUp,proto3" json:"catch_up,omitempty"`
 	Guest         bool                   `protobuf:"varint,4,opt,name=guest,proto3" json:"guest,omitempty"`
 	NoHpet        bool                   `protobuf:"varint,5,opt,name=no_hpet,json=noHpet,proto3" json:"no_hpet,omitempty"`
+	Local         bool                   `protobuf:"varint,6,opt,name=local,proto3" json:"local,omitempty"` // the local time of the node, instead of that of a zone
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2489,6 +2498,13 @@ func (x *Clock) GetGuest() bool {
 func (x *Clock) GetNoHpet() bool {
 	if x != nil {
 		return x.NoHpet
+	}
+	return false
+}
+
+func (x *Clock) GetLocal() bool {
+	if x != nil {
+		return x.Local
 	}
 	return false
 }
@@ -13905,7 +13921,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
 	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfsB\b\n" +
-	"\x06_group\"\xdb\x03\n" +
+	"\x06_group\"\xf5\x03\n" +
 	"\bHardware\x12\x18\n" +
 	"\asockets\x18\x01 \x01(\x05R\asockets\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\x05R\x05cores\x12\x18\n" +
@@ -13920,7 +13936,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"secureBoot\x12\x10\n" +
 	"\x03tpm\x18\v \x01(\tR\x03tpm\x12\x12\n" +
 	"\x04nics\x18\f \x03(\tR\x04nics\x12\x14\n" +
-	"\x05panic\x18\b \x01(\tR\x05panic\x1aT\n" +
+	"\x05panic\x18\b \x01(\tR\x05panic\x12\x18\n" +
+	"\awindows\x18\r \x01(\bR\awindows\x1aT\n" +
 	"\n" +
 	"DisksEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
@@ -13935,13 +13952,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"CPUFeature\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06policy\x18\x02 \x01(\tR\x06policy\"\x85\x01\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\"\x9b\x01\n" +
 	"\x05Clock\x12\x1a\n" +
 	"\btimezone\x18\x01 \x01(\tR\btimezone\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x05R\x06offset\x12\x19\n" +
 	"\bcatch_up\x18\x03 \x01(\bR\acatchUp\x12\x14\n" +
 	"\x05guest\x18\x04 \x01(\bR\x05guest\x12\x17\n" +
-	"\ano_hpet\x18\x05 \x01(\bR\x06noHpet\"\xb5\x01\n" +
+	"\ano_hpet\x18\x05 \x01(\bR\x06noHpet\x12\x14\n" +
+	"\x05local\x18\x06 \x01(\bR\x05local\"\xb5\x01\n" +
 	"\n" +
 	"DiskDevice\x12\x10\n" +
 	"\x03bus\x18\x01 \x01(\tR\x03bus\x12\x14\n" +

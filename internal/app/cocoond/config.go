@@ -62,8 +62,8 @@ const (
 
 // Guest configures guests of container images and calls into all guests.
 type Guest struct {
-	Kernel, Initramfs string
-	SilenceSeconds    int
+	Kernel, Initramfs, WindowsDrivers string
+	SilenceSeconds                    int
 }
 
 // QEMU configures the qemu driver. Zero values mean the driver's defaults.
@@ -123,6 +123,7 @@ func (c *Config) settings() []settings.Setting {
 		{Flag: "driver", Env: "COCOOND_DRIVER", Key: "driver", Default: qemu.Name, Value: settings.Text(&c.Driver), Usage: "hypervisor: qemu, or fake for scale tests without guests"},
 		{Flag: "kernel", Env: "COCOOND_KERNEL", Key: "guest.kernel", Value: settings.Text(&g.Kernel), Usage: "kernel of container images (default: guest/vmlinux beside the binary or in ../lib/cocoon)"},
 		{Flag: "initramfs", Env: "COCOOND_INITRAMFS", Key: "guest.initramfs", Value: settings.Text(&g.Initramfs), Usage: "initramfs of container images (default: guest/initramfs in the same folders)"},
+		{Flag: "windows-drivers", Env: "COCOOND_WINDOWS_DRIVERS", Key: "guest.windowsDrivers", Value: settings.Text(&g.WindowsDrivers), Usage: "ISO image with drivers, such as virtio-win.iso, which is in the CD-ROM drive of Windows guests (default: none)"},
 		{Key: "guest.silenceSeconds", Default: "60", Value: settings.Number(&g.SilenceSeconds), Usage: "how long a guest may not answer before calls into it end"},
 		{Key: "qemu", Value: settings.Tree(&c.QEMU), Usage: "{binary, cgroup, uidBase, uidCount, tbSize}: program, folder of the VMs in the cgroup tree, their user ids, MiB of translated code"},
 		{Key: "fake", Value: settings.Tree(&c.Fake), Usage: "{launchMS, shutdownMS}: how long the VMs of the driver fake take"},
@@ -214,6 +215,9 @@ func (c *Config) complete() error {
 	}
 	if p := c.Pool; p.Size < 0 || p.Memory < 0 || p.Size > 0 && p.Memory == 0 {
 		return errdefs.Invalidf("a pool of %d clones needs a positive size and the bytes of memory that their guests may have; they are %d", p.Size, p.Memory)
+	}
+	if p := c.Guest.WindowsDrivers; p != "" && !filepath.IsAbs(p) {
+		return errdefs.Invalidf("guest.windowsDrivers: %q is not an absolute path", p)
 	}
 	for _, dir := range c.CloneDirs {
 		if !filepath.IsAbs(dir) {

@@ -26,6 +26,7 @@ const (
 	maxPortName = 64
 	fixedSCSI   = "scsi1" // the controller of disks on SCSI, which are there when the guest boots
 	usb         = "xhci"  // the controller of disks on USB
+	driveID     = "drive" // the drive for CD-ROMs
 	firstFileFd = 3       // 0, 1 and 2 are stdin, stdout and stderr
 )
 
@@ -111,6 +112,9 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	for i, d := range fixed {
 		c.disk(i, d, p.Devices[d.Serial], p.Boot.Kernel == "", buses)
 	}
+	if p.Drive != nil {
+		c.drive(*p.Drive)
+	}
 	for i, s := range p.Shares {
 		c.share(i, len(fixed)+i, s)
 	}
@@ -169,6 +173,12 @@ func check(p hypervisor.Plan) error {
 		}
 	}
 	ports, used := map[int]bool{}, map[vm.DiskBus]int{}
+	if p.Drive != nil {
+		if p.Boot.Kernel != "" {
+			return errdefs.Invalidf("VM %s: a guest of our kernel cannot have a drive for CD-ROMs", p.Name)
+		}
+		used[vm.DiskSATA]++
+	}
 	for _, d := range p.Disks {
 		if err := checkDisk(p.Name, d, 0); err != nil {
 			return err
@@ -450,6 +460,16 @@ func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, used m
 	}
 	if as.Serial != "" {
 		dev["id"], dev["serial"] = fmt.Sprint(dev["id"], ".", d.Serial), as.Serial // see serialOf
+	}
+	c.device(dev)
+}
+
+// drive gives the guest a drive for CD-ROMs in the last port of SATA, so that disks keep theirs whether it is there or not.
+func (c *command) drive(d hypervisor.Drive) {
+	dev := props{"driver": "ide-cd", "id": driveID, "bus": fmt.Sprintf("ide.%d", vm.BusRoom(vm.DiskSATA)-1), "serial": "cocoon-drivers"}
+	if d.ISO != "" {
+		c.layer(driveID, vm.Disk{Path: d.ISO, Format: vm.DiskRaw, ReadOnly: true})
+		dev["drive"] = driveID
 	}
 	c.device(dev)
 }

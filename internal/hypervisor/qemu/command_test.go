@@ -91,6 +91,8 @@ func TestBuildGolden(t *testing.T) {
 	}
 	late := testFacts(vm.AccelKVM)
 	late.east = -(3600 + 30*60)
+	drive := windows
+	drive.Drive, drive.Devices = &hypervisor.Drive{ISO: "/usr/share/virtio-win.iso"}, map[string]vm.DiskDevice{"root": {Bus: vm.DiskSATA}, "cidata": {Bus: vm.DiskSATA, CDROM: true}}
 	device := ociPlan()
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	shared := ociPlan()
@@ -116,6 +118,7 @@ func TestBuildGolden(t *testing.T) {
 		{"nic-models", models, testFacts(vm.AccelTCG)},
 		{"disk-cpu-kvm", windows, late},
 		{"disk-cpu-tcg", windows, testFacts(vm.AccelTCG)},
+		{"disk-drive", drive, testFacts(vm.AccelTCG)},
 		{"multi-nic", nics, testFacts(vm.AccelTCG)},
 	}
 	for _, tt := range tests {
@@ -245,6 +248,15 @@ func TestBuildRefuses(t *testing.T) {
 		}, errdefs.InvalidArgument},
 		{"a folder and saved state", func(p *hypervisor.Plan, _ *facts) {
 			p.Shares, p.Incoming = []hypervisor.Share{{Tag: "a"}}, &hypervisor.Incoming{State: "s", Memory: "m"}
+		}, errdefs.InvalidArgument},
+		{"a drive with our kernel", func(p *hypervisor.Plan, _ *facts) { p.Drive = &hypervisor.Drive{} }, errdefs.InvalidArgument},
+		{"no port for the drive", func(p *hypervisor.Plan, _ *facts) {
+			*p = diskPlan()
+			p.Drive, p.Disks, p.Devices = &hypervisor.Drive{}, nil, map[string]vm.DiskDevice{}
+			for i := range 6 {
+				serial := fmt.Sprint("s", i)
+				p.Disks, p.Devices[serial] = append(p.Disks, vm.Disk{Path: "x", Format: vm.DiskRaw, Serial: serial}), vm.DiskDevice{Bus: vm.DiskSATA}
+			}
 		}, errdefs.InvalidArgument},
 		{"no ovmf", func(p *hypervisor.Plan, f *facts) {
 			p.Boot, f.ovmfCode = vm.Boot{Firmware: vm.FirmwareUEFI}, ""

@@ -56,7 +56,9 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	errs = append(errs, checkNetworks(pod)...)
 	errs = append(errs, checkOrigin(pod, ask)...)
 	errs = append(errs, CheckNames(pod)...)
-	forbid(&errs)(ask.OS != "" && ask.OS != contract.OSLinux, annotationPath(contract.KeyOS), "this node runs only Linux guests")
+	no := forbid(&errs)
+	no(ask.OS == contract.OSAndroid || ask.OS == contract.OSMacOS, annotationPath(contract.KeyOS), "this node runs guests of linux and windows")
+	no(ask.OS == contract.OSWindows && ask.Backend == contract.BackendFirecracker, annotationPath(contract.KeyOS), "firecracker cannot run windows; leave out "+contract.KeyBackend)
 	return errs
 }
 

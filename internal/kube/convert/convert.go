@@ -116,6 +116,9 @@ func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 	}
 	s.Firmware, s.SMBIOS = machine(pod)
 	s.Graphics, s.Hardware = graphics(pod), hardware(pod)
+	if Windows(pod) {
+		s = s.AsWindows()
+	}
 	s.Paused = contract.Paused(pod.Annotations)
 	s.Hostname, s.Domain = hostname(pod, node)
 	if Several(pod) {

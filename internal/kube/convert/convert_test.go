@@ -133,11 +133,16 @@ func TestCheckRefuses(t *testing.T) {
 		"snapshot policy": {annotate(contract.KeySnapshotPolicy, "sometimes"), "main-only"},
 		"fork of itself":  {annotate(contract.KeyForkFrom, "vk-default-web"), "from itself"},
 		"fork of nothing": {annotate(contract.KeyForkFrom, "a/b"), "must start with a letter"},
-		"windows guest":   {annotate(contract.KeyOS, "windows"), "only Linux guests"},
-		"bad VM name":     {annotate(contract.KeyName, "a/b"), "must start with a letter"},
-		"long name":       {annotate(contract.KeyName, strings.Repeat("a", 71)), "has 71 characters; at most 63"},
-		"another's name":  {annotate(contract.KeyName, "vk-victim-db"), "a VM of another namespace"},
-		"another's fork":  {annotate(contract.KeyForkFrom, "vk-victim-db"), "a VM of another namespace"},
+		"android guest":   {annotate(contract.KeyOS, "android"), "guests of linux and windows"},
+		"macos guest":     {annotate(contract.KeyOS, "macos"), "guests of linux and windows"},
+		"windows in firecracker": {func(p *corev1.Pod) {
+			annotate(contract.KeyOS, "windows")(p)
+			p.Annotations[contract.KeyBackend] = "firecracker"
+		}, "firecracker cannot run windows"},
+		"bad VM name":    {annotate(contract.KeyName, "a/b"), "must start with a letter"},
+		"long name":      {annotate(contract.KeyName, strings.Repeat("a", 71)), "has 71 characters; at most 63"},
+		"another's name": {annotate(contract.KeyName, "vk-victim-db"), "a VM of another namespace"},
+		"another's fork": {annotate(contract.KeyForkFrom, "vk-victim-db"), "a VM of another namespace"},
 		"another's state": {func(p *corev1.Pod) {
 			p.Annotations[contract.KeyMode], p.Annotations[contract.KeyImage] = "clone", "victim/vk-victim-db:hibernate"
 		}, "a VM of another namespace"},

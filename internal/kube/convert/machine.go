@@ -23,6 +23,22 @@ func machine(pod *corev1.Pod) (vm.Firmware, *vm.SMBIOS) {
 	return vm.Firmware(ask.Firmware), &b
 }
 
+// Windows reports whether the guest of pod is Windows.
+func Windows(pod *corev1.Pod) bool {
+	return pod.Annotations[contract.KeyOS] == string(contract.OSWindows)
+}
+
+// ProbePort returns the TCP port at which the guest of pod must answer to be ready; 0: it must answer pings. A Windows guest whose pod says
+// nothing about its readiness is ready when a person can log in.
+func ProbePort(pod *corev1.Pod) int {
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	probed := slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.ReadinessProbe != nil })
+	if Windows(pod) && !Static(pod) && !probed && pod.Annotations[contract.KeyProbePort] == "" {
+		return vm.PortRDP
+	}
+	return int(ask.ProbePort)
+}
+
 // graphics reports whether pod asks for a screen.
 func graphics(pod *corev1.Pod) bool {
 	ask, _ := contract.ParseMachine(pod.Annotations)

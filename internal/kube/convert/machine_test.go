@@ -95,3 +95,43 @@ func TestMachine(t *testing.T) {
 		}
 	}
 }
+
+func TestProbePort(t *testing.T) {
+	windows := func(more ...string) func(*corev1.Pod) {
+		return annotate(append([]string{contract.KeyOS, "windows"}, more...)...)
+	}
+	for name, tc := range map[string]struct {
+		change func(*corev1.Pod)
+		want   int
+	}{
+		"linux":                       {func(*corev1.Pod) {}, 0},
+		"a port":                      {annotate(contract.KeyProbePort, "8080"), 8080},
+		"windows":                     {windows(), vm.PortRDP},
+		"windows with a port":         {windows(contract.KeyProbePort, "22"), 22},
+		"windows by ping":             {windows(contract.KeyProbePort, "0"), 0},
+		"a machine that no node runs": {windows(contract.KeyMode, "static"), 0},
+		"windows with a probe of its own": {func(p *corev1.Pod) {
+			windows()(p)
+			p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{}
+		}, 0},
+	} {
+		if got := ProbePort(plain(tc.change)); got != tc.want {
+			t.Errorf("%s: %d, want %d", name, got, tc.want)
+		}
+	}
+}
+
+func TestWindows(t *testing.T) {
+	pod := plain(annotate(contract.KeyOS, "windows", contract.KeyHardware, `{"nics": ["virtio"], "clock": {"local": true}}`))
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs.ToAggregate())
+	}
+	s := Spec(pod, Node{}, nil)
+	if s.Firmware != vm.FirmwareUEFI || !s.IsWindows() || s.Hardware.NICs[0] != vm.NICVirtio || s.Hardware.Disks[vm.DiskOfImage].Bus != vm.DiskSATA || s.HasTPM() {
+		t.Errorf("%s, %+v", s.Firmware, s.Hardware)
+	}
+	clone := plain(annotate(contract.KeyOS, "windows"))
+	if got := Inherited(clone); slices.Contains(got, contract.KeyHardware) || slices.Contains(got, contract.KeyFirmware) {
+		t.Errorf("a clone is told that %q have no effect, and asks for none", got)
+	}
+}

@@ -4,15 +4,14 @@ import (
 	"context"
 	"math"
 	"net/netip"
-	"strconv"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/reach"
@@ -116,7 +115,6 @@ func (h *Health) check(v *guestMonitor, ready bool) probe.Check {
 
 func (h *Health) probeOnce(ctx context.Context, limit time.Duration) error {
 	pod, _, ip := h.owner.Look()
-	port, _ := strconv.Atoi(pod.Annotations[contract.KeyProbePort])
 	if ip == "" {
 		return errdefs.Unavailablef("the address of the guest is not known yet")
 	}
@@ -132,7 +130,7 @@ func (h *Health) probeOnce(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	began := time.Now()
-	err := h.cfg.Prober.Probe(ctx, ip, port)
+	err := h.cfg.Prober.Probe(ctx, ip, convert.ProbePort(pod))
 	h.cfg.Measured(time.Since(began))
 	return err
 }

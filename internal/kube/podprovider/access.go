@@ -1,6 +1,7 @@
 package podprovider
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/reach"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -28,14 +30,27 @@ type door struct {
 	serial  consoles       // of guests that boot their own system
 }
 
-// Exec runs a command in the pod's guest. Errors: NotFound (no such pod or container), FailedPrecondition (not running).
+// Exec runs a command in the pod's guest. Errors: NotFound (no such pod or container), FailedPrecondition (not running, or Windows without
+// an agent).
 func (d *door) Exec(ctx context.Context, namespace, pod, container string, e guest.Exec, s guest.Streams) (int, error) {
 	st, rec, of, err := d.enter(namespace, pod, container, "exec")
 	if err != nil {
 		return 0, err
 	}
 	e.Container = of
-	return st.guests.Exec(ctx, string(rec.ID), e, s)
+	code, err := st.guests.Exec(ctx, string(rec.ID), e, s)
+	if silent := errdefs.IsUnavailable(err) || errdefs.Is(err, errdefs.Unsupported); silent && rec.ImageType == vm.ImageDisk {
+		if pod, rec, ip := st.podAndVM(); convert.Windows(pod) && rec != nil && !rec.AgentReady {
+			return 0, windowsHelp(pod, ip)
+		}
+	}
+	return code, err
+}
+
+// windowsHelp returns the error for exec in a Windows guest without an agent. The error says how to reach the guest instead.
+func windowsHelp(pod *corev1.Pod, ip string) error {
+	return errdefs.Preconditionf("the guest of pod %q is Windows and no qemu-guest-agent answers in it, so it does not support exec; log in by remote desktop (mstsc /v:%s), "+
+		"or open a command prompt of SAC on its serial console (kubectl attach -it -n %s %s)", pod.Name, cmp.Or(ip, "ADDRESS"), pod.Namespace, pod.Name)
 }
 
 // Attach connects to the standard streams of a container. For a disk guest it connects to the serial console: with input from its

@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -158,4 +160,37 @@ func forwardFromOutside(t *testing.T, e *engine, image vm.ImageType) {
 	if err := d.Forward(t.Context(), "default", "web", l.Addr().(*net.TCPAddr).Port, stream); !errdefs.IsUnavailable(err) {
 		t.Errorf("no listener: %v", err)
 	}
+}
+
+// Exec into a Windows guest that has no agent says how to reach it.
+func TestExecInWindows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer w.stop()
+		w.create(pod(func(p *corev1.Pod) { p.Annotations = map[string]string{contract.KeyOS: "windows"} }))
+		w.after(time.Second)
+		rec, err := w.engine.Inspect(t.Context(), vmName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		exec := func() (int, error) {
+			return w.p.Exec(t.Context(), "default", "web", "c", guest.Exec{Command: []string{"ver"}}, guest.Streams{Stdout: io.Discard})
+		}
+		w.engine.execAs = func(context.Context, string) (int, error) { return 0, errdefs.Unavailablef("no agent answers") }
+		if _, err := exec(); !errdefs.IsUnavailable(err) {
+			t.Errorf("a guest whose agent answered before: %v", err)
+		}
+		w.engine.change(rec.ID, func(r *vm.Record) { r.ImageType, r.AgentReady = vm.ImageDisk, false })
+		w.after(time.Second)
+		_, err = exec()
+		for _, want := range []string{"mstsc /v:" + rec.NICs[0].IP, "SAC", "kubectl attach -it -n default web"} {
+			if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), want) {
+				t.Errorf("without an agent: %v, which lacks %q", err, want)
+			}
+		}
+		w.engine.execAs = nil
+		if code, err := exec(); code != 7 || err != nil {
+			t.Errorf("with an agent: %d, %v", code, err)
+		}
+	})
 }

@@ -311,7 +311,7 @@ func (r *report) sayHint(hint string) {
 
 // hintCommands returns the commands that set the identity of rec's guest.
 func hintCommands(rec *vm.Record) string {
-	facts := postclone.Facts{Hypervisor: rec.Driver, ImageType: rec.ImageType, Image: rec.Spec.Image}
+	facts := postclone.Facts{Hypervisor: rec.Driver, ImageType: rec.ImageType, Image: rec.Spec.Image, Windows: rec.Spec.IsWindows()}
 	for i, nic := range rec.NICs {
 		facts.StaticNIC = facts.StaticNIC || nic.IP != "" && !nic.DHCP
 		facts.FixedMAC = facts.FixedMAC || i < len(rec.Resume.MACs) && !strings.EqualFold(rec.Resume.MACs[i], nic.MAC)
