@@ -38,11 +38,12 @@ type Hardware struct {
 	CPU      CPU                   `json:"cpu,omitzero"`
 	Clock    Clock                 `json:"clock,omitzero"`
 	UEFI     UEFI                  `json:"uefi,omitzero"`
-	TPM      string                `json:"tpm,omitempty"`      // ephemeral or persistent
-	Panic    string                `json:"panic,omitempty"`    // isa or pci: the device by which the guest says that its kernel has panicked
-	Watchdog string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
-	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
-	NICs     []string              `json:"nics,omitempty"`     // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
+	Huge     bool                  `json:"hugePages,omitempty"` // its memory is huge pages of 2 MiB
+	TPM      string                `json:"tpm,omitempty"`       // ephemeral or persistent
+	Panic    string                `json:"panic,omitempty"`     // isa or pci: the device by which the guest says that its kernel has panicked
+	Watchdog string                `json:"watchdog,omitempty"`  // reset, poweroff or shutdown: what its end does; "": there is none
+	Disks    map[string]DiskDevice `json:"disks,omitempty"`     // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
+	NICs     []string              `json:"nics,omitempty"`      // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
 }
 
 // CPU says what a guest sees of its CPUs and of their hypervisor.

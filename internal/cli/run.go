@@ -27,6 +27,7 @@ const (
 type specFlags struct {
 	name, hostname, runAs, workdir, network, bridge string
 	uefi                                            vm.UEFI
+	huge                                            bool
 	accel, firmware, tpm, driver                    string
 	cpus, nics                                      int
 	memory, storage                                 sizeFlag
@@ -80,6 +81,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	completeWords(cmd, "accel", "auto", "kvm", "tcg")
 	completeWords(cmd, "firmware", "bios", "uefi")
 	fs.StringVar(&f.tpm, "tpm", "", "a TPM 2.0, for disk images: ephemeral (empty at each start) or persistent")
+	fs.BoolVar(&f.huge, "huge-pages", false, "for disk images: memory of huge pages of 2 MiB, which the node has set aside (sysctl vm.nr_hugepages)")
 	completeWords(cmd, "tpm", string(vm.TPMEphemeral), string(vm.TPMPersistent))
 	fs.BoolVar(&f.windows, "windows", false, "the guest is Windows, for disk images: it gets UEFI, Hyper-V's interface, a clock in local time, disks on SATA and interfaces of model e1000e")
 	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
@@ -103,7 +105,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
-	if h := (vm.Hardware{UEFI: f.uefi, TPM: vm.TPM(f.tpm)}); !h.Usual() {
+	if h := (vm.Hardware{UEFI: f.uefi, TPM: vm.TPM(f.tpm), HugePages: f.huge}); !h.Usual() {
 		s.Hardware = &h
 	}
 	if f.windows {
@@ -305,6 +307,9 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 		}
 		if f.tpm != "" && r.ImageType == vm.ImageOCI {
 			a.warn("--tpm has no effect: %s is a container image, whose kernel knows one machine", cell(r.Spec.Image))
+		}
+		if f.huge && r.ImageType == vm.ImageOCI {
+			a.warn("--huge-pages has no effect: %s is a container image, whose memory its clones share", cell(r.Spec.Image))
 		}
 		if f.uefi != (vm.UEFI{}) && r.ImageType == vm.ImageOCI {
 			a.warn("--secure-boot and --keep-uefi have no effect: %s is a container image, whose kernel is loaded without firmware", cell(r.Spec.Image))

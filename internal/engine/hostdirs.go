@@ -89,6 +89,9 @@ func selfContained(r vm.Record) error {
 	if r.Spec.HasTPM() && r.ImageType != vm.ImageOCI {
 		return errdefs.Preconditionf("it has a TPM, whose state is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead")
 	}
+	if r.Spec.HasHugePages() && r.ImageType != vm.ImageOCI && r.State != vm.StateStopped {
+		return errdefs.Preconditionf("its memory is huge pages, in which no saved state can be resumed, so it cannot be saved, cloned or hibernated; stop it instead")
+	}
 	if v := r.Spec.NFSVolumes(); len(v) > 0 {
 		return errdefs.Preconditionf("it mounts %s of an NFS server (volume %s), which ends the sessions of a guest that does not run, so it cannot be saved, cloned or hibernated; stop it instead", v[0].NFS.Source(), v[0].Name)
 	}

@@ -338,6 +338,31 @@ func TestTPMCannotBeSaved(t *testing.T) {
 	r.refused("save it when it has stopped", errdefs.FailedPrecondition, err)
 }
 
+// A VM with huge pages has no memory to save while it is stopped.
+func TestHugePagesCannotBeSaved(t *testing.T) {
+	r, _ := folders(t)
+	ctx := t.Context()
+	s := sharing(vm.HostDir{})
+	s.Image, s.Volumes, s.Mounts, s.Hardware = "cloud", nil, nil, &vm.Hardware{HugePages: true}
+	was := r.must(r.Launch(ctx, s))
+	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+	r.refused("save it", errdefs.FailedPrecondition, err)
+	_, err = r.Hibernate(ctx, "web", "")
+	r.refused("hibernate it", errdefs.FailedPrecondition, err)
+	if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateRunning || now.PID != was.PID {
+		t.Errorf("it has changed: %+v", now)
+	}
+	if _, err := r.Stop(ctx, "web", 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"}); err != nil {
+		t.Errorf("save it when it has stopped: %v", err)
+	}
+	s.Name, s.Memory = "odd", 129<<20
+	_, err = r.Launch(ctx, s)
+	r.refused("launch one of an odd size", errdefs.InvalidArgument, err)
+}
+
 func TestHostDirsNoLongerAllowed(t *testing.T) {
 	r, root := folders(t)
 	ctx := t.Context()

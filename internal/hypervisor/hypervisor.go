@@ -108,6 +108,7 @@ type Plan struct {
 	Name     string
 	CPUs     int
 	Memory   int64 // bytes
+	Huge     bool  // the memory is huge pages (vm.HugePage) of the node; a VM with them cannot be saved
 	Accel    vm.Accel
 	Boot     vm.Boot
 	SMBIOS   *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular

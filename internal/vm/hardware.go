@@ -22,14 +22,23 @@ type Hardware struct {
 	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
 	NICs     []NICModel            `json:"nics,omitempty"`  // in the order of the interfaces; those beyond are virtio
 
+	// HugePages says that the memory of the guest is pages of HugePage bytes, which the node has set aside. A VM with huge pages cannot be saved.
+	HugePages bool `json:"huge_pages,omitempty"`
+
 	// Windows says that the guest is Windows: what is left open is then as in windows.go, and the VM has a drive for the CD-ROM of drivers.
 	Windows bool `json:"windows,omitempty"`
 }
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages
 }
+
+// HugePage is the size of a huge page in bytes.
+const HugePage = 2 << 20
+
+// HasHugePages reports whether the memory of the guest of s is huge pages.
+func (s Spec) HasHugePages() bool { return s.Hardware != nil && s.Hardware.HugePages }
 
 // UEFI says what the firmware of a guest that boots by UEFI is like.
 type UEFI struct {
@@ -198,6 +207,9 @@ func (s Spec) validateHardware() error {
 	}
 	if err := h.Topology.Validate(s.CPUs); err != nil {
 		return err
+	}
+	if h.HugePages && s.Memory%HugePage != 0 {
+		return errdefs.Invalidf("its memory of %d bytes is no multiple of a huge page of %d bytes; give it another size", s.Memory, HugePage)
 	}
 	if h.UEFI != (UEFI{}) && s.Firmware != FirmwareUEFI {
 		return errdefs.Invalidf("its hardware has settings of UEFI, but its firmware is not uefi; set the firmware to uefi, or leave them out")

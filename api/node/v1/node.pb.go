@@ -2157,10 +2157,11 @@ type Hardware struct {
 	Clock          *Clock                 `protobuf:"bytes,7,opt,name=clock,proto3" json:"clock,omitempty"`                                                                           // absent: UTC
 	UefiPersistent bool                   `protobuf:"varint,9,opt,name=uefi_persistent,json=uefiPersistent,proto3" json:"uefi_persistent,omitempty"`                                  // the variables of UEFI stay as long as the VM
 	SecureBoot     bool                   `protobuf:"varint,10,opt,name=secure_boot,json=secureBoot,proto3" json:"secure_boot,omitempty"`
-	Tpm            string                 `protobuf:"bytes,11,opt,name=tpm,proto3" json:"tpm,omitempty"`          // ephemeral or persistent; "": none
-	Nics           []string               `protobuf:"bytes,12,rep,name=nics,proto3" json:"nics,omitempty"`        // models of the interfaces, in their order: virtio, e1000, e1000e or rtl8139; "" and those beyond: virtio
-	Panic          string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"`       // isa or pci: the device by which the guest says that its kernel has panicked; "": none
-	Windows        bool                   `protobuf:"varint,13,opt,name=windows,proto3" json:"windows,omitempty"` // the guest is Windows: what is left open is as it boots there, and it has a drive for the CD-ROM of drivers
+	Tpm            string                 `protobuf:"bytes,11,opt,name=tpm,proto3" json:"tpm,omitempty"`                               // ephemeral or persistent; "": none
+	Nics           []string               `protobuf:"bytes,12,rep,name=nics,proto3" json:"nics,omitempty"`                             // models of the interfaces, in their order: virtio, e1000, e1000e or rtl8139; "" and those beyond: virtio
+	Panic          string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"`                            // isa or pci: the device by which the guest says that its kernel has panicked; "": none
+	HugePages      bool                   `protobuf:"varint,14,opt,name=huge_pages,json=hugePages,proto3" json:"huge_pages,omitempty"` // the guest's memory is huge pages of 2 MiB
+	Windows        bool                   `protobuf:"varint,13,opt,name=windows,proto3" json:"windows,omitempty"`                      // the guest is Windows: what is left open is as it boots there, and it has a drive for the CD-ROM of drivers
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2277,6 +2278,13 @@ func (x *Hardware) GetPanic() string {
 		return x.Panic
 	}
 	return ""
+}
+
+func (x *Hardware) GetHugePages() bool {
+	if x != nil {
+		return x.HugePages
+	}
+	return false
 }
 
 func (x *Hardware) GetWindows() bool {
@@ -13921,7 +13929,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
 	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfsB\b\n" +
-	"\x06_group\"\xf5\x03\n" +
+	"\x06_group\"\x94\x04\n" +
 	"\bHardware\x12\x18\n" +
 	"\asockets\x18\x01 \x01(\x05R\asockets\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\x05R\x05cores\x12\x18\n" +
@@ -13936,7 +13944,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"secureBoot\x12\x10\n" +
 	"\x03tpm\x18\v \x01(\tR\x03tpm\x12\x12\n" +
 	"\x04nics\x18\f \x03(\tR\x04nics\x12\x14\n" +
-	"\x05panic\x18\b \x01(\tR\x05panic\x12\x18\n" +
+	"\x05panic\x18\b \x01(\tR\x05panic\x12\x1d\n" +
+	"\n" +
+	"huge_pages\x18\x0e \x01(\bR\thugePages\x12\x18\n" +
 	"\awindows\x18\r \x01(\bR\awindows\x1aT\n" +
 	"\n" +
 	"DisksEntry\x12\x10\n" +

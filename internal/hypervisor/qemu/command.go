@@ -148,6 +148,10 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
 	case p.TPM != "" && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has a TPM, so it cannot resume from saved state", p.Name)
+	case p.Huge && p.Incoming != nil:
+		return errdefs.Invalidf("VM %s has huge pages, so it cannot resume from saved state", p.Name)
+	case p.Huge && p.Memory%vm.HugePage != 0:
+		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page", p.Name, p.Memory)
 	case len(p.Shares) > 0 && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has shared folders, so it cannot resume from saved state", p.Name)
 	case len(plugged) > 0 && len(p.NICs) >= maxPorts:
@@ -295,6 +299,10 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 	c.add("-machine", machine, "-accel", accel, "-cpu", cpuArg(p.CPU, f.accel), "-smp", smp)
 	c.clock(p.Clock, f.east)
 	c.add("-m", fmt.Sprintf("size=%dM", mib), "-object")
+	if p.Huge { // all of them at once, so that a guest never finds out that there are too few
+		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on,hugetlb=on,hugetlbsize=%d,prealloc=on", mib, vm.HugePage))
+		return
+	}
 	if len(p.Shares) > 0 { // their servers read and write the guest's memory
 		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", mib))
 		return

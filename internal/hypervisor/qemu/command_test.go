@@ -62,6 +62,8 @@ func TestBuildGolden(t *testing.T) {
 	for i := 2; i <= 10; i++ {
 		nics.NICs = append(nics.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/x", MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})
 	}
+	huge := diskPlan()
+	huge.Huge = true
 	plugged := ociPlan()
 	plugged.Incoming = &hypervisor.Incoming{State: "/snap/state", Memory: "/snap/memory"}
 	plugged.Disks = append([]vm.Disk{
@@ -115,6 +117,7 @@ func TestBuildGolden(t *testing.T) {
 		{"disk-secure-boot", secure, testFacts(vm.AccelTCG)},
 		{"disk-graphics", screen, testFacts(vm.AccelTCG)},
 		{"disk-buses", buses, testFacts(vm.AccelTCG)},
+		{"disk-huge-pages", huge, testFacts(vm.AccelTCG)},
 		{"nic-models", models, testFacts(vm.AccelTCG)},
 		{"disk-cpu-kvm", windows, late},
 		{"disk-cpu-tcg", windows, testFacts(vm.AccelTCG)},

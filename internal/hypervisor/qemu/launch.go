@@ -86,6 +86,9 @@ func (l *launch) compose(ctx context.Context) (err error) {
 	if l.dir, err = openDir(l.plan.Dir); err != nil {
 		return err
 	}
+	if err := enoughHugePages(hugePages, l.plan); err != nil {
+		return err
+	}
 	f := facts{uuid: uuidOf(l.plan.ID), tbSize: l.d.cfg.TBSize, spare: l.d.cfg.SparePorts, qboot: l.d.firmware("qboot.rom")}
 	if f.binary, err = l.d.binary(); err != nil {
 		return err

@@ -140,11 +140,11 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 	return errs
 }
 
-// foreign refuses resources that a VM cannot have.
+// foreign refuses resources that a VM cannot have; see also checkHugePages.
 func foreign(list corev1.ResourceList, path *field.Path, no func(bool, *field.Path, string)) {
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		switch name {
-		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, hugePages:
 		default:
 			no(true, path.Key(string(name)), "a VM cannot have this resource")
 		}

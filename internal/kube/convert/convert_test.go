@@ -107,6 +107,11 @@ func TestCheckRefuses(t *testing.T) {
 		"hugepages": {on(func(c *corev1.Container) {
 			c.Resources.Limits = corev1.ResourceList{"hugepages-2Mi": resource.MustParse("2Mi")}
 		}), "hugepages-2Mi"},
+		"hugepages and memory": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"hugepages-2Mi": resource.MustParse("128Mi"), "memory": resource.MustParse("128Mi")}
+			annotate(contract.KeyHardware, `{"hugePages": true}`)(p)
+		}, "limits[memory]"},
+		"hugepages of no size": {annotate(contract.KeyHardware, `{"hugePages": true}`), "limits[hugepages-2Mi]: Required"},
 		"gpu": {on(func(c *corev1.Container) {
 			c.Resources.Requests = corev1.ResourceList{"example.com/gpu": resource.MustParse("1")}
 		}), "example.com/gpu"},

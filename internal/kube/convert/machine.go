@@ -50,7 +50,7 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 	ask, _ := contract.ParseMachine(pod.Annotations)
 	cpu := ask.Hardware.CPU
 	h := vm.Hardware{
-		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), UEFI: vm.UEFI(ask.Hardware.UEFI),
+		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), UEFI: vm.UEFI(ask.Hardware.UEFI), HugePages: ask.Hardware.Huge,
 		CPU: vm.CPU{Model: cpu.Model, HideKVM: cpu.HideKVM, HyperV: vm.HyperV(cpu.HyperV)}, Clock: vm.Clock(ask.Hardware.Clock),
 	}
 	for _, f := range cpu.Features {
@@ -79,7 +79,29 @@ func checkMachine(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeySMBIOS), pod.Annotations[contract.KeySMBIOS], err.Error()))
 		}
 	}
-	return append(append(errs, checkFileDisks(pod)...), checkLogins(pod)...)
+	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod))
+}
+
+// checkHugePages refuses huge pages unless they are the memory of the VM.
+func checkHugePages(pod *corev1.Pod) (errs field.ErrorList) {
+	h := hardware(pod)
+	asked := h != nil && h.HugePages
+	found := false
+	for i, c := range pod.Spec.Containers {
+		at := field.NewPath("spec", "containers").Index(i).Child("resources", "limits")
+		q, ok := c.Resources.Limits[hugePages]
+		found = found || ok && !q.IsZero()
+		if ok && !asked {
+			errs = append(errs, field.Forbidden(at.Key(string(hugePages)), "a container in a VM has no huge pages; they are the memory of a guest that boots itself with hugePages in the annotation "+contract.KeyHardware))
+		}
+		if _, both := c.Resources.Limits[corev1.ResourceMemory]; both && asked {
+			errs = append(errs, field.Forbidden(at.Key(string(corev1.ResourceMemory)), "all memory of the VM is huge pages; leave it out"))
+		}
+	}
+	if asked && !found {
+		errs = append(errs, field.Required(field.NewPath("spec", "containers").Index(0).Child("resources", "limits").Key(string(hugePages)), "say how much memory the VM has"))
+	}
+	return errs
 }
 
 // checkLogins refuses users that no guest can have.

@@ -11,6 +11,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
+// hugePages is the resource of which the memory of a VM may be.
+const hugePages = corev1.ResourceName(corev1.ResourceHugePagesPrefix + "2Mi")
+
 // size is the size of a VM; 0 means the engine's default.
 type size struct {
 	cpus    int
@@ -29,6 +32,9 @@ func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	}
 	if q, ok := quantity(pod, corev1.ResourceMemory); ok {
 		s.memory = max(q, vm.MinMemory)
+	}
+	if q, ok := quantity(pod, hugePages); ok { // instead of other memory
+		s.memory = q
 	}
 	if unbounded(pod) {
 		s.memory = max(s.memory, DefaultMemory)

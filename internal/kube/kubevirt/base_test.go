@@ -64,6 +64,7 @@ var goodInstancetypes = map[string]string{
 	"cpu.guest":                 "cpu: {guest: 4}",
 	"cpu.model":                 "cpu: {model: host-passthrough}",
 	"memory.guest":              "memory: {guest: 2Gi}",
+	"memory.hugepages.pageSize": "memory: {hugepages: {pageSize: 2Mi}}",
 	"memory.overcommitPercent":  "memory: {overcommitPercent: 25}",
 	"annotations":               "annotations: {a: b}",
 	"cpu.dedicatedCPUPlacement": "",
@@ -98,12 +99,13 @@ func TestInstancetypeOutcomes(t *testing.T) {
 		judged(t, path, r, "spec.instancetype[small].", errs, warnings, before, after, good)
 	})
 	for text, want := range map[string]string{
-		"cpu: {model: 'a,b=c'}":              "spec.instancetype[small].cpu.model: Invalid",
-		"cpu: {dedicatedCPUPlacement: true}": "spec.instancetype[small].cpu.dedicatedCPUPlacement: Forbidden",
-		"cpu: {isolateEmulatorThread: true}": "spec.instancetype[small].cpu.isolateEmulatorThread: Forbidden",
-		"cpu: {guest: 256}":                  "spec.instancetype[small].cpu.guest: Invalid",
-		"memory: {guest: 16Mi}":              "spec.instancetype[small].memory.guest: Invalid",
-		"annotations: {" + hooks + ": x}":    "spec.template.metadata.annotations[" + hooks + "]: Forbidden",
+		"cpu: {model: 'a,b=c'}":                            "spec.instancetype[small].cpu.model: Invalid",
+		"cpu: {dedicatedCPUPlacement: true}":               "spec.instancetype[small].cpu.dedicatedCPUPlacement: Forbidden",
+		"cpu: {isolateEmulatorThread: true}":               "spec.instancetype[small].cpu.isolateEmulatorThread: Forbidden",
+		"cpu: {guest: 256}":                                "spec.instancetype[small].cpu.guest: Invalid",
+		"memory: {guest: 1Gi, hugepages: {pageSize: 1Gi}}": "spec.instancetype[small].memory.hugepages.pageSize: Invalid",
+		"memory: {guest: 16Mi}":                            "spec.instancetype[small].memory.guest: Invalid",
+		"annotations: {" + hooks + ": x}":                  "spec.template.metadata.annotations[" + hooks + "]: Forbidden",
 	} {
 		if errs, _ := CheckMachine(vm, Base{Instancetype: instancetypeOf(t, text)}); len(errs) != 1 || !strings.Contains(errs.ToAggregate().Error(), want) {
 			t.Errorf("%s: %v; want %s", text, errs, want)

@@ -13,7 +13,7 @@ var instancetypeRules = rulebook{
 	"cpu.realtime":              {Refused, "a VM cannot have CPUs of its own"},
 	"cpu.maxSockets":            {Warned, "no CPUs can be added to a running VM"},
 	"memory.guest":              {Outcome: Honoured},
-	"memory.hugepages":          {Refused, "the memory of a VM is ordinary"},
+	"memory.hugepages":          {Honoured, "2Mi only"},
 	"memory.overcommitPercent":  {Honoured, "the pod requests that much less memory than the guest has"},
 	"memory.maxGuest":           {Warned, "no memory can be added to a running VM"},
 	"gpus":                      {Refused, "a VM cannot have devices of its node"},

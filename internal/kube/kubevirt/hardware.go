@@ -28,7 +28,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	}
 	m.Graphics, m.Logins = graphics(&vmi.Spec), logins(&vmi.Spec)
 	m.Hardware = contract.Hardware{
-		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec),
+		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec),
 	}
 	if w := d.Devices.Watchdog; w != nil {
 		m.Hardware.Watchdog = string(watchdog(w))
@@ -57,6 +57,9 @@ func secure(e *v1.EFI) bool { return e.SecureBoot == nil || *e.SecureBoot }
 
 // hasSMM reports whether a machine says that it has SMM. All have it, but KubeVirt's API requires that a machine with Secure Boot says so.
 func hasSMM(d *v1.DomainSpec) bool { return d.Features != nil && on(d.Features.SMM) }
+
+// hugePages reports whether the memory of a guest is huge pages.
+func hugePages(d *v1.DomainSpec) bool { return d.Memory != nil && d.Memory.Hugepages != nil }
 
 // tpm returns the TPM of a guest, as in KubeVirt one that is empty when the instance starts.
 func tpm(t *v1.TPMDevice) string {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	v1 "kubevirt.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -62,5 +63,37 @@ func TestHardware(t *testing.T) {
 	}
 	if d := diff.Of(want, convert.Spec(pod, convert.Node{}, nil).Hardware); d != "" {
 		t.Error(d)
+	}
+}
+
+// Huge pages are the memory of the guest, and the scheduler counts them instead of other memory.
+func TestHugePages(t *testing.T) {
+	i := vmi(t, "web")
+	i.Spec.Domain.Memory.Hugepages = &v1.Hugepages{PageSize: "2Mi"}
+	i.Spec.Domain.Resources.Requests = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("64Mi")}
+	if errs, warnings := CheckInstance(i); len(errs)+len(warnings) > 0 {
+		t.Fatal(errs, warnings)
+	}
+	pod := Pod(i)
+	if errs := convert.Check(pod); len(errs) > 0 {
+		t.Fatalf("a node refuses the pod: %v", errs)
+	}
+	guest := i.Spec.Domain.Memory.Guest.Value()
+	for what, list := range map[string]corev1.ResourceList{"requests": pod.Spec.Containers[0].Resources.Requests, "limits": pod.Spec.Containers[0].Resources.Limits} {
+		huge := list["hugepages-2Mi"]
+		if _, other := list[corev1.ResourceMemory]; other || huge.Value() != guest {
+			t.Errorf("%s: %v", what, list)
+		}
+	}
+	if s := convert.Spec(pod, convert.Node{}, nil); s.Memory != guest || !s.HasHugePages() {
+		t.Errorf("the VM has %d bytes, %+v", s.Memory, s.Hardware)
+	}
+	for size, want := range map[string]string{"1Gi": "spec.domain.memory.hugepages.pageSize", "2MB": "spec.domain.memory.hugepages.pageSize", "2Mi": "spec.domain.memory.guest"} {
+		i := vmi(t, "web")
+		odd := resource.MustParse("129Mi")
+		i.Spec.Domain.Memory.Guest, i.Spec.Domain.Memory.Hugepages = &odd, &v1.Hugepages{PageSize: size}
+		if errs, _ := CheckInstance(i); len(errs) != 1 || errs[0].Field != want {
+			t.Errorf("%s: %v", size, errs)
+		}
 	}
 }

@@ -237,8 +237,12 @@ func (u *unfolding) memory(t *v1beta1.MemoryInstancetype) {
 	}
 	u.conflict(d.Memory.Guest != nil, atDomain.Child("memory", "guest"))
 	u.conflict(d.Memory.MaxGuest != nil && t.MaxGuest != nil, atDomain.Child("memory", "maxGuest"))
+	u.conflict(d.Memory.Hugepages != nil && t.Hugepages != nil, atDomain.Child("memory", "hugepages"))
 	guest := t.Guest.DeepCopy()
 	d.Memory.Guest = &guest
+	if t.Hugepages != nil {
+		d.Memory.Hugepages = t.Hugepages.DeepCopy()
+	}
 	if p := min(max(int64(t.OvercommitPercent), 0), 100); p > 0 {
 		d.Resources.Requests = maps.Clone(d.Resources.Requests)
 		if d.Resources.Requests == nil {
@@ -258,6 +262,8 @@ func (b Base) attribute(errs field.ErrorList) field.ErrorList {
 		switch e.Field {
 		case atDomain.Child("memory", "guest").String():
 			e.Field = at.Child("memory", "guest").String()
+		case atDomain.Child("memory", "hugepages", "pageSize").String():
+			e.Field = at.Child("memory", "hugepages", "pageSize").String()
 		case atDomain.Child("cpu").String():
 			e.Field = at.Child("cpu", "guest").String()
 		}

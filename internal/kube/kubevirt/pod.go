@@ -184,7 +184,7 @@ func grace(s *v1.VirtualMachineInstanceSpec) *int64 {
 }
 
 // resources returns what the scheduler counts for the VM, and the size of its memory: as spec says, else the memory of the guest, and
-// a tenth of each CPU, as in KubeVirt.
+// a tenth of each CPU, as in KubeVirt. Huge pages are instead of other memory.
 func resources(s *v1.VirtualMachineInstanceSpec, size int64) corev1.ResourceRequirements {
 	r := corev1.ResourceRequirements{Requests: corev1.ResourceList{}, Limits: corev1.ResourceList{}}
 	maps.Copy(r.Requests, s.Domain.Resources.Requests)
@@ -193,6 +193,12 @@ func resources(s *v1.VirtualMachineInstanceSpec, size int64) corev1.ResourceRequ
 	r.Limits[corev1.ResourceMemory] = q
 	if _, ok := r.Requests[corev1.ResourceMemory]; !ok {
 		r.Requests[corev1.ResourceMemory] = q
+	}
+	if hugePages(&s.Domain) {
+		for _, list := range []corev1.ResourceList{r.Requests, r.Limits} {
+			delete(list, corev1.ResourceMemory)
+			list[corev1.ResourceHugePagesPrefix+"2Mi"] = q
+		}
 	}
 	if _, ok := r.Limits[corev1.ResourceCPU]; !ok && r.Requests.Cpu().IsZero() {
 		r.Requests[corev1.ResourceCPU] = *resource.NewMilliQuantity(100*cpus(s), resource.DecimalSI)

@@ -97,6 +97,9 @@ func capacity(u usage, s Sizes, reserve int) (all, allocatable corev1.ResourceLi
 	}
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
 		q := allocatable[name]
+		if name == corev1.ResourceMemory { // what is set aside is no other memory, as for a kubelet
+			q.Sub(allocatable[resourceHugepages])
+		}
 		if name == corev1.ResourceCPU {
 			q = *resource.NewMilliQuantity(times(share(q.MilliValue(), reserve), s.Virtual), resource.DecimalSI)
 		} else {
