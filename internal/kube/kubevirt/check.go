@@ -321,6 +321,9 @@ func (c *check) volumes() {
 				c.errs = append(c.errs, field.Required(at.Child("persistentVolumeClaim", "claimName"), ""))
 			}
 		}
+		if v.Ephemeral != nil && CopiedClaim(&v) == "" {
+			c.errs = append(c.errs, field.Required(at.Child("ephemeral", "persistentVolumeClaim", "claimName"), ""))
+		}
 		if d := v.DataVolume; d != nil && d.Name == "" {
 			c.errs = append(c.errs, field.Required(at.Child("dataVolume", "name"), ""))
 		}
@@ -348,7 +351,7 @@ func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 		switch {
 		case v.ContainerDisk != nil:
 			return v
-		case (v.PersistentVolumeClaim != nil || v.DataVolume != nil) && !Hotpluggable(v):
+		case (v.PersistentVolumeClaim != nil || v.DataVolume != nil || v.Ephemeral != nil) && !Hotpluggable(v):
 			claims[v.Name] = v
 			if first == nil {
 				first = v
@@ -376,7 +379,7 @@ func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 
 // dataDisk reports whether v is a disk of the volume store. As in KubeVirt, a volume that no disk names is one, too.
 func dataDisk(v v1.Volume) bool {
-	return v.EmptyDisk != nil || v.PersistentVolumeClaim != nil || v.DataVolume != nil
+	return v.EmptyDisk != nil || v.PersistentVolumeClaim != nil || v.DataVolume != nil || v.Ephemeral != nil
 }
 
 // sources counts the sources of a volume.

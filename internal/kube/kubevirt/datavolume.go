@@ -247,6 +247,14 @@ func ClaimOf(v *v1.Volume) string {
 	return ""
 }
 
+// CopiedClaim returns the name of the claim of which a volume of an instance is a copy that goes with the instance; "": it is none.
+func CopiedClaim(v *v1.Volume) string {
+	if v.Ephemeral == nil || v.Ephemeral.PersistentVolumeClaim == nil {
+		return ""
+	}
+	return v.Ephemeral.PersistentVolumeClaim.ClaimName
+}
+
 // HasDataVolume reports whether a volume of spec is the DataVolume name.
 func HasDataVolume(spec *v1.VirtualMachineInstanceSpec, name string) bool {
 	return slices.ContainsFunc(spec.Volumes, func(v v1.Volume) bool { return v.DataVolume != nil && v.DataVolume.Name == name })

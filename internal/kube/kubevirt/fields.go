@@ -206,8 +206,9 @@ var rules = rulebook{
 	"volumes[].downwardAPI.fields":                        {Honoured, "as a read-only disk; a field of the pod (fieldRef) only"},
 	"volumes[].downwardAPI.volumeLabel":                   {Honoured, "at most 16 letters, digits, '.', '_' and '-'; cfgdata without it"},
 	"volumes[].serviceAccount.serviceAccountName":         {Honoured, "as a read-only disk cfgdata with token, ca.crt and namespace; the token is not renewed while the VM runs, and ends with it"},
+	"volumes[].ephemeral":                                 {Honoured, "a copy of the volume of the claim, which goes with the instance; the driver of the claim must be able to copy volumes"},
 	"volumes[].sysprep":                                   {Honoured, "as a read-only disk unattendCD with its files; make it a cdrom"},
-	"volumes[]":                                           {Refused, "volumes are containerDisk, dataVolume, persistentVolumeClaim, emptyDisk, cloud-init, configMap, secret, downwardAPI, serviceAccount and sysprep"},
+	"volumes[]":                                           {Refused, "volumes are containerDisk, dataVolume, persistentVolumeClaim, ephemeral, emptyDisk, cloud-init, configMap, secret, downwardAPI, serviceAccount and sysprep"},
 
 	"networks[].name":                  {Outcome: Honoured},
 	"networks[].pod":                   {Outcome: Honoured},

@@ -143,6 +143,9 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 		}
 		if dataDisk(v) {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, data(v))
+			if name := CopiedClaim(&v); name != "" { // so that the scheduler takes a node that has it
+				pod.Spec.Volumes = append(pod.Spec.Volumes, claimVolume(shorten("source-of-"+v.Name, 63), name))
+			}
 			container.VolumeDevices = append(container.VolumeDevices, corev1.VolumeDevice{Name: v.Name, DevicePath: "/dev/" + v.Name}) // the guest finds it by its serial
 		}
 	}
@@ -166,11 +169,40 @@ func data(v v1.Volume) corev1.Volume {
 		return out
 	}
 	block := corev1.PersistentVolumeBlock
+	if name := CopiedClaim(&v); name != "" {
+		out.Ephemeral = &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, VolumeMode: &block,
+			DataSource: &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: name},
+		}}}
+		return out
+	}
 	out.Ephemeral = &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{
 		AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, VolumeMode: &block,
 		Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: v.EmptyDisk.Capacity}},
 	}}}
 	return out
+}
+
+func claimVolume(name, claim string) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
+}
+
+// SizeCopies gives the copies of claims in a pod of Pod the sizes and the storage classes of the claims, which are given by the names of volumes.
+func SizeCopies(pod *corev1.Pod, claims map[string]*corev1.PersistentVolumeClaim) {
+	for i := range pod.Spec.Volumes {
+		v := &pod.Spec.Volumes[i]
+		claim := claims[v.Name]
+		if claim == nil || v.Ephemeral == nil {
+			continue
+		}
+		size := claim.Spec.Resources.Requests[corev1.ResourceStorage]
+		if has := claim.Status.Capacity[corev1.ResourceStorage]; has.Cmp(size) > 0 { // a copy is not smaller than its source
+			size = has
+		}
+		spec := &v.Ephemeral.VolumeClaimTemplate.Spec
+		spec.StorageClassName, spec.Resources.Requests = claim.Spec.StorageClassName, corev1.ResourceList{corev1.ResourceStorage: size}
+		spec.VolumeMode = claim.Spec.VolumeMode // a volume is copied in its own mode
+	}
 }
 
 // grace returns how long the guest may take to shut down, in seconds; nil for the default of pods. It is never zero, which the examples of

@@ -38,7 +38,7 @@ const (
 	ReasonUnpaused = "Unpaused"
 )
 
-// claimPause is the time after which an instance looks again for the claim of a DataVolume.
+// claimPause is the time after which an instance looks again for a claim that does not exist.
 const claimPause = 15 * time.Second
 
 // Reconciler reconciles VirtualMachineInstances. All fields are required.
@@ -85,31 +85,42 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.Events.Eventf(vmi, nil, corev1.EventTypeWarning, ReasonRefused, "Create", "%s", errs.ToAggregate().Error())
 		return reconcile.Result{}, r.write(ctx, vmi, kubevirt.Fail(vmi, kubevirt.ReasonNotSupported, errs.ToAggregate().Error(), r.Now()))
 	}
-	if why, err := r.claims(ctx, vmi); err != nil || why != "" {
+	copied, why, err := r.claims(ctx, vmi)
+	if err != nil || why != "" {
 		if err == nil {
 			err = r.write(ctx, vmi, kubevirt.Wait(vmi, kubevirt.ReasonNoClaim, why, r.Now()), v1.VirtualMachineInstanceFinalizer)
 		}
 		return reconcile.Result{RequeueAfter: claimPause}, err
 	}
-	return r.create(ctx, vmi)
+	return r.create(ctx, vmi, copied)
 }
 
-// claims says for which claim of a DataVolume the instance waits; "": all exist. Its pod waits until they are bound.
-func (r *Reconciler) claims(ctx context.Context, vmi *v1.VirtualMachineInstance) (why string, err error) {
+// claims returns the claims that the instance has copies of, by the names of its volumes. why says for which claim of those, or of its DataVolumes,
+// it waits; "": all exist. Its pod waits until they are bound.
+func (r *Reconciler) claims(ctx context.Context, vmi *v1.VirtualMachineInstance) (copied map[string]*corev1.PersistentVolumeClaim, why string, err error) {
+	copied = map[string]*corev1.PersistentVolumeClaim{}
 	for _, v := range vmi.Spec.Volumes {
-		if v.DataVolume == nil || v.DataVolume.Name == "" { // the latter is refused
+		name := kubevirt.CopiedClaim(&v)
+		if v.DataVolume != nil {
+			name = v.DataVolume.Name
+		}
+		if name == "" {
 			continue
 		}
 		claim := &corev1.PersistentVolumeClaim{}
-		err := r.Live.Get(ctx, client.ObjectKey{Namespace: vmi.Namespace, Name: v.DataVolume.Name}, claim)
-		if apierrors.IsNotFound(err) {
-			return fmt.Sprintf("volume %s: the DataVolume %s has no claim yet", v.Name, v.DataVolume.Name), nil
-		}
-		if err != nil {
-			return "", fmt.Errorf("read the claim of volume %s of VirtualMachineInstance %s: %w", v.Name, vmi.Name, err)
+		err := r.Live.Get(ctx, client.ObjectKey{Namespace: vmi.Namespace, Name: name}, claim)
+		switch {
+		case apierrors.IsNotFound(err) && v.DataVolume != nil:
+			return nil, fmt.Sprintf("volume %s: the DataVolume %s has no claim yet", v.Name, name), nil
+		case apierrors.IsNotFound(err):
+			return nil, fmt.Sprintf("volume %s: the claim %s does not exist; create it", v.Name, name), nil
+		case err != nil:
+			return nil, "", fmt.Errorf("read the claim of volume %s of VirtualMachineInstance %s: %w", v.Name, vmi.Name, err)
+		case v.DataVolume == nil:
+			copied[v.Name] = claim
 		}
 	}
-	return "", nil
+	return copied, "", nil
 }
 
 // waiting returns the instances without a pod that have a DataVolume.
@@ -187,7 +198,7 @@ func (r *Reconciler) pod(ctx context.Context, vmi *v1.VirtualMachineInstance) (*
 }
 
 // create creates the Secret and the pod of an instance that is not refused, after the instance has the finalizer that keeps it until its pod is gone.
-func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance) (reconcile.Result, error) {
+func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance, copied map[string]*corev1.PersistentVolumeClaim) (reconcile.Result, error) {
 	_, warnings := kubevirt.CheckInstance(vmi)
 	if !controllerutil.ContainsFinalizer(vmi, v1.VirtualMachineInstanceFinalizer) {
 		s := *vmi.Status.DeepCopy()
@@ -201,7 +212,9 @@ func (r *Reconciler) create(ctx context.Context, vmi *v1.VirtualMachineInstance)
 			return reconcile.Result{}, fmt.Errorf("create the Secret of VirtualMachineInstance %s: %w", vmi.Name, err)
 		}
 	}
-	pod, err := r.makePod(ctx, vmi, kubevirt.Pod(vmi))
+	want := kubevirt.Pod(vmi)
+	kubevirt.SizeCopies(want, copied)
+	pod, err := r.makePod(ctx, vmi, want)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
