@@ -46,6 +46,7 @@ func TestBench(t *testing.T) {
 		{"pods", pods},
 		{"starts", starts},
 		{"machines", machines},
+		{"density", density},
 		{"claims", claims},
 		{"fake", fakes},
 		{"records", records},

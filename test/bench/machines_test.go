@@ -131,21 +131,8 @@ func awaitPhase(t *testing.T, seen watch.Interface, waits map[string]bool) {
 // machines starts many VirtualMachines on a node whose VMs are only records. It counts the write requests to the API server, and what the
 // manager's memory grows by.
 func machines(t *testing.T, results *table) {
-	k := kubetest.Up(t, "--with", "epoch")
-	k.Install(t)
-	for _, text := range append(kubevirt.Kinds(), kubevirt.ManagerRights, kubevirt.Namespace) {
-		k.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
-	}
-	k.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager")
-	k.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
-	config := *k.Config
-	config.QPS = -1
-	c := &cluster{dir: k.Dir, kube: must(kubernetes.NewForConfig(&config))(t)}
-	pid := kubeVirtManager(t, k)
-	fakenode.Start(t, fakenode.Options{Name: "records", Identity: k.Identity(t, "records")})
-	c.await(t, "records")
-	c.awaitAccount(t)
-	api := must(dynamic.NewForConfig(&config))(t)
+	c, api, manager := recordCluster(t)
+	pid := manager.pid
 	run := func(prefix string, n int) {
 		seen := must(api.Resource(instancesOf).Namespace(namespace).Watch(t.Context(), metav1.ListOptions{}))(t)
 		defer seen.Stop()
@@ -202,6 +189,32 @@ func machines(t *testing.T, results *table) {
 	})
 }
 
+// recordCluster is a cluster with the controllers of KubeVirt's objects, and with one node whose VMs are only records.
+func recordCluster(t *testing.T) (*cluster, dynamic.Interface, kubeVirtProcess) {
+	t.Helper()
+	k := kubetest.Up(t, "--with", "epoch")
+	k.Install(t)
+	for _, text := range append(kubevirt.Kinds(), kubevirt.ManagerRights, kubevirt.Namespace) {
+		k.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
+	}
+	k.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager")
+	k.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+	config := *k.Config
+	config.QPS = -1
+	c := &cluster{dir: k.Dir, kube: must(kubernetes.NewForConfig(&config))(t)}
+	manager := kubeVirtManager(t, k)
+	fakenode.Start(t, fakenode.Options{Name: "records", Identity: k.Identity(t, "records")})
+	c.await(t, "records")
+	c.awaitAccount(t)
+	return c, must(dynamic.NewForConfig(&config))(t), manager
+}
+
+// kubeVirtProcess is a manager that runs.
+type kubeVirtProcess struct {
+	pid     int
+	metrics string // URL
+}
+
 // eventsOf counts the Events about objects whose names begin with prefix, by author and reason.
 func (c *cluster) eventsOf(t *testing.T, prefix string) map[string]int {
 	t.Helper()
@@ -214,8 +227,8 @@ func (c *cluster) eventsOf(t *testing.T, prefix string) map[string]int {
 	return by
 }
 
-// kubeVirtManager runs a manager with the controllers of KubeVirt's objects until the test ends, and returns its process.
-func kubeVirtManager(t *testing.T, k *kubetest.Cluster) int {
+// kubeVirtManager runs a manager with the controllers of KubeVirt's objects until the test ends.
+func kubeVirtManager(t *testing.T, k *kubetest.Cluster) kubeVirtProcess {
 	t.Helper()
 	crt, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
 	dir := t.TempDir()
@@ -225,7 +238,8 @@ func kubeVirtManager(t *testing.T, k *kubetest.Cluster) int {
 	}
 	out := must(os.Create(log))(t)
 	addr := func() string { return must(port.Free())(t) }
-	cmd := exec.Command(bin("cocoon-manager"), "--kubeconfig", k.ServiceAccount(t, "cocoon-manager", nil), "--namespace", kubetest.Namespace, "--metrics-addr", "0",
+	metrics := addr()
+	cmd := exec.Command(bin("cocoon-manager"), "--kubeconfig", k.ServiceAccount(t, "cocoon-manager", nil), "--namespace", kubetest.Namespace, "--metrics-addr", metrics,
 		"--epoch-url", epochURL(t, k.Dir), "--epoch-token-file", filepath.Join(k.Dir, "etc", "epoch-tokens"), "--probe-addr", addr(),
 		"--kubevirt-addr", addr(), "--kubevirt-cert", crtFile, "--kubevirt-key", keyFile, "--leader-elect=false")
 	cmd.Stdout, cmd.Stderr = out, out
@@ -241,5 +255,5 @@ func kubeVirtManager(t *testing.T, k *kubetest.Cluster) int {
 		}
 		out.Close()
 	})
-	return cmd.Process.Pid
+	return kubeVirtProcess{pid: cmd.Process.Pid, metrics: "http://" + metrics + "/metrics"}
 }
