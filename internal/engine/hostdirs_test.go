@@ -318,49 +318,46 @@ func TestHostDirsCannotBeSaved(t *testing.T) {
 
 // TestHostDirsNoLongerAllowed: a VM that runs keeps its folder, and does not start again with one that is no longer allowed.
 // A VM with a TPM is not saved, whether it runs or not: no snapshot has the state of its TPM.
-func TestTPMCannotBeSaved(t *testing.T) {
-	r, _ := folders(t)
-	ctx := t.Context()
-	s := sharing(vm.HostDir{})
-	s.Image, s.Volumes, s.Mounts, s.Hardware = "cloud", nil, nil, &vm.Hardware{TPM: vm.TPMPersistent}
-	was := r.must(r.Launch(ctx, s))
-	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
-	r.refused("save it", errdefs.FailedPrecondition, err)
-	_, err = r.Hibernate(ctx, "web", "")
-	r.refused("hibernate it", errdefs.FailedPrecondition, err)
-	if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateRunning || now.PID != was.PID {
-		t.Errorf("it has changed: %+v", now)
+// A VM whose memory or keys are in no snapshot is not saved while it runs. With huge pages it has no memory to save once it has stopped.
+func TestHardwareThatCannotBeSaved(t *testing.T) {
+	for what, c := range map[string]struct {
+		hardware vm.Hardware
+		stopped  bool // it can be saved when it has stopped
+	}{
+		"TPM":        {vm.Hardware{TPM: vm.TPMPersistent}, false},
+		"huge pages": {vm.Hardware{HugePages: true}, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r, _ := folders(t)
+			ctx := t.Context()
+			s := sharing(vm.HostDir{})
+			s.Image, s.Volumes, s.Mounts, s.Hardware = "cloud", nil, nil, &c.hardware
+			was := r.must(r.Launch(ctx, s))
+			_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+			r.refused("save it", errdefs.FailedPrecondition, err)
+			_, err = r.Hibernate(ctx, "web", "")
+			r.refused("hibernate it", errdefs.FailedPrecondition, err)
+			if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateRunning || now.PID != was.PID {
+				t.Errorf("it has changed: %+v", now)
+			}
+			if _, err := r.Stop(ctx, "web", 0); err != nil {
+				t.Fatal(err)
+			}
+			if _, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"}); c.stopped && err != nil {
+				t.Errorf("save it when it has stopped: %v", err)
+			} else if !c.stopped {
+				r.refused("save it when it has stopped", errdefs.FailedPrecondition, err)
+			}
+		})
 	}
-	if _, err := r.Stop(ctx, "web", 0); err != nil {
-		t.Fatal(err)
-	}
-	_, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
-	r.refused("save it when it has stopped", errdefs.FailedPrecondition, err)
 }
 
-// A VM with huge pages has no memory to save while it is stopped.
-func TestHugePagesCannotBeSaved(t *testing.T) {
+func TestHugePagesOfOddSize(t *testing.T) {
 	r, _ := folders(t)
-	ctx := t.Context()
 	s := sharing(vm.HostDir{})
-	s.Image, s.Volumes, s.Mounts, s.Hardware = "cloud", nil, nil, &vm.Hardware{HugePages: true}
-	was := r.must(r.Launch(ctx, s))
-	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
-	r.refused("save it", errdefs.FailedPrecondition, err)
-	_, err = r.Hibernate(ctx, "web", "")
-	r.refused("hibernate it", errdefs.FailedPrecondition, err)
-	if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateRunning || now.PID != was.PID {
-		t.Errorf("it has changed: %+v", now)
-	}
-	if _, err := r.Stop(ctx, "web", 0); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"}); err != nil {
-		t.Errorf("save it when it has stopped: %v", err)
-	}
-	s.Name, s.Memory = "odd", 129<<20
-	_, err = r.Launch(ctx, s)
-	r.refused("launch one of an odd size", errdefs.InvalidArgument, err)
+	s.Image, s.Volumes, s.Mounts, s.Hardware, s.Memory = "cloud", nil, nil, &vm.Hardware{HugePages: true}, 129<<20
+	_, err := r.Launch(t.Context(), s)
+	r.refused("launch it", errdefs.InvalidArgument, err)
 }
 
 func TestHostDirsNoLongerAllowed(t *testing.T) {

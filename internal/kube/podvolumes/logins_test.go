@@ -77,15 +77,8 @@ func (d *doorman) fail(err error) {
 // A guest gets its logins when its agent answers, again when a Secret changes, and again when an agent answers anew.
 func TestLoginsFollowTheirSecrets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		var work sync.WaitGroup
-		defer work.Wait()
-		defer cancel()
-		spawn := func(f func(context.Context)) context.CancelFunc {
-			ctx, cancel := context.WithCancel(ctx)
-			work.Go(func() { f(ctx) })
-			return cancel
-		}
+		spawn, end := spawner(t)
+		defer end()
 		secret := func(name, key, value string) *corev1.Secret {
 			return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Data: map[string][]byte{key: []byte(value)}}
 		}

@@ -52,6 +52,21 @@ func (m *machine) owner() Owner {
 	}
 }
 
+// spawner returns a Spawn, and a function that ends its work.
+func spawner(t *testing.T) (Spawn, func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	return func(f func(context.Context)) context.CancelFunc {
+			ctx, cancel := context.WithCancel(ctx)
+			work.Go(func() { f(ctx) })
+			return cancel
+		}, func() {
+			cancel()
+			work.Wait()
+		}
+}
+
 func (m *machine) answer(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -64,15 +79,8 @@ func confMap(value string) *corev1.ConfigMap {
 
 func TestVolumesFollowTheirSources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		var work sync.WaitGroup
-		defer work.Wait()
-		defer cancel()
-		spawn := func(f func(context.Context)) context.CancelFunc {
-			ctx, cancel := context.WithCancel(ctx)
-			work.Go(func() { f(ctx) })
-			return cancel
-		}
+		spawn, end := spawner(t)
+		defer end()
 		client := fake.NewClientset(confMap("one"))
 		o := NewObjects(client, slog.New(slog.DiscardHandler))
 		o.Start(spawn)
@@ -138,15 +146,8 @@ func TestVolumesFollowTheirSources(t *testing.T) {
 // The certificates of a signer follow its bundles, also new ones.
 func TestVolumesFollowTrustBundles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithCancel(t.Context())
-		var work sync.WaitGroup
-		defer work.Wait()
-		defer cancel()
-		spawn := func(f func(context.Context)) context.CancelFunc {
-			ctx, cancel := context.WithCancel(ctx)
-			work.Go(func() { f(ctx) })
-			return cancel
-		}
+		spawn, end := spawner(t)
+		defer end()
 		pass := func() {
 			time.Sleep(time.Second) //nolint:forbidigo // the fake clock of synctest
 			synctest.Wait()
