@@ -1,6 +1,7 @@
 #!/bin/bash
 # guest/build.sh OUTDIR: the kernel and initramfs of OCI guests, a static busybox for the demo image, and the disk of a small system that
-# starts by itself. Leaves OUTDIR/{vmlinux,initramfs,busybox,disk.img}. Needs apt-get, dpkg-deb, gzip and go. Everything is cached by content below
+# starts by itself, with the kernel for virtual machines (disk.img) and with that for any machine (pc.img), which starts slower and drives all
+# devices that a VM may have. Leaves OUTDIR/{vmlinux,initramfs,busybox,disk.img,pc.img}. Needs apt-get, dpkg-deb, gzip and go. Everything is cached by content below
 # ${XDG_CACHE_HOME:-~/.cache}/cocoon/guest: the kernel by its package version, the initramfs by the agent's sources.
 set -euo pipefail
 
@@ -70,10 +71,14 @@ if [ ! -d "$kernel" ]; then
     work=$(mktemp -d "$cache/.kernel-XXXXXX")
     mapfile -t parts < <(kernel_parts "$package")
     [ ${#parts[@]} != 0 ] || fresh "apt does not know the current kernel"
-    say "downloading ${parts[*]}, busybox-static, e2fsck-static and GRUB"
-    mkdir "$work/deb" "$work/out"
-    (cd "$work/deb" && fetch "${parts[@]}" busybox-static e2fsck-static grub-pc-bin grub-common) || fresh "the mirror lacks the packages of the older lists"
+    mapfile -t whole < <(kernel_parts "$(kernel_package host)")
+    [ ${#whole[@]} != 0 ] || fresh "apt does not know the current kernel of hosts"
+    say "downloading ${parts[*]}, ${whole[*]}, busybox-static, e2fsck-static and GRUB"
+    mkdir "$work/deb" "$work/whole" "$work/out"
+    (cd "$work/deb" && fetch "${parts[@]}" busybox-static e2fsck-static grub-pc-bin grub-efi-amd64-bin grub-common) || fresh "the mirror lacks the packages of the older lists"
+    (cd "$work/whole" && fetch "${whole[@]}") || fresh "the mirror lacks the packages of the older lists"
     for deb in "$work"/deb/linux-*.deb; do dpkg-deb -x "$deb" "$work/kernel"; done
+    for deb in "$work"/whole/linux-*.deb; do dpkg-deb -x "$deb" "$work/pc"; done
     dpkg-deb -x "$work"/deb/busybox-static_*.deb "$work/busybox"
     dpkg-deb -x "$work"/deb/e2fsck-static_*.deb "$work/e2fsck"
     say "unpacking the kernel and choosing modules"
@@ -81,15 +86,21 @@ if [ ! -d "$kernel" ]; then
     busybox=$(find "$work/busybox" -name busybox -type f -perm -u+x | head -n1)
     install -m 0755 "$busybox" "$work/out/busybox"
     gzip -9n <"$(find "$work/e2fsck" -name e2fsck.static -type f -perm -u+x | head -n1)" >"$work/out/e2fsck.gz"
-    say "packing the demo disk"
+    say "packing the demo disks"
     for deb in "$work"/deb/grub-*.deb; do dpkg-deb -x "$deb" "$work/grub"; done
     echo 'set root=(hd0,msdos1)
 configfile /grub.cfg' >"$work/early.cfg"
     cp "$work/grub/usr/lib/grub/i386-pc/boot.img" "$work/"
     "$work/grub/usr/bin/grub-mkimage" -d "$work/grub/usr/lib/grub/i386-pc" -O i386-pc -p / -c "$work/early.cfg" -o "$work/core.img" \
         biosdisk part_msdos tar normal configfile linux
-    go run -trimpath ./guest/pack disk "$work"/kernel/boot/vmlinuz-* "$work/out/disk" "$work/out/busybox" "$work" "$work/out/disk.img"
-    rm -r "$work/out/disk"
+    echo 'search --no-floppy --file --set=root /grub.cfg
+configfile /grub.cfg' >"$work/early.cfg"
+    "$work/grub/usr/bin/grub-mkimage" -d "$work/grub/usr/lib/grub/x86_64-efi" -O x86_64-efi -p / -c "$work/early.cfg" -o "$work/bootx64.efi" \
+        part_msdos tar search search_fs_file normal configfile linux
+    for pair in kernel:disk pc:pc; do
+        go run -trimpath ./guest/pack modules "$work/${pair%:*}" "$work/modules-${pair%:*}"
+        go run -trimpath ./guest/pack disk "$work/${pair%:*}"/boot/vmlinuz-* "$work/modules-${pair%:*}" "$work/out/busybox" "$work" "$work/out/${pair#*:}.img"
+    done
     publish "$work/out" "$kernel"
     rm -rf "$work"
     work=
@@ -122,5 +133,6 @@ place() {
 place "$kernel/vmlinux" "$out/vmlinux"
 place "$kernel/busybox" "$out/busybox"
 place "$kernel/disk.img" "$out/disk.img"
+place "$kernel/pc.img" "$out/pc.img"
 place "$initramfs/initramfs" "$out/initramfs"
 say "kernel $kernel_version and agent $agent_key are in $1"

@@ -20,10 +20,10 @@ import (
 var rootfs embed.FS
 
 // diskModules are the kernel modules of the demo disk. They drive its disks and its network, and read the cloud-init seed. diskOptional are
-// used if the kernel has them: for the power button, and for disks and CD-ROMs on SCSI.
+// used if the kernel has them: for the power button, for disks and CD-ROMs on SCSI, SATA and USB, and for interfaces that are not virtio.
 var (
 	diskModules  = []string{"virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "isofs"}
-	diskOptional = []string{"button", "evdev", "af_packet", "virtio_scsi", "sd_mod", "sr_mod"}
+	diskOptional = []string{"button", "evdev", "af_packet", "virtio_scsi", "ahci", "xhci_pci", "usb_storage", "e1000", "e1000e", "8139cp", "sd_mod", "sr_mod"}
 )
 
 const (
@@ -34,11 +34,13 @@ const (
 	bootDisk = 0x66
 	// partTable is the first entry of the partition table in the first sector.
 	partTable = 0x1be
+	// efiSize is the size of the partition that UEFI starts from, in bytes.
+	efiSize = 1 << 20
 )
 
-// packDisk writes the disk of a small system that a BIOS starts: GRUB and one partition, which is a tar archive with the kernel,
-// an initramfs and GRUB's menu. GRUB reads such archives, and the system lives in memory, so that nobody needs a file system.
-// grub is a folder with boot.img and core.img.
+// packDisk writes the disk of a small system that a BIOS or UEFI starts: GRUB and a partition, which is a tar archive with the kernel,
+// an initramfs and GRUB's menu. GRUB reads such archives, and the system lives in memory, so that only UEFI needs a file system, in a
+// partition of its own. grub is a folder with boot.img, core.img and bootx64.efi.
 func packDisk(kernel, modules, busybox, grub, out string) error {
 	initrd, err := diskInitramfs(modules, busybox)
 	if err != nil {
@@ -73,7 +75,15 @@ func packDisk(kernel, modules, busybox, grub, out string) error {
 	if err != nil {
 		return err
 	}
-	disk, err := layOut(boot, core, part.Bytes())
+	loader, err := os.ReadFile(filepath.Join(grub, "bootx64.efi"))
+	if err != nil {
+		return err
+	}
+	efi, err := bootLoader(loader, efiSize)
+	if err != nil {
+		return err
+	}
+	disk, err := layOut(boot, core, part.Bytes(), efi)
 	if err != nil {
 		return err
 	}
@@ -86,23 +96,29 @@ initrd /initrd
 boot
 `
 
-// layOut is the disk: GRUB's first sector with a partition table, its core image, and the partition, in whole MiB.
-func layOut(boot, core, part []byte) ([]byte, error) {
+// layOut is the disk: GRUB's first sector with a partition table, its core image, and the partitions, in whole MiB.
+func layOut(boot, core, part, efi []byte) ([]byte, error) {
 	if len(boot) != sector || len(core) == 0 || sector+len(core) > grubLimit {
 		return nil, fmt.Errorf("boot.img of %d bytes and core.img of %d do not fit before the partition", len(boot), len(core))
 	}
 	const mib = 1 << 20
-	disk := make([]byte, (grubLimit+len(part)+mib-1)/mib*mib)
+	second := (grubLimit + len(part) + mib - 1) / mib * mib
+	disk := make([]byte, second+(len(efi)+mib-1)/mib*mib)
 	copy(disk, boot)
 	copy(disk[bootDisk:], []byte{0x90, 0x90}) // no operation
 	entry := disk[partTable : partTable+64]
 	clear(entry)
-	copy(entry, []byte{0x80, 0xfe, 0xff, 0xff, 0x83, 0xfe, 0xff, 0xff}) // active, without cylinders and heads, Linux
-	binary.LittleEndian.PutUint32(entry[8:], partStart)
-	binary.LittleEndian.PutUint32(entry[12:], uint32(len(disk)/sector-partStart)) //nolint:gosec // it is small
+	partition := func(entry []byte, active, kind byte, from, to int) {
+		copy(entry, []byte{active, 0xfe, 0xff, 0xff, kind, 0xfe, 0xff, 0xff}) // without cylinders and heads
+		binary.LittleEndian.PutUint32(entry[8:], uint32(from/sector))         //nolint:gosec // it is small
+		binary.LittleEndian.PutUint32(entry[12:], uint32((to-from)/sector))   //nolint:gosec // it is small
+	}
+	partition(entry, 0x80, 0x83, grubLimit, second)   // Linux
+	partition(entry[16:], 0, 0xef, second, len(disk)) // for UEFI
 	disk[510], disk[511] = 0x55, 0xaa
 	copy(disk[sector:], core)
 	copy(disk[grubLimit:], part)
+	copy(disk[second:], efi)
 	return disk, nil
 }
 

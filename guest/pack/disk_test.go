@@ -18,7 +18,7 @@ func TestDisk(t *testing.T) {
 	boot := bytes.Repeat([]byte{0xb0}, sector)
 	core := bytes.Repeat([]byte{0xc0}, 3*sector+7)
 	for name, data := range map[string][]byte{
-		"boot.img": boot, "core.img": core, "vmlinuz": bytes.Repeat([]byte("kernel"), 1<<18), "busybox": []byte("box"),
+		"boot.img": boot, "core.img": core, "bootx64.efi": bytes.Repeat([]byte("efi"), 1000), "vmlinuz": bytes.Repeat([]byte("kernel"), 1<<18), "busybox": []byte("box"),
 		"modules/modules.dep": []byte("b a\nc a b\n"), "modules/a.ko": nil, "modules/b.ko": []byte("b!"), "modules/c.ko": nil,
 	} {
 		path := filepath.Join(dir, name)
@@ -44,7 +44,8 @@ func TestDisk(t *testing.T) {
 		t.Error("the core image is not in the second sector")
 	}
 	start, length := binary.LittleEndian.Uint32(disk[partTable+8:]), binary.LittleEndian.Uint32(disk[partTable+12:])
-	if start != partStart || int(start+length)*sector != len(disk) || disk[partTable] != 0x80 || !bytes.Equal(disk[partTable+16:510], make([]byte, 48)) {
+	efi, end := binary.LittleEndian.Uint32(disk[partTable+24:]), binary.LittleEndian.Uint32(disk[partTable+28:])
+	if start != partStart || start+length != efi || int(efi+end)*sector != len(disk) || disk[partTable] != 0x80 || disk[partTable+20] != 0xef || !bytes.Equal(disk[partTable+32:510], make([]byte, 32)) {
 		t.Errorf("partition table %x", disk[partTable:510])
 	}
 	found := map[string][]byte{}
@@ -75,10 +76,10 @@ func TestDisk(t *testing.T) {
 	if second, err := os.ReadFile(again); err != nil || !slices.Equal(disk, second) {
 		t.Errorf("the same files give another disk, %v", err)
 	}
-	if _, err := layOut(boot, make([]byte, grubLimit), nil); err == nil {
+	if _, err := layOut(boot, make([]byte, grubLimit), nil, nil); err == nil {
 		t.Error("a core image as long as the gap before the partition fits")
 	}
-	if _, err := layOut(boot[1:], core, nil); err == nil {
+	if _, err := layOut(boot[1:], core, nil, nil); err == nil {
 		t.Error("a first sector of 511 bytes is one")
 	}
 }

@@ -1,8 +1,9 @@
 // Command pack makes the kernel and the initramfs of OCI guests from the files of a Linux kernel package.
 //
-//	pack kernel VMLINUZ TREE OUTDIR         OUTDIR/vmlinux, and of the modules below TREE OUTDIR/modules/ and, for disks, OUTDIR/disk/
+//	pack kernel VMLINUZ TREE OUTDIR         OUTDIR/vmlinux, and of the modules below TREE OUTDIR/modules/
 //	pack initramfs AGENT MODULES CHECK OUT  a cpio archive with the agent as /init, and CHECK, e2fsck compressed with gzip
-//	pack disk VMLINUZ MODULES BUSYBOX GRUB OUT  the disk of a small system, with the boot.img and core.img of GRUB
+//	pack modules TREE OUTDIR                of the modules below TREE those of the disk
+//	pack disk VMLINUZ MODULES BUSYBOX GRUB OUT  the disk of a small system, with the boot.img, core.img and bootx64.efi of GRUB
 //
 // It neither downloads nor compiles: guest/build.sh does.
 package main
@@ -34,12 +35,14 @@ func run(args []string) error {
 	switch {
 	case len(args) == 4 && args[0] == "kernel":
 		return packKernel(args[1], args[2], args[3])
+	case len(args) == 3 && args[0] == "modules":
+		return collect(args[1], args[2], diskModules, diskOptional, nil)
 	case len(args) == 5 && args[0] == "initramfs":
 		return packInitramfs(args[1], args[2], args[3], args[4])
 	case len(args) == 6 && args[0] == "disk":
 		return packDisk(args[1], args[2], args[3], args[4], args[5])
 	}
-	return errors.New("usage: pack kernel VMLINUZ TREE OUTDIR | pack initramfs AGENT MODULES CHECK OUT | pack disk VMLINUZ MODULES BUSYBOX GRUB OUT")
+	return errors.New("usage: pack kernel VMLINUZ TREE OUTDIR | pack initramfs AGENT MODULES CHECK OUT | pack modules TREE OUTDIR | pack disk VMLINUZ MODULES BUSYBOX GRUB OUT")
 }
 
 func packKernel(vmlinuz, modules, out string) error {
@@ -52,9 +55,6 @@ func packKernel(vmlinuz, modules, out string) error {
 		return fmt.Errorf("extract the kernel from %s: %w", vmlinuz, err)
 	}
 	if err := os.WriteFile(out+"/vmlinux", elf, 0o644); err != nil {
-		return err
-	}
-	if err := collect(modules, out+"/disk", diskModules, diskOptional, nil); err != nil {
 		return err
 	}
 	return collect(modules, out+"/modules", wanted, optional, rare)

@@ -137,6 +137,7 @@ func TestDocumentedFlags(t *testing.T) {
 		warnings []string
 	}{
 		{"vm run --name a --fc --windows --no-wait disk", nil},
+		{"vm run --name a1 --windows --virtio --no-wait disk", nil},
 		{"vm run --name b --no-direct-io --dns 1.1.1.1 --no-wait demo", []string{"--dns", "--no-direct-io"}},
 		{"vm run --name c --data-disk size=1G,name=x --data-disk size=2G --user root --password cocoon --no-wait disk", []string{"--data-disk"}},
 		{"vm run --name c1 --user ubuntu --password cocoon --no-wait demo", []string{"--user"}},

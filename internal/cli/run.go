@@ -25,21 +25,20 @@ const (
 
 // specFlags are the flags of create and run.
 type specFlags struct {
-	name, hostname, runAs, workdir, network, bridge string
-	uefi                                            vm.UEFI
-	huge                                            bool
-	accel, firmware, tpm, driver                    string
-	cpus, nics                                      int
-	memory, storage                                 sizeFlag
-	env, labels, offered, publish, volumes          []string
-	entrypoint                                      string
-	tty, stdin, fc, paused, graphics, windows       bool
-	stopGrace                                       time.Duration
-	pull                                            pullPolicy
-	cloudInit                                       cloudInitFlags
-	smbios                                          map[string]string
-	storageGiven                                    func() bool
-	out                                             format
+	name, hostname, runAs, workdir, network, bridge         string
+	uefi                                                    vm.UEFI
+	accel, firmware, tpm, driver                            string
+	cpus, nics                                              int
+	memory, storage                                         sizeFlag
+	env, labels, offered, publish, volumes                  []string
+	entrypoint                                              string
+	tty, stdin, fc, paused, graphics, windows, virtio, huge bool
+	stopGrace                                               time.Duration
+	pull                                                    pullPolicy
+	cloudInit                                               cloudInitFlags
+	smbios                                                  map[string]string
+	storageGiven                                            func() bool
+	out                                                     format
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {
@@ -84,6 +83,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.BoolVar(&f.huge, "huge-pages", false, "for disk images: memory of huge pages of 2 MiB, which the node has set aside (sysctl vm.nr_hugepages)")
 	completeWords(cmd, "tpm", string(vm.TPMEphemeral), string(vm.TPMPersistent))
 	fs.BoolVar(&f.windows, "windows", false, "the guest is Windows, for disk images: it gets UEFI, Hyper-V's interface, a clock in local time, disks on SATA and interfaces of model e1000e")
+	fs.BoolVar(&f.virtio, "virtio", false, "with --windows: the guest has the drivers of virtio, so its disks and interfaces are virtio")
 	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
 	fs.BoolVar(&f.uefi.Persistent, "keep-uefi", false, "with --firmware uefi: keep the variables of the firmware when the VM stops")
 	cmd.SetFlagErrorFunc(hintAboutDashes)
@@ -107,9 +107,6 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	}
 	if h := (vm.Hardware{UEFI: f.uefi, TPM: vm.TPM(f.tpm), HugePages: f.huge}); !h.Usual() {
 		s.Hardware = &h
-	}
-	if f.windows {
-		s = s.AsWindows()
 	}
 	if f.fc {
 		s.Driver = "firecracker"
@@ -145,6 +142,14 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	}
 	s.Image, s.Volumes = bootVolume(s.Image, s.Volumes)
 	s.NICs, s.Offered = nicSpecs(f.nics, strings.Split(f.network, ",")...), f.offered
+	switch {
+	case f.virtio && !f.windows:
+		return s, errdefs.Invalidf("--virtio is for Windows, and every other guest has virtio; leave it out, or add --windows")
+	case f.virtio:
+		s = s.AsWindows().OnVirtio()
+	case f.windows:
+		s = s.AsWindows()
+	}
 	ports, err := parsePorts(f.publish)
 	switch {
 	case err != nil:

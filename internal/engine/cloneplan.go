@@ -96,7 +96,7 @@ func keepMACs(x snapshot.Snapshot, s *vm.Spec) error {
 			n.MAC = x.NIC[i].MAC
 		}
 		if s.NICs[i].MAC != x.NIC[i].MAC {
-			return errdefs.Preconditionf("its guest has a network interface of model %s, whose hardware address cannot change while it runs; clone it cold", s.Hardware.NICs[i])
+			return errdefs.Preconditionf("its guest has a network interface of model %s, whose hardware address cannot change while it runs; clone it cold, or take a snapshot of a VM with virtio", s.Hardware.NICs[i])
 		}
 	}
 	return nil

@@ -149,24 +149,30 @@ func (n *node) planOf(r vm.Record) hypervisor.Plan {
 	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
 		p.Huge, p.Topology, p.CPU, p.Clock, p.UEFI, p.TPM, p.Watchdog, p.Panic, p.Devices, p.Models = h.HugePages, h.Topology, h.CPU, h.Clock, h.UEFI, h.TPM, h.Watchdog, h.Panic, devicesOf(r, h.Disks), h.NICs
 		if h.Windows {
-			p.Drive = &hypervisor.Drive{ISO: n.windowsDrivers(r.ID)}
+			p.Drive = &hypervisor.Drive{}
+			if n.missingDrivers(p.Drive) == "" {
+				p.Drive.ISO = n.cfg.WindowsDrivers
+			}
 		}
 	}
 	return p
 }
 
-// windowsDrivers returns the path of the CD-ROM with drivers for the Windows guest of a VM; "" if this node has none. A file that is missing
-// stops no VM: its guest boots without.
-func (n *node) windowsDrivers(id vm.ID) string {
+// missingDrivers says why d, the drive of a Windows guest, is empty although this node has drivers; "" if it need not be. A file that is missing
+// stops no VM: its guest runs without.
+func (n *node) missingDrivers(d *hypervisor.Drive) string {
 	path := n.cfg.WindowsDrivers
-	if path == "" {
+	if d == nil || path == "" || d.ISO != "" {
 		return ""
 	}
-	if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() {
-		n.log.Warn("no drivers for windows guest, the file is missing", "vm", id, "path", path, "err", err)
-		return ""
+	st, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("its drive for the CD-ROM with drivers is empty: %v; put the file there and start the VM again", err)
+	case !st.Mode().IsRegular():
+		return fmt.Sprintf("its drive for the CD-ROM with drivers is empty: %s is not a file; put one there and start the VM again", path)
 	}
-	return path
+	return ""
 }
 
 // devicesOf returns the devices by which the guest of r sees its disks, by the serials of the disks.

@@ -34,9 +34,10 @@ func (m *machine) launchProcess(ctx context.Context, r vm.Record, f launchOption
 		return outcome{}, err
 	}
 	back.Push(func(context.Context) error { m.logs.Finish(); return nil })
-	inst := f.inst
+	inst, lacks := f.inst, ""
 	if inst == nil {
 		plan := m.planOf(r)
+		lacks = m.missingDrivers(plan.Drive)
 		plan.Incoming = f.incoming
 		plan.Paused = r.Spec.Paused && f.incoming == nil
 		if plan.Shares, err = m.sharesOf(r); err != nil {
@@ -58,6 +59,9 @@ func (m *machine) launchProcess(ctx context.Context, r vm.Record, f launchOption
 	handle, pid, at := inst.Handle(), inst.PID(), now()
 	change := func(r *vm.Record) {
 		started(r, handle, pid, at)
+		if lacks != "" {
+			r.Reason, r.Message = vm.ReasonNoDrivers, lacks
+		}
 		if f.inst == nil && f.incoming == nil {
 			r.Containers = eachContainer(r.Containers, again)
 			if r.Spec.Paused {

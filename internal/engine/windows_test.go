@@ -26,14 +26,16 @@ func TestWindowsGuest(t *testing.T) {
 	if r.Boot.Firmware != vm.FirmwareUEFI {
 		t.Errorf("it boots by %s", r.Boot.Firmware)
 	}
-	if d := diff.Of(&hypervisor.Drive{}, e.planOf(r).Drive); d != "" {
-		t.Errorf("without the file: %s", d)
+	p := e.planOf(r)
+	if d := diff.Of(&hypervisor.Drive{}, p.Drive); d != "" || !strings.Contains(e.missingDrivers(p.Drive), iso) {
+		t.Errorf("without the file: %s, it lacks %q", d, e.missingDrivers(p.Drive))
 	}
 	if err := os.WriteFile(iso, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if d := diff.Of(&hypervisor.Drive{ISO: iso}, e.planOf(r).Drive); d != "" {
-		t.Errorf("with the file: %s", d)
+	p = e.planOf(r)
+	if d := diff.Of(&hypervisor.Drive{ISO: iso}, p.Drive); d != "" || e.missingDrivers(p.Drive) != "" {
+		t.Errorf("with the file: %s, it lacks %q", d, e.missingDrivers(p.Drive))
 	}
 	var x snapshot.Snapshot
 	if describe(&x, r); !x.Windows {

@@ -405,7 +405,7 @@ func OfDisk(reason string) bool { return reason == ReasonDiskFull || reason == R
 
 // Passing reports whether the reason of a running VM is a fault that may pass while it runs.
 func Passing(reason string) bool {
-	return OfDisk(reason) || reason == ReasonClockWrong || reason == ReasonFailedMount
+	return OfDisk(reason) || reason == ReasonClockWrong || reason == ReasonFailedMount || reason == ReasonNoDrivers
 }
 
 // Itself reports whether r's guest uses its own interfaces. False means that the guest still uses those of the VM whose
@@ -450,6 +450,8 @@ const (
 	ReasonDiskError = "DiskError" // the host's disk failed to read or write for its guest
 
 	ReasonFailedMount = "FailedMount" // its guest waits for a volume, and tries to mount it again and again
+
+	ReasonNoDrivers = "DriversMissing" // its guest is Windows, and the file of the CD-ROM with drivers was missing when it started
 
 	ReasonClockWrong = "ClockWrong" // its guest's clock runs too fast or too slow, and is set from time to time
 )

@@ -28,6 +28,25 @@ func (s Spec) AsWindows() Spec {
 	return s
 }
 
+// OnVirtio returns s, a guest that is Windows and has the drivers of virtio, with its disks and interfaces on virtio.
+func (s Spec) OnVirtio() Spec {
+	h := s.Hardware.Clone()
+	h.NICs, h.Disks = nil, map[string]DiskDevice{}
+	for range s.NICs {
+		h.NICs = append(h.NICs, NICVirtio)
+	}
+	if _, ok := BootVolume(s.Image); !ok {
+		h.Disks[DiskOfImage] = DiskDevice{Bus: DiskVirtio}
+	}
+	for _, v := range s.Volumes {
+		if v.Kind == VolumeDisk {
+			h.Disks[v.Name] = DiskDevice{Bus: DiskVirtio}
+		}
+	}
+	s.Hardware = h
+	return s
+}
+
 // forWindows returns s with all that its machine leaves open as Windows boots on it without a driver of its own: UEFI with lasting variables,
 // Hyper-V's interface, a clock in local time, disks on SATA, interfaces of model e1000e. It adds no TPM: a VM that has one cannot be saved,
 // so it could not hibernate.

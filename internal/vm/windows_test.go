@@ -91,3 +91,26 @@ func TestWindowsBootVolume(t *testing.T) {
 		t.Error("no port of SATA is left for the CD-ROM of drivers")
 	}
 }
+
+// A guest with the drivers of virtio has disks and interfaces on it; the rest is as Windows needs it.
+func TestWindowsOnVirtio(t *testing.T) {
+	s := windowsSpec(Hardware{})
+	s.Volumes = []Volume{{Name: "data", Kind: VolumeDisk, Disk: &VolumeUse{Ref: "d", ReadOnly: true}}, {Name: "keys", Kind: VolumeFiles, Label: "KEYS"}}
+	got := s.OnVirtio().Default()
+	want := map[string]DiskDevice{
+		DiskOfImage: {Bus: DiskVirtio}, "data": {Bus: DiskVirtio}, DiskOfSeed: {Bus: DiskSATA, CDROM: true}, "keys": {Bus: DiskSATA, CDROM: true},
+	}
+	if d := diff.Of(want, got.Hardware.Disks); d != "" {
+		t.Error(d)
+	}
+	if d := diff.Of([]NICModel{NICVirtio, NICVirtio}, got.Hardware.NICs); d != "" || got.Firmware != FirmwareUEFI {
+		t.Errorf("%s, firmware %s", d, got.Firmware)
+	}
+	if err := got.Validate(); err != nil {
+		t.Error(err)
+	}
+	s.Image = FromVolume("data")
+	if _, has := s.OnVirtio().Hardware.Disks[DiskOfImage]; has {
+		t.Error("a guest that boots from a volume has the disk of an image")
+	}
+}

@@ -140,6 +140,29 @@ func TestWrongClockIsTold(t *testing.T) {
 	})
 }
 
+// TestMissingDriversAreTold: one Event says that a Windows guest runs without the drivers of its node, and none that its disk works again.
+func TestMissingDriversAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer w.stop()
+		w.create(pod())
+		w.after(10 * time.Second)
+		rec, err := w.engine.Inspect(t.Context(), vmName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.engine.change(rec.ID, func(r *vm.Record) { r.Reason, r.Message = vm.ReasonNoDrivers, "no such file" })
+		if p := w.after(time.Second); !ready(p) {
+			t.Error("the pod is not ready")
+		}
+		w.engine.change(rec.ID, func(r *vm.Record) { r.Reason, r.Message = "", "" })
+		w.after(time.Second)
+		if told := w.told(); strings.Count(told, "Warning DriversMissing VM "+vmName+": no such file") != 1 || strings.Contains(told, eventDiskWell) {
+			t.Errorf("events: %s", told)
+		}
+	})
+}
+
 // TestDiskFullShows: the pod of a VM that is paused because the host's disk is full is not ready until the VM continues. An
 // Event and a condition say why.
 func TestDiskFullShows(t *testing.T) {

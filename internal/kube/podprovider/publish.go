@@ -134,7 +134,7 @@ func (r *report) sayFault(rec *vm.Record) {
 	switch {
 	case fault != "":
 		r.event(corev1.EventTypeWarning, fault, "VM %s: %s", r.vmName, rec.Message)
-	case rec == nil || rec.State != vm.StateRunning:
+	case rec == nil || rec.State != vm.StateRunning || was == vm.ReasonNoDrivers:
 	case was == vm.ReasonFailedMount:
 		r.event(corev1.EventTypeNormal, eventMounted, "The volumes of VM %s are mounted", r.vmName)
 	case was == vm.ReasonClockWrong:
