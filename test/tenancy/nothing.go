@@ -30,7 +30,7 @@ var nothing = map[string]string{
 	"KeyVolumeProgress": told,
 	"KeyUploadTarget":   word,
 	"KeyVolumeUpload":   "a digest is looked up in the repository of the claim alone", "UploadRepository": "its namespace and claim are those of the claim itself",
-	"KeyVolumeImage":    "the node pulls the image on behalf of the claim's namespace, as the images of its pods",
+	"KeyVolumeImage": "the node pulls the image on behalf of the claim's namespace, as the images of its pods",
 
 	// Nodes, which all namespaces share.
 	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "TaintKey": node, "TaintValue": node,
