@@ -36,6 +36,8 @@ type route struct {
 	serve  func(*Server, http.ResponseWriter, *http.Request, target) error
 }
 
+const memoryDumps = "memory dumps: a dump is a file, and a claim is a disk without a file system of ours; `cocoon snapshot save` on the node of the VM keeps its memory"
+
 // served are the subresources, by RESOURCE/SUBRESOURCE, and a resource that has no objects.
 var served = map[string]route{
 	machines + "/start":   {method: http.MethodPut, serve: (*Server).start},
@@ -65,9 +67,9 @@ var served = map[string]route{
 	instances + "/removevolume":    {method: http.MethodPut, serve: (*Server).removeVolume},
 	machines + "/addvolume":        {method: http.MethodPut, serve: (*Server).addVolume},
 	machines + "/removevolume":     {method: http.MethodPut, serve: (*Server).removeVolume},
-	machines + "/migrate":          {method: http.MethodPut, serve: unoffered("live migration")},
-	machines + "/memorydump":       {method: http.MethodPut, serve: unoffered("memory dumps")},
-	machines + "/removememorydump": {method: http.MethodPut, serve: unoffered("memory dumps")},
+	machines + "/migrate":          {method: http.MethodPut, serve: unoffered("live migration yet")},
+	machines + "/memorydump":       {method: http.MethodPut, serve: unoffered(memoryDumps)},
+	machines + "/removememorydump": {method: http.MethodPut, serve: unoffered(memoryDumps)},
 
 	instances + "/" + cancelSubresource: {method: http.MethodPut, serve: (*Server).cancelEvacuation},
 	machines + "/" + cancelSubresource:  {method: http.MethodPut, serve: (*Server).cancelEvacuation},
@@ -196,7 +198,7 @@ func unoffered(what string) func(*Server, http.ResponseWriter, *http.Request, ta
 		if err := s.exists(r.Context(), t); err != nil {
 			return err
 		}
-		return conflict(t, "Cocoon does not offer %s yet", what)
+		return conflict(t, "Cocoon does not offer %s", what)
 	}
 }
 
