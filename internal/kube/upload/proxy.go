@@ -102,11 +102,12 @@ func (s *Service) receive(w http.ResponseWriter, r *http.Request, of Claim, form
 		return tooLarge{errdefs.Invalidf("the upload has %d bytes, and the claim asks for a volume of %d; make a larger claim", r.ContentLength, Size(c))}
 	}
 	control := http.NewResponseController(w)
-	body := &paced{r: r.Body, extend: func() error {
-		return errors.Join(control.SetReadDeadline(time.Now().Add(progressTime)), control.SetWriteDeadline(time.Now().Add(progressTime+answerTime)))
-	}, left: limit}
-	if err := body.extend(); err != nil {
+	if err := control.SetWriteDeadline(time.Time{}); err != nil {
 		return fmt.Errorf("set the deadline of an upload: %w", err)
+	}
+	body := &paced{r: r.Body, deadline: control.SetReadDeadline, left: limit}
+	if err := body.extend(); err != nil {
+		return err
 	}
 	r.Body = io.NopCloser(body)
 	var disk io.Reader = body
@@ -118,8 +119,7 @@ func (s *Service) receive(w http.ResponseWriter, r *http.Request, of Claim, form
 	if err := s.take(r.Context(), of, Size(c), disk); err != nil {
 		return err
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(answerTime))
-	return nil
+	return control.SetWriteDeadline(time.Now().Add(answerTime))
 }
 
 // part returns the disk in a form.
@@ -144,10 +144,18 @@ func most(size int64) int64 { return size + size/64 + 1<<20 }
 
 // paced is a body that ends when it is too long, or too slow.
 type paced struct {
-	r      io.Reader
-	extend func() error // the deadline
-	got    int          // since the last one
-	left   int64
+	r        io.Reader
+	deadline func(time.Time) error // of reads
+	got      int                   // since the last deadline
+	left     int64
+}
+
+func (p *paced) extend() error {
+	p.got = 0
+	if err := p.deadline(time.Now().Add(progressTime)); err != nil {
+		return fmt.Errorf("set the deadline of an upload: %w", err)
+	}
+	return nil
 }
 
 func (p *paced) Read(b []byte) (int, error) {
@@ -159,12 +167,17 @@ func (p *paced) Read(b []byte) (int, error) {
 		return 0, tooLarge{errdefs.Invalidf("the upload has more bytes than the claim asks for; make a larger claim")}
 	}
 	if p.got += n; p.got >= progressBytes {
-		p.got = 0
 		if err := p.extend(); err != nil {
-			return n, fmt.Errorf("set the deadline of an upload: %w", err)
+			return n, err
 		}
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
+		// The server goes on reading, to see whether the client leaves. It must not take the deadline for that while the registry writes.
+		if err := p.deadline(time.Time{}); err != nil {
+			return n, fmt.Errorf("set the deadline of an upload: %w", err)
+		}
+	case err != nil:
 		return n, errdefs.Unavailablef("the upload was cut off, or has sent less than %d bytes in %s: %w", progressBytes, progressTime, err)
 	}
 	return n, err

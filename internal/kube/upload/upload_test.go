@@ -359,14 +359,17 @@ func TestManyUploads(t *testing.T) {
 
 // A body gets more time only by bytes.
 func TestPace(t *testing.T) {
-	extended := 0
-	p := &paced{r: bytes.NewReader(make([]byte, 3*progressBytes)), extend: func() error { extended++; return nil }, left: 4 * progressBytes}
-	if n, err := io.Copy(io.Discard, p); n != 3*progressBytes || err != nil || extended != 3 {
-		t.Errorf("%d bytes, extended %d times, %v", n, extended, err)
+	var set []bool // whether there is a deadline
+	deadline := func(at time.Time) error { set = append(set, !at.IsZero()); return nil }
+	p := &paced{r: bytes.NewReader(make([]byte, 2*progressBytes)), deadline: deadline, left: 4 * progressBytes}
+	n, err := io.Copy(io.Discard, p)
+	if d := diff.Of([]bool{true, true, false}, set); n != 2*progressBytes || err != nil || d != "" {
+		t.Errorf("%d bytes, %v, %s", n, err, d)
 	}
-	p = &paced{r: io.MultiReader(strings.NewReader("slow"), &broken{}), extend: func() error { extended++; return nil }, left: 10}
-	if _, err := io.Copy(io.Discard, p); !errdefs.IsUnavailable(err) || extended != 3 {
-		t.Errorf("%v, extended %d times", err, extended)
+	set = nil
+	p = &paced{r: io.MultiReader(strings.NewReader("slow"), &broken{}), deadline: deadline, left: 10}
+	if _, err := io.Copy(io.Discard, p); !errdefs.IsUnavailable(err) || len(set) > 0 {
+		t.Errorf("%v, %v", err, set)
 	}
 }
 
