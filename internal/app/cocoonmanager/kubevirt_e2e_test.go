@@ -245,8 +245,10 @@ func (r *rig) installKubeVirt(t *testing.T) {
 	}
 	binding := r.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager", "--dry-run=client", "-o", "yaml")
 	r.Kubectl(t, binding, "apply", "-f", "-")
-	binding = r.Kubectl(t, "", "create", "rolebinding", "cocoon-manager-uploads", "-n", kubetest.Namespace, "--role=cocoon-manager-uploads", "--serviceaccount="+kubetest.Namespace+":cocoon-manager", "--dry-run=client", "-o", "yaml")
-	r.Kubectl(t, binding, "apply", "-f", "-")
+	for _, of := range [][]string{{"cocoon-manager-uploads", kubetest.Namespace, "cocoon-manager-uploads"}, {"cocoon-manager-auth-reader", "kube-system", "extension-apiserver-authentication-reader"}} {
+		binding = r.Kubectl(t, "", "create", "rolebinding", of[0], "-n", of[1], "--role="+of[2], "--serviceaccount="+kubetest.Namespace+":cocoon-manager", "--dry-run=client", "-o", "yaml")
+		r.Kubectl(t, binding, "apply", "-f", "-")
+	}
 	kubetest.Eventually(t, "the kinds are established", func() string {
 		_, err := r.TryKubectl(t, "", "get", "vm,vmi,vmirs,vmpool,vmsnapshot,vmrestore,vmclone,dv", "-A")
 		return fmt.Sprint(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,8 +32,15 @@ const algorithm = "sha256:"
 
 func (e Entry) key() string { return string(e.UID) + "." + strings.TrimPrefix(e.Digest, algorithm) }
 
-// Add notes an image that the registry is about to get. To note one again is no error.
+// Add notes an image that the registry is about to get. To note one again is no error, and writes nothing.
 func (j Journal) Add(ctx context.Context, e Entry) error {
+	all, err := j.List(ctx)
+	if err != nil {
+		return errdefs.Unavailablef("note an upload: %w", err)
+	}
+	if slices.Contains(all, e) {
+		return nil
+	}
 	const attempts = 3
 	for range attempts {
 		err := j.patch(ctx, e.key(), e.String())
