@@ -71,7 +71,7 @@ func (o outliving) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // mostKills stops the endless restart of a manager that makes no progress.
-const mostKills = 200
+const mostKills = 300
 
 func (k *killer) wrote(r *http.Request, code int) {
 	what := r.Method + " " + resource(r.URL.Path)
