@@ -31,7 +31,7 @@ for crd in "$snapshots"/*.yaml; do
 done
 # KubeVirt's types do not say how kubectl shows their kinds, nor what its webhooks check.
 mkdir -p "$out/kubevirt" "$out/deploy/kubevirt/crds"
-"$out/bin/controller-gen" crd:maxDescLen=0,allowDangerousTypes=true paths='kubevirt.io/api/core/v1;kubevirt.io/api/instancetype/v1beta1;kubevirt.io/api/snapshot/v1beta1;kubevirt.io/api/clone/v1beta1;kubevirt.io/api/pool/v1beta1;kubevirt.io/api/migrations/v1alpha1' output:crd:dir="$out/kubevirt"
+"$out/bin/controller-gen" crd:maxDescLen=0,allowDangerousTypes=true paths='kubevirt.io/api/core/v1;kubevirt.io/api/instancetype/v1beta1;kubevirt.io/api/snapshot/v1beta1;kubevirt.io/api/clone/v1beta1;kubevirt.io/api/pool/v1beta1;kubevirt.io/api/migrations/v1alpha1;kubevirt.io/api/export/v1' output:crd:dir="$out/kubevirt"
 "$out/bin/controller-gen" crd:maxDescLen=0,allowDangerousTypes=true paths=kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1 output:crd:dir="$out/kubevirt"
 go run -trimpath ./hack/kubevirtcrds "$out/kubevirt" "$out/deploy/kubevirt/crds"
 mkdir -p "$out/docs"

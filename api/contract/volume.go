@@ -20,3 +20,13 @@ const KeyVolumeImage = "volume.cocoonstack.io/image"
 // KeyVolumeProgress is an annotation of an Event of a claim whose volume gets the disk of an image: how much of the work is done, in percent from 0 to
 // 100.
 const KeyVolumeProgress = "volume.cocoonstack.io/progress"
+
+// KeyUploadTarget is an annotation of a PersistentVolumeClaim whose volume is not made before a disk has been uploaded for it. CDI defined it, and
+// `virtctl image-upload` writes it.
+const KeyUploadTarget = "cdi.kubevirt.io/storage.upload.target"
+
+// KeyVolumeUpload is an annotation of such a claim when the disk is there: sha256:DIGEST of the image in UploadRepository, whose disk the volume gets.
+const KeyVolumeUpload = "volume.cocoonstack.io/upload"
+
+// UploadRepository is where the registry keeps what was uploaded for a claim. The namespace is in it, so a claim leads to no upload of another.
+func UploadRepository(namespace, claim string) string { return "uploads/" + namespace + "/" + claim }

@@ -32,10 +32,13 @@ var (
 	ClusterPreferences []byte
 )
 
-// DataVolumes defines DataVolume, of the group cdi.kubevirt.io.
-//
-//go:embed crds/cdi.kubevirt.io_datavolumes.yaml
-var DataVolumes []byte
+// DataVolumes and Configs define DataVolume and CDIConfig, of the group cdi.kubevirt.io.
+var (
+	//go:embed crds/cdi.kubevirt.io_datavolumes.yaml
+	DataVolumes []byte
+	//go:embed crds/cdi.kubevirt.io_cdiconfigs.yaml
+	Configs []byte
+)
 
 // The CustomResourceDefinitions of the group snapshot.kubevirt.io.
 var (
@@ -57,7 +60,7 @@ var Clones []byte
 //go:embed crds/pool.kubevirt.io_virtualmachinepools.yaml
 var Pools []byte
 
-// The kinds of which no object can be created: VirtualMachineInstanceMigration, VirtualMachineInstancePreset and MigrationPolicy.
+// The kinds of which no object can be created: VirtualMachineInstanceMigration, VirtualMachineInstancePreset, MigrationPolicy and VirtualMachineExport.
 var (
 	//go:embed crds/kubevirt.io_virtualmachineinstancemigrations.yaml
 	Migrations []byte
@@ -65,13 +68,15 @@ var (
 	Presets []byte
 	//go:embed crds/migrations.kubevirt.io_migrationpolicies.yaml
 	MigrationPolicies []byte
+	//go:embed crds/export.kubevirt.io_virtualmachineexports.yaml
+	Exports []byte
 )
 
 // Kinds are all kinds.
 func Kinds() [][]byte {
 	return [][]byte{
 		KubeVirts, Machines, Instances, ReplicaSets, Pools, Instancetypes, ClusterInstancetypes, Preferences, ClusterPreferences,
-		Snapshots, SnapshotContents, Restores, Clones, DataVolumes, Migrations, Presets, MigrationPolicies,
+		Snapshots, SnapshotContents, Restores, Clones, DataVolumes, Configs, Migrations, Presets, MigrationPolicies, Exports,
 	}
 }
 
@@ -80,7 +85,7 @@ func Kinds() [][]byte {
 //go:embed rbac.yaml
 var Rights []byte
 
-// Policy refuses requests to upload disks.
+// Policy refuses requests to upload disks to claims that have a volume.
 //
 //go:embed policy.yaml
 var Policy []byte
@@ -94,3 +99,8 @@ var Namespace []byte
 //
 //go:embed manager.yaml
 var ManagerRights []byte
+
+// UploadRights are the Role cocoon-manager-uploads, which it has in its namespace.
+//
+//go:embed uploads.yaml
+var UploadRights []byte

@@ -18,11 +18,11 @@ func pool(name, version, more string) string {
 // Pools can be scaled. Kinds that Cocoon does not offer can be listed, and are refused by their names.
 func TestPools(t *testing.T) {
 	c := kubetest.Up(t)
-	for _, text := range [][]byte{kubevirt.Pools, kubevirt.Migrations, kubevirt.Presets, kubevirt.MigrationPolicies} {
+	for _, text := range [][]byte{kubevirt.Pools, kubevirt.Migrations, kubevirt.Presets, kubevirt.MigrationPolicies, kubevirt.Exports} {
 		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
 	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/virtualmachinepools.pool.kubevirt.io", "crd/virtualmachineinstancemigrations.kubevirt.io",
-		"crd/virtualmachineinstancepresets.kubevirt.io", "crd/migrationpolicies.migrations.kubevirt.io")
+		"crd/virtualmachineinstancepresets.kubevirt.io", "crd/migrationpolicies.migrations.kubevirt.io", "crd/virtualmachineexports.export.kubevirt.io")
 	if out := c.Kubectl(t, "", "get", "crd", "virtualmachinepools.pool.kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1beta1"]` {
 		t.Errorf("the definition of pools: %s", out)
 	}
@@ -35,6 +35,8 @@ func TestPools(t *testing.T) {
 		"migration":   {"{apiVersion: kubevirt.io/v1, kind: VirtualMachineInstanceMigration, metadata: {name: x}, spec: {vmiName: web}}", "a VirtualMachineInstanceMigration is not offered: a VM that runs stays on its node"},
 		"preset":      {"{apiVersion: kubevirt.io/v1, kind: VirtualMachineInstancePreset, metadata: {name: x}, spec: {selector: {}}}", "a VirtualMachineInstancePreset is not offered; use a VirtualMachineInstancetype"},
 		"policy":      {"{apiVersion: migrations.kubevirt.io/v1alpha1, kind: MigrationPolicy, metadata: {name: x}, spec: {selectors: {}}}", "a MigrationPolicy is not offered"},
+		"export":      {"{apiVersion: export.kubevirt.io/v1, kind: VirtualMachineExport, metadata: {name: x}, spec: {source: {apiGroup: '', kind: PersistentVolumeClaim, name: x}}}", "a VirtualMachineExport is not offered"},
+		"old export":  {"{apiVersion: export.kubevirt.io/v1beta1, kind: VirtualMachineExport, metadata: {name: x}, spec: {source: {apiGroup: '', kind: PersistentVolumeClaim, name: x}}}", "a VirtualMachineExport is not offered"},
 	} {
 		out, err := c.TryKubectl(t, tc.text, "create", "-f", "-")
 		if (err != nil) != (tc.refused != "") || !strings.Contains(out, tc.refused) {
@@ -54,7 +56,7 @@ func TestPools(t *testing.T) {
 	if len(out) != 10 || strings.Join(out[:9], " ") != "NAME DESIRED CURRENT READY AGE a 3 1 1" {
 		t.Errorf("columns: %q", out)
 	}
-	for _, kind := range []string{"vmim", "vmims", "vmipreset", "migrationpolicies"} {
+	for _, kind := range []string{"vmim", "vmims", "vmipreset", "migrationpolicies", "vmexport"} {
 		if out := c.Kubectl(t, "", "get", kind); !strings.Contains(out, "No resources found") {
 			t.Errorf("%s: %s", kind, out)
 		}

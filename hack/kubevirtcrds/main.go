@@ -114,6 +114,15 @@ var kinds = map[string]kind{
 		group: "migrations.", cluster: true,
 		whole: never("a MigrationPolicy is not offered: a VM that runs stays on its node"),
 	},
+	"virtualmachineexports": {
+		group: "export.", older: "v1beta1", shortNames: []string{"vmexport", "vmexports"}, status: true,
+		columns: []column{
+			{name: "SourceKind", kind: "string", path: ".spec.source.kind"},
+			{name: "SourceName", kind: "string", path: ".spec.source.name"},
+			{name: "Phase", kind: "string", path: ".status.phase"},
+		},
+		whole: never("a VirtualMachineExport is not offered: nothing serves disks over HTTP; copy the disk within its VM or a pod with its claim, or export the volume on its node with `cocoon volume export`"),
+	},
 	"kubevirts": {
 		shortNames: []string{"kv", "kvs"},
 		columns:    []column{age, {name: "Phase", kind: "string", path: ".status.phase"}},
@@ -131,12 +140,9 @@ var kinds = map[string]kind{
 		status: true,
 		spec: []map[string]string{
 			{"rule": "self == oldSelf", "message": "the spec of a DataVolume cannot change; create another DataVolume"},
-			{
-				"rule":    "!has(self.source) || !has(self.source.upload)",
-				"message": "an upload needs CDI's upload proxy, which Cocoon does not have; use the source registry or http",
-			},
 		},
 	},
+	"cdiconfigs":                         {group: "cdi.", cluster: true}, // virtctl reads in it where uploads go
 	"virtualmachineinstancetypes":        {group: "instancetype.", shortNames: []string{"vminstancetype", "vminstancetypes", "vmf", "vmfs"}, spec: instancetypeRules},
 	"virtualmachineclusterinstancetypes": {group: "instancetype.", cluster: true, shortNames: []string{"vmclusterinstancetype", "vmclusterinstancetypes", "vmcf", "vmcfs"}, spec: instancetypeRules},
 	"virtualmachinepreferences":          {group: "instancetype.", shortNames: []string{"vmpref", "vmprefs", "vmps"}, spec: preferenceRules}, // vmp is a VMPlacement

@@ -383,7 +383,7 @@ type request struct {
 	url    string // absolute
 	header http.Header
 	body   func() io.Reader // nil: no body
-	size   int64            // of the body
+	size   int64            // of the body; -1: not known
 	what   string           // for errors: "blob sha256:..."
 	single bool             // the caller repeats it, not do
 }
@@ -410,7 +410,7 @@ func (s *Session) do(ctx context.Context, r request) (*http.Response, error) {
 
 func (s *Session) once(ctx context.Context, r request) (*http.Response, error) {
 	var body io.Reader = http.NoBody
-	if r.body != nil && r.size > 0 {
+	if r.body != nil && r.size != 0 {
 		body = &counted{r: r.body(), n: &s.sent}
 	}
 	req, err := http.NewRequestWithContext(ctx, r.method, r.url, body)

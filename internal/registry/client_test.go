@@ -1,10 +1,13 @@
 package registry_test
 
 import (
+	"bytes"
 	"crypto/rand"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -12,6 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ociclient"
 	"cocoonstack.io/cocoon/internal/registry"
 	"cocoonstack.io/cocoon/internal/registry/content"
 )
@@ -120,4 +125,34 @@ func parseRef(t *testing.T, s string) name.Reference {
 		t.Fatal(err)
 	}
 	return ref
+}
+
+// A client whose bytes end too early leaves nothing, and one that streams learns the digest at the end.
+func TestStreamedBlob(t *testing.T) {
+	r := newRig(t, registry.Config{}, content.Config{})
+	ref, err := ociclient.ParseRef(r.url + "/uploads/team/disk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ociclient.Open(t.Context(), ref, ociclient.Auth{Token: allToken}, ociclient.Push, ociclient.Config{Attempts: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	data := make([]byte, 3<<20)
+	_, _ = rand.Read(data)
+	digest, size, err := s.StreamBlob(t.Context(), iotest.HalfReader(bytes.NewReader(data)))
+	if err != nil || size != int64(len(data)) || digest != ociclient.Digest(data) {
+		t.Fatalf("%s with %d bytes, %v", digest, size, err)
+	}
+	if got := r.want(r.do("GET", "/v2/uploads/team/disk/blobs/"+digest, nil), http.StatusOK); !bytes.Equal(got.body, data) {
+		t.Error("other bytes came back")
+	}
+	gone := errdefs.Invalidf("the sender is gone")
+	if _, _, err := s.StreamBlob(t.Context(), io.MultiReader(bytes.NewReader(data), iotest.ErrReader(gone))); err != gone { //nolint:errorlint // it is unchanged
+		t.Errorf("the error became %v", err)
+	}
+	if n := r.content.Usage().Uploads; n != 0 {
+		t.Errorf("%d uploads are left", n)
+	}
 }

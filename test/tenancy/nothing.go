@@ -28,7 +28,9 @@ var nothing = map[string]string{
 	"VolumesText": "the text of KeyVolumes", "PluggedText": "the text of KeyPlugged",
 	"VolumeDriver": word, "ParamFSType": word, "ParamKind": word, "KeyVolumeClaim": "a node writes it on a volume, and compares it with the claim that it serves",
 	"KeyVolumeProgress": told,
-	"KeyVolumeImage":    "the node pulls the image on behalf of the claim's namespace, as the images of its pods",
+	"KeyUploadTarget":   word,
+	"KeyVolumeUpload":   "a digest is looked up in the repository of the claim alone", "UploadRepository": "its namespace and claim are those of the claim itself",
+	"KeyVolumeImage": "the node pulls the image on behalf of the claim's namespace, as the images of its pods",
 
 	// Nodes, which all namespaces share.
 	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "TaintKey": node, "TaintValue": node,

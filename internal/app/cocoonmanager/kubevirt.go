@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,6 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/aggregated"
 	"cocoonstack.io/cocoon/internal/kube/controller/datavolume"
 	"cocoonstack.io/cocoon/internal/kube/controller/kubevirtstatus"
+	uploadcontroller "cocoonstack.io/cocoon/internal/kube/controller/upload"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachine"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachineclone"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachineinstance"
@@ -25,6 +27,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinepool"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinerestore"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinesnapshot"
+	"cocoonstack.io/cocoon/internal/kube/upload"
 )
 
 // KubeVirtConfig configures the door for KubeVirt's objects.
@@ -60,8 +63,8 @@ func (k KubeVirtConfig) check(kept bool) error {
 const workers = 8
 
 // serveKubeVirt adds the controllers of KubeVirt's objects to m and, in every replica, the API of virtctl, if they are enabled. own is the
-// certificate that m keeps, nil if none.
-func (c Config) serveKubeVirt(m ctrl.Manager, own certificate, log *slog.Logger) error {
+// certificate that m keeps, nil if none. uploads is the registry for disks that are uploaded, nil if there is none.
+func (c Config) serveKubeVirt(m ctrl.Manager, own certificate, uploads upload.Registry, log *slog.Logger) error {
 	if !c.KubeVirt.on() {
 		return nil
 	}
@@ -79,8 +82,10 @@ func (c Config) serveKubeVirt(m ctrl.Manager, own certificate, log *slog.Logger)
 	if err != nil {
 		return fmt.Errorf("create client of the API for virtctl: %w", err)
 	}
+	journal := upload.Journal{Client: live, Object: types.NamespacedName{Namespace: c.Namespace, Name: journalName}}
 	api, err := aggregated.New(aggregated.Options{
 		Addr: c.KubeVirt.Addr, Certificate: own, Config: m.GetConfig(), Client: live,
+		Uploads: upload.New(upload.Options{Client: live, Registry: uploads, Key: uploadKey(own), Journal: journal, Now: time.Now, Log: log.With("component", "uploads")}),
 		Metrics: aggregated.NewMetrics(ctrlmetrics.Registry), Log: log.With("component", "virtctl-api"),
 	})
 	if err != nil {
@@ -95,6 +100,7 @@ func (c Config) serveKubeVirt(m ctrl.Manager, own certificate, log *slog.Logger)
 	snapshots := &virtualmachinesnapshot.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("snapshot-controller"), Guests: aggregated.NewFreezer(m.GetConfig()), Now: time.Now}
 	status := &kubevirtstatus.Reconciler{Client: m.GetClient()}
 	volumes := &datavolume.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("datavolume-controller"), Now: time.Now}
-	return errors.Join(status.Setup(m), machines.Setup(m, workers), instances.Setup(m, workers), sets.Setup(m, workers), pools.Setup(m, workers), volumes.Setup(m, workers), snapshots.Setup(m, workers), restores.Setup(m, workers), clones.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
+	uploaded := &uploadcontroller.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("upload-controller"), Registry: uploads, Journal: journal}
+	return errors.Join(uploaded.Setup(m, workers), status.Setup(m), machines.Setup(m, workers), instances.Setup(m, workers), sets.Setup(m, workers), pools.Setup(m, workers), volumes.Setup(m, workers), snapshots.Setup(m, workers), restores.Setup(m, workers), clones.Setup(m, workers), m.Add(inEveryReplica(api.Start)),
 		m.AddReadyzCheck("virtctl-api", func(*http.Request) error { return api.Ready() }))
 }

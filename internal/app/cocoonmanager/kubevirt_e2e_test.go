@@ -136,6 +136,7 @@ spec:
 	k.part(func() { r.replicaSets(t, ns, seen) })
 	k.part(func() { r.pools(t, ns, seen) })
 	k.part(func() { r.dataVolumes(t, ns) })
+	k.part(func() { r.uploads(t, ns, k) })
 	if err := r.api.Delete(t.Context(), vm); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +156,7 @@ spec:
 	for _, what := range []string{
 		http.MethodPost + " virtualmachineinstances", http.MethodPost + " pods", http.MethodPost + " secrets", http.MethodPut + " virtualmachines/status", http.MethodPut + " virtualmachineinstancereplicasets/status",
 		http.MethodPost + " virtualmachines", http.MethodDelete + " virtualmachines", http.MethodPut + " virtualmachinepools/status",
-		http.MethodPost + " datavolumes", http.MethodPut + " datavolumes/status", http.MethodPost + " persistentvolumeclaims", http.MethodPatch + " persistentvolumeclaims",
+		http.MethodPost + " datavolumes", http.MethodPut + " datavolumes/status", http.MethodPost + " persistentvolumeclaims", http.MethodPatch + " persistentvolumeclaims", http.MethodPost + " configmaps", http.MethodPatch + " configmaps", http.MethodPost + " cdiconfigs",
 		http.MethodPost + " controllerrevisions", http.MethodPatch + " virtualmachineinstances", http.MethodDelete + " virtualmachineinstances", http.MethodDelete + " pods",
 	} {
 		if kills[what] == 0 {
@@ -240,11 +241,15 @@ spec: {cpu: {preferredCPUTopology: cores}}
 // installKubeVirt installs the kinds of KubeVirt, unless they are there, and gives the manager its rights on them.
 func (r *rig) installKubeVirt(t *testing.T) {
 	t.Helper()
-	for _, text := range append(deploykubevirt.Kinds(), deploykubevirt.ManagerRights, deploykubevirt.Namespace) {
+	for _, text := range append(deploykubevirt.Kinds(), deploykubevirt.ManagerRights, deploykubevirt.UploadRights, deploykubevirt.Namespace) {
 		r.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
 	binding := r.Kubectl(t, "", "create", "clusterrolebinding", "cocoon-manager-kubevirt", "--clusterrole=cocoon-manager-kubevirt", "--serviceaccount="+kubetest.Namespace+":cocoon-manager", "--dry-run=client", "-o", "yaml")
 	r.Kubectl(t, binding, "apply", "-f", "-")
+	for _, of := range [][]string{{"cocoon-manager-uploads", kubetest.Namespace, "cocoon-manager-uploads"}, {"cocoon-manager-auth-reader", "kube-system", "extension-apiserver-authentication-reader"}} {
+		binding = r.Kubectl(t, "", "create", "rolebinding", of[0], "-n", of[1], "--role="+of[2], "--serviceaccount="+kubetest.Namespace+":cocoon-manager", "--dry-run=client", "-o", "yaml")
+		r.Kubectl(t, binding, "apply", "-f", "-")
+	}
 	kubetest.Eventually(t, "the kinds are established", func() string {
 		_, err := r.TryKubectl(t, "", "get", "vm,vmi,vmirs,vmpool,vmsnapshot,vmrestore,vmclone,dv", "-A")
 		return fmt.Sprint(err)

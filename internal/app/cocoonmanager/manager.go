@@ -34,6 +34,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	v1 "cocoonstack.io/cocoon/api/cocoonset/v1"
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/app/epochclient"
 	"cocoonstack.io/cocoon/internal/app/restconfig"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -46,6 +47,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 	"cocoonstack.io/cocoon/internal/kube/machinebase"
 	"cocoonstack.io/cocoon/internal/kube/servingcert"
+	"cocoonstack.io/cocoon/internal/kube/upload"
 	"cocoonstack.io/cocoon/internal/logging"
 	"cocoonstack.io/cocoon/internal/settings"
 	"cocoonstack.io/cocoon/internal/version"
@@ -151,10 +153,12 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 		return err
 	}
 	var snapshots controller.Registry
+	var uploads upload.Registry
 	if base != "" {
-		snapshots = registry{base: base, auth: auth}
+		r := registry{base: base, auth: auth}
+		snapshots, uploads = r, r
 	} else {
-		log.Warn("no registry is configured (EPOCH_URL), so nothing becomes Suspended or Hibernated")
+		log.Warn("no registry is configured (EPOCH_URL), so nothing becomes Suspended or Hibernated, and nothing can be uploaded")
 	}
 	rc, err := restconfig.Load(c.Kubeconfig)
 	if err != nil {
@@ -189,7 +193,7 @@ func Run(ctx context.Context, c Config, stderr io.Writer) error {
 	evictions := &eviction.Reconciler{Client: m.GetClient()}
 	waiting := &unplaced.Reconciler{Reader: m.GetClient(), Events: m.GetEventRecorder("cocoon-manager")}
 	if err := errors.Join(sets.Setup(m, c.Sets), hibernations.Setup(m, c.Hibernations), placements.Setup(ctx, m, 1), evictions.Setup(m), waiting.Setup(m),
-		c.serve(m, snapshots, log), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
+		c.serve(m, snapshots, uploads, log), m.AddHealthzCheck("ping", healthz.Ping), m.AddReadyzCheck("informers", synced)); err != nil {
 		return fmt.Errorf("set up controllers: %w", err)
 	}
 	return m.Start(ctx)
@@ -209,7 +213,7 @@ func (c Config) cached() map[client.Object]cache.ByObject {
 	if c.KubeVirt.on() { // only the copies that machines have
 		labelled, _ := labels.NewRequirement(machinebase.Label, selection.Exists, nil)
 		kept[&appsv1.ControllerRevision{}] = cache.ByObject{Label: labels.NewSelector().Add(*labelled)}
-		kept[&corev1.PersistentVolumeClaim{}] = cache.ByObject{Label: labels.SelectorFromSet(labels.Set{kubevirt.LabelClaim: kubevirt.LabelClaimValue})} // those of DataVolumes
+		kept[&corev1.PersistentVolumeClaim{}] = cache.ByObject{Transform: slimClaim}
 	}
 	return kept
 }
@@ -221,6 +225,17 @@ func slim(obj any) (any, error) {
 		pod.Spec.Volumes = nil
 		if !kubevirt.IsLauncher(pod) { // the others' are not read
 			pod.Status.ContainerStatuses = nil
+		}
+	}
+	return obj, nil
+}
+
+// slimClaim does the same for claims. Of most nothing is read but whether they are of a DataVolume, and whether they ask for an upload.
+func slimClaim(obj any) (any, error) {
+	if claim, ok := obj.(*corev1.PersistentVolumeClaim); ok {
+		claim.ManagedFields = nil
+		if _, uploaded := claim.Annotations[contract.KeyUploadTarget]; !uploaded && claim.Labels[kubevirt.LabelClaim] != kubevirt.LabelClaimValue {
+			claim.Annotations, claim.Labels, claim.Spec, claim.Status = nil, nil, corev1.PersistentVolumeClaimSpec{}, corev1.PersistentVolumeClaimStatus{}
 		}
 	}
 	return obj, nil

@@ -23,6 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/aggregated"
 	"cocoonstack.io/cocoon/internal/kube/controller"
 	"cocoonstack.io/cocoon/internal/kube/servingcert"
+	"cocoonstack.io/cocoon/internal/kube/upload"
 )
 
 const (
@@ -87,12 +88,12 @@ func (w WebhookConfig) listen() (host string, port int, err error) {
 type certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
 // serve makes m serve what is enabled: webhooks, and the API of virtctl.
-func (c Config) serve(m ctrl.Manager, snapshots controller.Registry, log *slog.Logger) error {
+func (c Config) serve(m ctrl.Manager, snapshots controller.Registry, uploads upload.Registry, log *slog.Logger) error {
 	own, err := c.keepCertificate(m)
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.serveWebhooks(m, snapshots, own), c.serveKubeVirt(m, own, log))
+	return errors.Join(c.serveWebhooks(m, snapshots, own), c.serveKubeVirt(m, own, uploads, log))
 }
 
 // keepCertificate makes m keep a certificate for the webhooks and the API of virtctl, unless that is done elsewhere. m becomes ready only
@@ -112,6 +113,7 @@ func (c Config) keepCertificate(m ctrl.Manager) (certificate, error) {
 		for _, version := range aggregated.Versions {
 			k.APIs = append(k.APIs, version+"."+aggregated.Group)
 		}
+		k.APIs = append(k.APIs, aggregated.UploadVersion+"."+aggregated.UploadGroup)
 	}
 	return k.Certificate, errors.Join(k.Setup(m), m.AddReadyzCheck("webhook-certificate", k.Check))
 }

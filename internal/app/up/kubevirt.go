@@ -21,13 +21,16 @@ const (
 	kubeVirtServing = "kubevirt-serving"
 	kubeVirtService = "virt-api.kubevirt.svc" // in a certificate
 	kubeVirtAPI     = "/apis/subresources.kubevirt.io/v1"
+	kubeVirtUploads = "/apis/upload.cdi.kubevirt.io/v1beta1"
 	kubeVirtObject  = "/apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts/kubevirt"
+	kubeVirtConfig  = "/apis/cdi.kubevirt.io/v1beta1/cdiconfigs/config"
 )
 
 // kubeVirtRegistrations are the paths of the APIServices.
 var kubeVirtRegistrations = []string{
 	"/apis/apiregistration.k8s.io/v1/apiservices/v1.subresources.kubevirt.io",
 	"/apis/apiregistration.k8s.io/v1/apiservices/v1alpha3.subresources.kubevirt.io",
+	"/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.upload.cdi.kubevirt.io",
 }
 
 // kubeVirtKinds are the names of the kinds' definitions.
@@ -35,10 +38,11 @@ var kubeVirtKinds = []string{
 	"kubevirts.kubevirt.io", "virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io", "virtualmachineinstancereplicasets.kubevirt.io",
 	"virtualmachineinstancetypes.instancetype.kubevirt.io", "virtualmachineclusterinstancetypes.instancetype.kubevirt.io",
 	"virtualmachinepreferences.instancetype.kubevirt.io", "virtualmachineclusterpreferences.instancetype.kubevirt.io",
-	"datavolumes.cdi.kubevirt.io",
+	"datavolumes.cdi.kubevirt.io", "cdiconfigs.cdi.kubevirt.io",
 	"virtualmachinesnapshots.snapshot.kubevirt.io", "virtualmachinesnapshotcontents.snapshot.kubevirt.io", "virtualmachinerestores.snapshot.kubevirt.io",
 	"virtualmachineclones.clone.kubevirt.io", "virtualmachinepools.pool.kubevirt.io",
 	"virtualmachineinstancemigrations.kubevirt.io", "virtualmachineinstancepresets.kubevirt.io", "migrationpolicies.migrations.kubevirt.io",
+	"virtualmachineexports.export.kubevirt.io",
 }
 
 //go:embed kubevirt.yaml
@@ -64,7 +68,7 @@ func (in *instance) kubeVirtBase() [][]byte {
 	if !in.settings.kubeVirt() {
 		return nil
 	}
-	return append(kubevirt.Kinds(), kubevirt.Rights, kubevirt.Policy, kubevirt.ManagerRights, kubevirt.Namespace, []byte(kubeVirtBinding))
+	return append(kubevirt.Kinds(), kubevirt.Rights, kubevirt.Policy, kubevirt.ManagerRights, kubevirt.UploadRights, kubevirt.Namespace, []byte(kubeVirtBinding))
 }
 
 // checkKubeVirt looks for objects of a KubeVirt that is not ours. Names of KubeVirt's kinds belong to one of the two in a cluster.
@@ -106,7 +110,7 @@ func (in *instance) unregisterKubeVirt(ctx context.Context) error {
 	if in.settings.kubeVirt() {
 		return nil
 	}
-	for _, path := range slices.Concat(kubeVirtRegistrations, []string{kubeVirtObject}) {
+	for _, path := range slices.Concat(kubeVirtRegistrations, []string{kubeVirtObject, kubeVirtConfig}) {
 		if err := in.api.remove(ctx, path); err != nil {
 			return err
 		}
@@ -140,7 +144,7 @@ func (in *instance) registerKubeVirt(ctx context.Context, also func(stop func())
 				Phase string `json:"phase"`
 			} `json:"status"`
 		}
-		return in.api.get(ctx, kubeVirtAPI, nil) && in.api.get(ctx, kubeVirtObject, &object) && object.Status.Phase == "Deployed"
+		return in.api.get(ctx, kubeVirtAPI, nil) && in.api.get(ctx, kubeVirtUploads, nil) && in.api.get(ctx, kubeVirtObject, &object) && object.Status.Phase == "Deployed"
 	}); err != nil {
 		return err
 	}
@@ -159,7 +163,7 @@ func (in *instance) kubeVirtManifests(addr string, port int) ([]manifest, error)
 		return nil, fmt.Errorf("read manifest of KubeVirt's API: %w", err)
 	}
 	var text bytes.Buffer
-	if err := t.Execute(&text, map[string]any{"Address": addr, "Port": port, "CA": base64.StdEncoding.EncodeToString(ca)}); err != nil {
+	if err := t.Execute(&text, map[string]any{"Address": addr, "Port": port, "Uploads": in.kubeVirtAddr(), "CA": base64.StdEncoding.EncodeToString(ca)}); err != nil {
 		return nil, fmt.Errorf("render manifest of KubeVirt's API: %w", err)
 	}
 	return manifests(text.Bytes())
@@ -190,6 +194,20 @@ roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: Role
   name: extension-apiserver-authentication-reader
+subjects:
+  - apiGroup: rbac.authorization.k8s.io
+    kind: User
+    name: cocoon-manager
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: cocoon-up:cocoon-manager-uploads
+  namespace: cocoon-system
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: cocoon-manager-uploads
 subjects:
   - apiGroup: rbac.authorization.k8s.io
     kind: User

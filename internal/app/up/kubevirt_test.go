@@ -122,12 +122,14 @@ func TestKubeVirtManifests(t *testing.T) {
 		"/apis/discovery.k8s.io/v1/namespaces/kubevirt/endpointslices/virt-api": `"addresses":["192.0.2.1"]`,
 		registration + "v1.subresources.kubevirt.io":                            `"name":"virt-api"`,
 		registration + "v1alpha3.subresources.kubevirt.io":                      `"caBundle":"`,
+		registration + "v1beta1.upload.cdi.kubevirt.io":                         `"caBundle":"`,
+		kubeVirtConfig: `"uploadProxyURL":"https://127.0.0.1:8444"`,
 	} {
 		if !strings.Contains(paths[path], want) {
 			t.Errorf("%s: %q, want %s", path, paths[path], want)
 		}
 	}
-	if len(list) != 4 {
+	if len(list) != 6 {
 		t.Errorf("%d manifests", len(list))
 	}
 	base, err := manifests(in.part(partManager).install...)

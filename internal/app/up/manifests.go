@@ -35,6 +35,7 @@ var collections = map[string]string{
 	"VolumeSnapshotClass":              snapshotsAPI + "/volumesnapshotclasses",
 	"APIService":                       "/apis/apiregistration.k8s.io/v1/apiservices",
 	"KubeVirt":                         "/apis/kubevirt.io/v1/namespaces/%s/kubevirts",
+	"CDIConfig":                        "/apis/cdi.kubevirt.io/v1beta1/cdiconfigs",
 }
 
 // baseManifests hold the objects that every instance has: our custom resources, the rights of its nodes, and their storage classes.

@@ -82,7 +82,7 @@ func (p pki) ensure(s Settings) error {
 		{name: partMetricsServer, cn: metricsServerUser, signing: ca},
 		{name: "metrics-server-serving", cn: partMetricsServer, server: true, signing: ca, dns: []string{partMetricsServer + ".kube-system.svc"}},
 		{name: partManager, cn: "cocoon-manager", signing: ca},
-		{name: kubeVirtServing, cn: "virt-api", server: true, signing: ca, dns: []string{kubeVirtService}},
+		{name: kubeVirtServing, cn: "virt-api", server: true, signing: ca, dns: []string{kubeVirtService}, ips: loopback}, // uploads come to loopback
 		{name: partSnapshots, cn: partSnapshots, signing: ca},
 		{name: partProxy, cn: "system:kube-proxy", signing: ca},
 		{name: partDNS, cn: dnsUser, signing: ca},

@@ -69,6 +69,7 @@ func TestCertificatesFitTheirUse(t *testing.T) {
 		{"scheduler", "ca", "system:kube-scheduler", "", x509.ExtKeyUsageClientAuth, ""},
 		{"node", "ca", "system:node:n1", "system:nodes", x509.ExtKeyUsageClientAuth, ""},
 		{kubeVirtServing, "ca", "virt-api", "", x509.ExtKeyUsageServerAuth, kubeVirtService},
+		{kubeVirtServing, "ca", "virt-api", "", x509.ExtKeyUsageServerAuth, nodeIP},
 		{"front-proxy-client", "front-proxy-ca", "", "", x509.ExtKeyUsageClientAuth, ""},
 	} {
 		t.Run(c.name+"/"+c.host, func(t *testing.T) {

@@ -8,7 +8,10 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/app/epochclient"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
+	"cocoonstack.io/cocoon/internal/kube/storage"
+	"cocoonstack.io/cocoon/internal/ociclient"
 )
 
 // Environment reads registry settings that c lacks from the environment. The token comes only from there.
@@ -51,4 +54,23 @@ func (c Config) registry() (podsnapshots.Registry, error) {
 		r.Peers = append(r.Peers, peer)
 	}
 	return r, nil
+}
+
+// uploads finds what was uploaded for claims in the registry. nil: there is none.
+func (c Config) uploads() (storage.Uploads, error) {
+	r, err := c.registry()
+	if err != nil || r.URL == "" {
+		return nil, err
+	}
+	return func(namespace, claim, digest string) (image.PullRequest, error) {
+		ref, err := ociclient.ParseRef(r.URL + "/" + contract.UploadRepository(namespace, claim) + "@" + digest)
+		if err != nil {
+			return image.PullRequest{}, err
+		}
+		p := image.PullRequest{Name: "docker://" + ref.Host + "/" + ref.Repository + "@" + ref.Digest, Policy: image.PullAlways}
+		if r.Auth.Token != "" {
+			p.Auth = []image.RegistryAuth{{Registry: ref.Host + "/" + ref.Repository, Token: r.Auth.Token}}
+		}
+		return p, nil
+	}, nil
 }

@@ -28,8 +28,12 @@ func (n *Node) storage(ctx context.Context, c clients, events record.EventRecord
 	if err != nil {
 		return nil, fmt.Errorf("set up volumes: %w", err)
 	}
+	uploads, err := n.cfg.uploads()
+	if err != nil {
+		return nil, err
+	}
 	s, err := storage.New(ctx, storage.Config{
-		Node: n.cfg.NodeName, Client: c.main, Volumes: volumes, Snapshots: volumes, Snapshotted: snapshots, Others: others, Events: events, Log: n.log,
+		Node: n.cfg.NodeName, Client: c.main, Volumes: volumes, Uploads: uploads, Snapshots: volumes, Snapshotted: snapshots, Others: others, Events: events, Log: n.log,
 		Free: free(volumes, func() int64 {
 			room := self.Object().Status.Allocatable[corev1.ResourceEphemeralStorage]
 			return room.Value()

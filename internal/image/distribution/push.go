@@ -184,12 +184,28 @@ type layer struct {
 	body func() io.Reader
 }
 
+// diskMedia returns the media type of a disk, and its title.
+func diskMedia(format vm.DiskFormat) (media, title string) {
+	if format == vm.DiskQCOW2 {
+		return mediaQCOW2, "disk.qcow2"
+	}
+	return mediaRaw, "disk.raw"
+}
+
+// DiskManifest returns the manifest of a cloud image whose disk is one blob, and its configuration. The blob may be compressed.
+func DiskManifest(format vm.DiskFormat, digest string, size int64) (m ociclient.Manifest, config []byte) {
+	media, title := diskMedia(format)
+	config = []byte("{}")
+	return ociclient.Manifest{
+		SchemaVersion: 2, MediaType: ociclient.MediaManifest, ArtifactType: artifactDisk,
+		Config: ociclient.Descriptor{MediaType: mediaEmpty, Digest: ociclient.Digest(config), Size: int64(len(config))},
+		Layers: []ociclient.Descriptor{{MediaType: media, Digest: digest, Size: size, Annotations: map[string]string{annotationTitle: title}}},
+	}, config
+}
+
 // disk cuts the disk into layers.
 func (p *push) disk() []layer {
-	media, title := mediaRaw, "disk.raw"
-	if p.parts.Format == vm.DiskQCOW2 {
-		media, title = mediaQCOW2, "disk.qcow2"
-	}
+	media, title := diskMedia(p.parts.Format)
 	n := int((p.parts.Size + p.size - 1) / p.size)
 	var out []layer
 	for i := range max(n, 1) {

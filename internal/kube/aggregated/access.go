@@ -105,16 +105,21 @@ var paths = request.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), Grou
 // targetOf parses the path. found is false for a path that names no subresource of an object of the group.
 func targetOf(r *http.Request) (t target, found bool) {
 	info, err := paths.NewRequestInfo(r)
-	if err != nil || !info.IsResourceRequest || info.APIGroup != Group || !slices.Contains(Versions, info.APIVersion) {
+	if err != nil || !info.IsResourceRequest || !servedVersion(info.APIGroup, info.APIVersion) {
 		return target{}, false
 	}
-	whole := len(info.Parts) == 1 && info.Resource == expandVMSpec
+	whole := len(info.Parts) == 1 && info.Resource == expandVMSpec && info.APIGroup == Group
+	if info.APIGroup == UploadGroup {
+		if whole = len(info.Parts) == 1 && info.Resource == uploadTokens; !whole {
+			return target{}, false
+		}
+	}
 	if len(info.Parts) < 3 && !whole {
 		return target{}, false
 	}
 	// Other ways to write the path, with a deprecated prefix or empty parts, are not served: they could be authorized as
 	// something else.
-	if r.URL.Path != "/apis/"+Group+"/"+info.APIVersion+"/namespaces/"+info.Namespace+"/"+strings.Join(info.Parts, "/") {
+	if r.URL.Path != "/apis/"+info.APIGroup+"/"+info.APIVersion+"/namespaces/"+info.Namespace+"/"+strings.Join(info.Parts, "/") {
 		return target{}, false
 	}
 	if len(validation.IsDNS1123Label(info.Namespace)) > 0 || !whole && len(validation.IsDNS1123Subdomain(info.Name)) > 0 {
@@ -132,10 +137,14 @@ func targetOf(r *http.Request) (t target, found bool) {
 	return t, true
 }
 
+func servedVersion(group, version string) bool {
+	return group == Group && slices.Contains(Versions, version) || group == UploadGroup && version == UploadVersion
+}
+
 // open lists the paths that every user of the API server may read: they say what the API is.
 func open(path string) bool {
 	switch path {
-	case "/", "/apis", "/apis/" + Group, "/healthz", "/livez", "/readyz":
+	case "/", "/apis", "/apis/" + Group, "/apis/" + UploadGroup, "/apis/" + UploadGroup + "/" + UploadVersion, "/healthz", "/livez", "/readyz":
 		return true
 	}
 	for _, version := range Versions {
@@ -168,13 +177,16 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			return
 		}
 		verb := map[string]string{http.MethodGet: "get", http.MethodPut: "update"}[r.Method]
+		if t.APIGroup == UploadGroup {
+			verb = map[string]string{http.MethodPost: "create"}[r.Method]
+		}
 		if verb == "" {
-			fail(w, apierrors.NewMethodNotSupported(schema.GroupResource{Group: Group, Resource: t.of()}, strings.ToLower(r.Method)))
+			fail(w, apierrors.NewMethodNotSupported(schema.GroupResource{Group: t.APIGroup, Resource: t.of()}, strings.ToLower(r.Method)))
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 		decision, why, err := s.access.Authorize(ctx, authorizer.AttributesRecord{
-			User: who.User, Verb: verb, Namespace: t.Namespace, APIGroup: Group, APIVersion: t.APIVersion, Resource: t.Resource,
+			User: who.User, Verb: verb, Namespace: t.Namespace, APIGroup: t.APIGroup, APIVersion: t.APIVersion, Resource: t.Resource,
 			Subresource: t.Subresource, Name: t.Name, ResourceRequest: true, Path: r.URL.Path,
 		})
 		cancel()
@@ -185,9 +197,9 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			s.opts.Log.Warn("authorization of a request failed", "err", err)
 			fail(w, apierrors.NewInternalError(fmt.Errorf("check the rights of user %q: %w", who.User.GetName(), err)))
 		default:
-			fail(w, apierrors.NewForbidden(schema.GroupResource{Group: Group, Resource: t.of()}, t.Name,
+			fail(w, apierrors.NewForbidden(schema.GroupResource{Group: t.APIGroup, Resource: t.of()}, t.Name,
 				fmt.Errorf("user %q cannot %s resource %q in API group %q in the namespace %q%s",
-					who.User.GetName(), verb, t.of(), Group, t.Namespace, prefixed(why))))
+					who.User.GetName(), verb, t.of(), t.APIGroup, t.Namespace, prefixed(why))))
 		}
 	})
 }

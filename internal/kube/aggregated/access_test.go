@@ -149,13 +149,13 @@ func TestDiscovery(t *testing.T) {
 		t.Errorf("%+v", g)
 	}
 	var groups metav1.APIGroupList
-	if get("/apis", &groups); len(groups.Groups) != 1 {
+	if get("/apis", &groups); len(groups.Groups) != 2 {
 		t.Errorf("%+v", groups)
 	}
 	for _, version := range Versions {
 		var list metav1.APIResourceList
 		get("/apis/subresources.kubevirt.io/"+version, &list)
-		if list.Kind != "APIResourceList" || list.GroupVersion != "subresources.kubevirt.io/"+version || len(list.APIResources) != len(served) {
+		if list.Kind != "APIResourceList" || list.GroupVersion != "subresources.kubevirt.io/"+version || len(list.APIResources) != len(served)-1 { // that of uploads is in another group
 			t.Errorf("%+v", list)
 		}
 		for _, a := range list.APIResources {
@@ -175,6 +175,13 @@ func TestDiscovery(t *testing.T) {
 		if code, body, _ := r.do(call{method: http.MethodGet, path: path, cert: r.proxy}); code != http.StatusOK || body != "ok" {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
+	}
+	var tokens metav1.APIResourceList
+	if get("/apis/upload.cdi.kubevirt.io/v1beta1", &tokens); len(tokens.APIResources) != 1 || tokens.APIResources[0].Name != "uploadtokenrequests" || tokens.APIResources[0].Verbs.String() != "[create]" {
+		t.Errorf("%+v", tokens)
+	}
+	if get("/apis/upload.cdi.kubevirt.io", &g); g.Name != UploadGroup || g.PreferredVersion.Version != UploadVersion {
+		t.Errorf("%+v", g)
 	}
 	if len(r.reviews) != 0 {
 		t.Errorf("discovery needs rights: %v", r.reviews)

@@ -1,5 +1,5 @@
 // Package aggregated is the aggregated API subresources.kubevirt.io: it starts, stops and restarts VirtualMachines, and opens
-// consoles, screens and ports of their guests, for virtctl.
+// consoles, screens and ports of their guests, for virtctl. At the same address it gives the tokens of uploads (upload.cdi.kubevirt.io), and passes uploads on.
 //
 // It keeps no state: it reads and changes objects through the API server, and reaches guests through the attach and port-forward
 // of their pods. It makes no pods and starts no VM; the controllers do.
@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,10 +22,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/kube/upload"
 )
 
 // Group is the name of the API group.
 const Group = "subresources.kubevirt.io"
+
+// UploadGroup is the name of the group that gives tokens of uploads, and UploadVersion its version.
+const (
+	UploadGroup   = "upload.cdi.kubevirt.io"
+	UploadVersion = "v1beta1"
+)
 
 // Versions are the served versions of the group, the preferred one first. They are the same.
 var Versions = []string{"v1", "v1alpha3"}
@@ -35,8 +43,17 @@ type Options struct {
 	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error) // asked for at each connection
 	Config      *rest.Config                                         // access to the API server: attach, port-forward, SubjectAccessReviews, the configuration of its proxy
 	Client      client.Client                                        // reads and changes VirtualMachines, their instances and pods; its reads must not be cached
+	Uploads     Uploads
 	Metrics     *Metrics
 	Log         *slog.Logger
+}
+
+// Uploads takes disks for claims.
+type Uploads interface {
+	// ServeHTTP takes an upload from anybody who has a token.
+	http.Handler
+	// Token returns a token for an upload to a claim. Errors: NotFound, FailedPrecondition, Unavailable.
+	Token(ctx context.Context, namespace, claim string) (string, error)
 }
 
 // Server serves the API. Several servers may run at a time.
@@ -63,8 +80,8 @@ func New(o Options) (*Server, error) {
 	switch {
 	case o.Certificate == nil:
 		return nil, errdefs.Invalidf("the API %s needs a certificate", Group)
-	case o.Config == nil || o.Client == nil || o.Metrics == nil || o.Log == nil:
-		return nil, errdefs.Invalidf("the API %s needs access to the API server, metrics and a logger", Group)
+	case o.Config == nil || o.Client == nil || o.Uploads == nil || o.Metrics == nil || o.Log == nil:
+		return nil, errdefs.Invalidf("the API %s needs access to the API server, a place for uploads, metrics and a logger", Group)
 	}
 	if _, _, err := net.SplitHostPort(o.Addr); err != nil {
 		return nil, errdefs.Invalidf("the address %q of the API %s must be HOST:PORT: %w", o.Addr, Group, err)
@@ -82,7 +99,14 @@ func New(o Options) (*Server, error) {
 
 func newServer(o Options, a access, g guests) *Server {
 	s := &Server{opts: o, access: a, guests: g, tokens: make(chan struct{}, maxStreams), life: context.Background()}
-	s.handler = s.observe(s.guard(http.HandlerFunc(s.dispatch)))
+	guarded := s.guard(http.HandlerFunc(s.dispatch))
+	s.handler = s.observe(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, upload.Prefix) { // its token says what a client may do
+			s.opts.Uploads.ServeHTTP(w, r)
+			return
+		}
+		guarded.ServeHTTP(w, r)
+	}))
 	return s
 }
 

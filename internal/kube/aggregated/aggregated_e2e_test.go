@@ -152,7 +152,7 @@ func TestVirtctl(t *testing.T) {
 	}
 	l.Close()
 	own := signed(t, c, "virt-api.default.svc", ip)
-	api, err := New(Options{Addr: l.Addr().String(), Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &own, nil }, Config: c.Config, Client: live, Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)})
+	api, err := New(Options{Addr: l.Addr().String(), Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &own, nil }, Config: c.Config, Client: live, Uploads: &fakeUploads{}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,6 +234,9 @@ spec: {nodeName: node, containers: [{name: compute, image: none, stdin: true, tt
 	run("stop/start already underway", "restart", "web")
 	run("VMI is not paused", "unpause", "vm", "web")
 	run("Cocoon does not offer live migration yet", "migrate", "web")
+	run("Cocoon does not offer memory dumps: a dump is a file", "memory-dump", "get", "web", "--claim-name", "data")
+	run("Cocoon does not offer memory dumps: a dump is a file", "memory-dump", "remove", "web")
+	run("a VirtualMachineExport is not offered", "vmexport", "create", "out", "--vm", "web")
 	run("the server reported a conflict", "guestosinfo", "web") // of a GET, virtctl prints no reason
 
 	// The console, again after it was left.

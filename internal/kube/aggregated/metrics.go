@@ -6,9 +6,12 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"cocoonstack.io/cocoon/internal/kube/upload"
 )
 
 // Metrics are the metrics of the API.
@@ -20,7 +23,7 @@ type Metrics struct {
 // NewMetrics registers the metrics with r.
 func NewMetrics(r prometheus.Registerer) *Metrics {
 	m := &Metrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cocoon_operator_kubevirt_requests_total", Help: "Requests to the API subresources.kubevirt.io, by what they ask for and the HTTP status of the answer; a stream is counted when it ends."}, []string{"subresource", "verb", "code"}),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cocoon_operator_kubevirt_requests_total", Help: "Requests to the APIs of virtctl, and uploads, by what they ask for and the HTTP status of the answer; a stream is counted when it ends."}, []string{"subresource", "verb", "code"}),
 		streams:  prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "cocoon_operator_kubevirt_streams", Help: "Consoles, screens and forwarded connections of VirtualMachineInstances that are open."}, []string{"subresource"}),
 	}
 	r.MustRegister(m.requests, m.streams)
@@ -34,16 +37,21 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		rec := &recorder{ResponseWriter: w, code: http.StatusOK}
 		op, vm := "other", ""
 		t, found := targetOf(r)
-		if found {
+		switch {
+		case strings.HasPrefix(r.URL.Path, upload.Prefix):
+			op = "upload"
+		case found && t.APIGroup == UploadGroup:
+			op = t.Resource
+		case found:
 			if _, served := served[t.of()]; served { // other names are the client's choice
 				op, vm = cmp.Or(t.Subresource, t.Resource), t.Namespace+"/"+t.Name
 			}
-		} else if open(r.URL.Path) {
+		case open(r.URL.Path):
 			op = "discovery"
 		}
 		next.ServeHTTP(rec, r)
 		verb := "other" // as for names
-		if r.Method == http.MethodGet || r.Method == http.MethodPut {
+		if r.Method == http.MethodGet || r.Method == http.MethodPut || r.Method == http.MethodPost {
 			verb = r.Method
 		}
 		s.opts.Metrics.requests.WithLabelValues(op, verb, strconv.Itoa(rec.code)).Inc()

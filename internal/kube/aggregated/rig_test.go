@@ -102,6 +102,7 @@ type rig struct {
 	addr    string
 	client  client.Client
 	guests  *fakeGuests
+	uploads *fakeUploads
 	server  *Server
 	metrics *prometheus.Registry
 	proxy   *tls.Certificate // of the API server's proxy
@@ -124,7 +125,7 @@ func (r *rig) grace() string {
 func start(t *testing.T, objects ...client.Object) *rig {
 	t.Helper()
 	front := newAuthority(t, "front")
-	r := &rig{t: t, guests: &fakeGuests{}, proxy: front.issue("front-proxy-client"), other: front.issue("kubelet"), foreign: newAuthority(t, "cluster").issue("front-proxy-client")}
+	r := &rig{t: t, guests: &fakeGuests{}, uploads: &fakeUploads{}, proxy: front.issue("front-proxy-client"), other: front.issue("kubelet"), foreign: newAuthority(t, "cluster").issue("front-proxy-client")}
 	kube := fake.NewClientset(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: proxyConfiguration},
 		Data: map[string]string{
@@ -168,7 +169,7 @@ func start(t *testing.T, objects ...client.Object) *rig {
 		}).Build()
 	r.metrics = prometheus.NewRegistry()
 	serving := front.issue("manager")
-	r.server = newServer(Options{Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return serving, nil }, Client: r.client, Metrics: NewMetrics(r.metrics), Log: slog.New(slog.DiscardHandler)}, a, r.guests)
+	r.server = newServer(Options{Certificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return serving, nil }, Client: r.client, Uploads: r.uploads, Metrics: NewMetrics(r.metrics), Log: slog.New(slog.DiscardHandler)}, a, r.guests)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

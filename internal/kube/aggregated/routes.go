@@ -1,6 +1,7 @@
 package aggregated
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,10 +30,13 @@ const (
 
 // A route serves one subresource.
 type route struct {
+	group  string // "": Group
 	method string
 	stream bool // it answers with a websocket, and takes as long as its client wants
 	serve  func(*Server, http.ResponseWriter, *http.Request, target) error
 }
+
+const memoryDumps = "memory dumps: a dump is a file, and a claim is a disk without a file system of ours; `cocoon snapshot save` on the node of the VM keeps its memory"
 
 // served are the subresources, by RESOURCE/SUBRESOURCE, and a resource that has no objects.
 var served = map[string]route{
@@ -42,6 +46,7 @@ var served = map[string]route{
 
 	machines + "/expand-spec": {method: http.MethodGet, serve: (*Server).expandMachine},
 	expandVMSpec:              {method: http.MethodPut, serve: (*Server).expandGiven},
+	uploadTokens:              {group: UploadGroup, method: http.MethodPost, serve: (*Server).uploadToken},
 
 	instances + "/console":     {method: http.MethodGet, stream: true, serve: (*Server).console},
 	instances + "/portforward": {method: http.MethodGet, stream: true, serve: (*Server).portForward},
@@ -62,9 +67,9 @@ var served = map[string]route{
 	instances + "/removevolume":    {method: http.MethodPut, serve: (*Server).removeVolume},
 	machines + "/addvolume":        {method: http.MethodPut, serve: (*Server).addVolume},
 	machines + "/removevolume":     {method: http.MethodPut, serve: (*Server).removeVolume},
-	machines + "/migrate":          {method: http.MethodPut, serve: unoffered("live migration")},
-	machines + "/memorydump":       {method: http.MethodPut, serve: unoffered("memory dumps")},
-	machines + "/removememorydump": {method: http.MethodPut, serve: unoffered("memory dumps")},
+	machines + "/migrate":          {method: http.MethodPut, serve: unoffered("live migration yet")},
+	machines + "/memorydump":       {method: http.MethodPut, serve: unoffered(memoryDumps)},
+	machines + "/removememorydump": {method: http.MethodPut, serve: unoffered(memoryDumps)},
 
 	instances + "/" + cancelSubresource: {method: http.MethodPut, serve: (*Server).cancelEvacuation},
 	machines + "/" + cancelSubresource:  {method: http.MethodPut, serve: (*Server).cancelEvacuation},
@@ -87,7 +92,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 	}
 	to, known := served[t.of()]
 	switch {
-	case !known || len(t.rest) > 0 && t.Subresource != "portforward":
+	case !known || cmp.Or(to.group, Group) != t.APIGroup || len(t.rest) > 0 && t.Subresource != "portforward":
 		fail(w, missing(r))
 		return
 	case r.Method != to.method:
@@ -111,13 +116,17 @@ func (s *Server) describe(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var body any
+	if strings.HasPrefix(r.URL.Path, "/apis/"+UploadGroup) {
+		describeUploads(w, r)
+		return
+	}
 	at, _ := strings.CutPrefix(r.URL.Path, "/apis/"+Group+"/")
 	of, what, _ := strings.Cut(at, "/")
 	switch {
 	case r.URL.Path == "/":
 		body = metav1.RootPaths{Paths: []string{"/apis", "/apis/" + Group, "/apis/" + Group + "/" + Versions[0], "/healthz"}}
 	case r.URL.Path == "/apis":
-		body = metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group()}}
+		body = metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group(), uploadGroup()}}
 	case r.URL.Path == "/apis/"+Group:
 		body = group()
 	case what == "version":
@@ -145,6 +154,9 @@ func group() metav1.APIGroup {
 func resources(version string) metav1.APIResourceList {
 	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: Group + "/" + version}
 	for name, to := range served {
+		if to.group != "" {
+			continue
+		}
 		if !strings.Contains(name, "/") { // as KubeVirt has it: clients must not take it for objects
 			list.APIResources = append(list.APIResources, metav1.APIResource{Name: name, Namespaced: true, Verbs: metav1.Verbs{}})
 			continue
@@ -186,7 +198,7 @@ func unoffered(what string) func(*Server, http.ResponseWriter, *http.Request, ta
 		if err := s.exists(r.Context(), t); err != nil {
 			return err
 		}
-		return conflict(t, "Cocoon does not offer %s yet", what)
+		return conflict(t, "Cocoon does not offer %s", what)
 	}
 }
 

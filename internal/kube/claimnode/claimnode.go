@@ -40,6 +40,21 @@ func Choose(ctx context.Context, c client.Writer, claim *corev1.PersistentVolume
 	return nil
 }
 
+// capacities is the namespace in which nodes tell of their room.
+const capacities = "kube-system"
+
+// Roomiest returns WithRoom for what nodes tell now.
+func Roomiest(ctx context.Context, live, cached client.Reader, claim *corev1.PersistentVolumeClaim) (string, error) {
+	room, nodes := &storagev1.CSIStorageCapacityList{}, &corev1.NodeList{}
+	if err := live.List(ctx, room, client.InNamespace(capacities)); err != nil {
+		return "", fmt.Errorf("list the room of nodes: %w", err)
+	}
+	if err := cached.List(ctx, nodes); err != nil {
+		return "", fmt.Errorf("list nodes: %w", err)
+	}
+	return WithRoom(claim, room.Items, nodes.Items), nil
+}
+
 // WithRoom returns the node with the most room for a volume of the class of claim, among those that are ready and take pods. "": none has
 // room, or none tells of it.
 func WithRoom(claim *corev1.PersistentVolumeClaim, capacities []storagev1.CSIStorageCapacity, nodes []corev1.Node) string {

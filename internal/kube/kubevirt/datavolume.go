@@ -111,12 +111,11 @@ func (c *dataVolume) source() {
 		c.errs = append(c.errs, field.Invalid(c.at.Child("source"), n, "must have exactly one source"))
 		return
 	}
-	const other = "sources are registry, http, pvc, snapshot and blank"
+	const other = "sources are registry, http, upload, pvc, snapshot and blank"
 	c.no(s.S3 != nil, "source.s3", other+"; an S3 server has a URL for http")
 	c.no(s.GCS != nil, "source.gcs", other+"; the storage has a URL for http")
 	c.no(s.Imageio != nil, "source.imageio", other)
 	c.no(s.VDDK != nil, "source.vddk", other)
-	c.no(s.Upload != nil, "source.upload", other+"; Cocoon has no upload proxy")
 	switch {
 	case s.HTTP != nil:
 		c.http(s.HTTP)
@@ -201,6 +200,9 @@ func Copied(s *v1beta1.DataVolumeSpec) bool {
 	return s.Source != nil && (s.Source.PVC != nil || s.Source.Snapshot != nil)
 }
 
+// Uploaded reports whether the content of the volume is uploaded.
+func Uploaded(s *v1beta1.DataVolumeSpec) bool { return s.Source != nil && s.Source.Upload != nil }
+
 // Claim returns the claim of dv. A claim of the form storage is a block device with one writer unless it says otherwise.
 // Preconditions: CheckDataVolume returns no error.
 func Claim(dv *v1beta1.DataVolume) *corev1.PersistentVolumeClaim {
@@ -232,6 +234,9 @@ func Claim(dv *v1beta1.DataVolume) *corev1.PersistentVolumeClaim {
 	claim.Labels[LabelClaim] = LabelClaimValue
 	if image := Imported(&dv.Spec); image != "" {
 		claim.Annotations[contract.KeyVolumeImage] = image
+	}
+	if Uploaded(&dv.Spec) {
+		claim.Annotations[contract.KeyUploadTarget] = ""
 	}
 	return claim
 }

@@ -45,7 +45,7 @@ func TestCheckDataVolume(t *testing.T) {
 		storage + ", source: {gcs: {url: a}}":                                                              {"spec.source.gcs"},
 		storage + ", source: {imageio: {url: a, diskId: b}}":                                               {"spec.source.imageio"},
 		storage + ", source: {vddk: {}}":                                                                   {"spec.source.vddk"},
-		storage + ", source: {upload: {}}":                                                                 {"spec.source.upload"},
+		storage + ", source: {upload: {}}":                                                                 nil,
 		storage + ", source: {pvc: {namespace: other, name: a}}":                                           {"spec.source.pvc.namespace"},
 		storage + ", source: {pvc: {namespace: ns}}":                                                       {"spec.source.pvc.name"},
 		storage + ", source: {snapshot: {namespace: other, name: a}}":                                      {"spec.source.snapshot.namespace"},

@@ -27,7 +27,7 @@ func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(group, &v1.VirtualMachine{}, &v1.VirtualMachineList{}, &v1.VirtualMachineInstance{}, &v1.VirtualMachineInstanceList{},
 		&v1.VirtualMachineInstanceReplicaSet{}, &v1.VirtualMachineInstanceReplicaSetList{}, &v1.KubeVirt{}, &v1.KubeVirtList{})
 	metav1.AddToGroupVersion(s, group)
-	s.AddKnownTypes(cdi.SchemeGroupVersion, &cdi.DataVolume{}, &cdi.DataVolumeList{})
+	s.AddKnownTypes(cdi.SchemeGroupVersion, &cdi.DataVolume{}, &cdi.DataVolumeList{}, &cdi.CDIConfig{}, &cdi.CDIConfigList{})
 	metav1.AddToGroupVersion(s, cdi.SchemeGroupVersion)
 	return errors.Join(v1beta1.AddToScheme(s), snapshotv1beta1.AddToScheme(s), clonev1beta1.AddToScheme(s), poolv1beta1.AddToScheme(s))
 }

@@ -60,8 +60,8 @@ func (f *fills) begin(namespace string) (end func(), err error) {
 	}, nil
 }
 
-// fill makes a volume with the disk of the image that the claim names. An earlier call may have made it: nothing is pulled then.
-func (p *provisioner) fill(ctx context.Context, claim *corev1.PersistentVolumeClaim, spec store.Spec) (store.Volume, error) {
+// fill makes a volume with the disk of an image; shown tells of it in Events. An earlier call may have made it: nothing is pulled then.
+func (p *provisioner) fill(ctx context.Context, claim *corev1.PersistentVolumeClaim, spec store.Spec, from image.PullRequest, shown string) (store.Volume, error) {
 	if v, err := p.Volumes.Get(ctx, spec.Name); err == nil {
 		return v, errdefs.Existsf("the volume is there already")
 	}
@@ -70,12 +70,11 @@ func (p *provisioner) fill(ctx context.Context, claim *corev1.PersistentVolumeCl
 		return store.Volume{}, err
 	}
 	defer end()
-	from := image.PullRequest{Name: claim.Annotations[contract.KeyVolumeImage], Policy: image.PullAlways}
-	began, shown := time.Now(), show(from.Name)
-	p.Events.Eventf(claim, corev1.EventTypeNormal, eventFilling, "Filling the volume from image %s", shown)
+	began := time.Now()
+	p.Events.Eventf(claim, corev1.EventTypeNormal, eventFilling, "Filling the volume from %s", shown)
 	v, err := p.Volumes.FromImage(ctx, spec, from, p.telling(claim, shown))
 	if err == nil {
-		p.Events.Eventf(claim, corev1.EventTypeNormal, eventFilled, "Filled the volume from image %s in %s", shown, time.Since(began).Round(time.Millisecond))
+		p.Events.Eventf(claim, corev1.EventTypeNormal, eventFilled, "Filled the volume from %s in %s", shown, time.Since(began).Round(time.Millisecond))
 	}
 	return v, err
 }
@@ -100,10 +99,10 @@ func (p *provisioner) telling(claim *corev1.PersistentVolumeClaim, name string) 
 		last = time.Now()
 		if done, ok := percent(g); ok {
 			p.Events.AnnotatedEventf(claim, map[string]string{contract.KeyVolumeProgress: strconv.Itoa(done)}, corev1.EventTypeNormal, eventFilling,
-				"Filling the volume from image %s: %s, %d of %d MiB", name, g.Phase, g.Done>>20, g.Total>>20)
+				"Filling the volume from %s: %s, %d of %d MiB", name, g.Phase, g.Done>>20, g.Total>>20)
 			return
 		}
-		p.Events.Eventf(claim, corev1.EventTypeNormal, eventFilling, "Filling the volume from image %s: %s, %d MiB", name, g.Phase, g.Done>>20)
+		p.Events.Eventf(claim, corev1.EventTypeNormal, eventFilling, "Filling the volume from %s: %s, %d MiB", name, g.Phase, g.Done>>20)
 	}
 }
 

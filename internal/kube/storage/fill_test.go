@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -162,4 +163,40 @@ func TestSlowImages(t *testing.T) {
 	if f.all != 0 || len(f.count) != 0 {
 		t.Errorf("left: %d, %v", f.all, f.count)
 	}
+}
+
+// A claim whose disk is uploaded has no volume before the disk is there. Its namespace and its UID say where it is.
+func TestUploadedDisk(t *testing.T) {
+	n := prepare(t)
+	var asked string
+	n.uploads = func(namespace, claim, digest string) (image.PullRequest, error) {
+		asked = namespace + " " + claim + " " + digest
+		return image.PullRequest{Name: "uploaded"}, nil
+	}
+	n.images = func(_ context.Context, _ volume.Spec, from image.PullRequest) (io.Reader, error) {
+		return strings.NewReader("disk " + from.Name), nil
+	}
+	n.run()
+	c := claim("system", "node-1", func(c *corev1.PersistentVolumeClaim) { c.Annotations[contract.KeyUploadTarget] = "" })
+	n.create(c)
+	n.create(claim("other", "node-1"))
+	n.volume("other") // the node has seen both claims
+	if all := n.kept("team"); len(all) != 1 {
+		t.Errorf("the node has %+v", all)
+	}
+	c.Annotations[contract.KeyVolumeUpload] = "sha256:1"
+	if _, err := n.client.CoreV1().PersistentVolumeClaims("team").Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.read(n.volume("system").Spec.CSI.VolumeHandle); got != "disk uploaded" {
+		t.Errorf("on the volume is %q", got)
+	}
+	if asked != "team uid-system sha256:1" {
+		t.Errorf("the node looked for %s", asked)
+	}
+	n.event("Filled the volume from what was uploaded")
+	n.create(claim("both", "node-1", withImage("disk"), func(c *corev1.PersistentVolumeClaim) {
+		c.Annotations[contract.KeyUploadTarget], c.Annotations[contract.KeyVolumeUpload] = "", "sha256:1"
+	}))
+	n.told("make a claim that asks for one of them")
 }

@@ -15,6 +15,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	store "cocoonstack.io/cocoon/internal/volume"
 )
 
@@ -32,9 +33,15 @@ var (
 // SupportsBlock implements controller.BlockProvisioner.
 func (*provisioner) SupportsBlock(context.Context) bool { return true }
 
-// ShouldProvision implements controller.Qualifier: the scheduler has chosen this node for the claim's pod.
+// ShouldProvision implements controller.Qualifier: the scheduler has chosen this node for the claim's pod, and a disk that is to be uploaded is there.
 func (p *provisioner) ShouldProvision(_ context.Context, claim *corev1.PersistentVolumeClaim) bool {
-	return claim.Annotations[volume.AnnSelectedNode] == p.Node
+	return claim.Annotations[volume.AnnSelectedNode] == p.Node && (!uploaded(claim) || claim.Annotations[contract.KeyVolumeUpload] != "")
+}
+
+// uploaded reports whether the content of the claim's volume is uploaded.
+func uploaded(claim *corev1.PersistentVolumeClaim) bool {
+	_, ok := claim.Annotations[contract.KeyUploadTarget]
+	return ok
 }
 
 // ShouldDelete implements controller.DeletionGuard.
@@ -78,6 +85,8 @@ func check(o controller.ProvisionOptions) error {
 		return errdefs.Invalidf("claim %s asks by dataSourceRef for the content of a %s of another namespace, and volumes are copied within their namespace only", claim.Name, claim.Spec.DataSourceRef.Kind)
 	case claim.Spec.DataSource != nil && claim.Annotations[contract.KeyVolumeImage] != "":
 		return errdefs.Invalidf("claim %s asks for the content of an image by the annotation %s and for that of a %s by dataSource; remove one of them", claim.Name, contract.KeyVolumeImage, claim.Spec.DataSource.Kind)
+	case uploaded(claim) && (claim.Spec.DataSource != nil || claim.Annotations[contract.KeyVolumeImage] != ""):
+		return errdefs.Invalidf("claim %s asks for a disk that is uploaded by the annotation %s and for other content; make a claim that asks for one of them", claim.Name, contract.KeyUploadTarget)
 	case claim.Spec.Selector != nil:
 		return errdefs.Invalidf("claim %s selects volumes by label, and a new volume has none; remove the selector", claim.Name)
 	case slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteMany):
@@ -109,8 +118,18 @@ func (p *provisioner) create(ctx context.Context, o controller.ProvisionOptions)
 func (p *provisioner) from(ctx context.Context, claim *corev1.PersistentVolumeClaim, spec store.Spec) (store.Volume, error) {
 	source := claim.Spec.DataSource
 	switch {
+	case uploaded(claim):
+		if p.Uploads == nil {
+			return store.Volume{}, errdefs.Preconditionf("the disk that was uploaded for claim %s is in the registry, and this node has none; set EPOCH_URL of the node", claim.Name)
+		}
+		from, err := p.Uploads(claim.Namespace, string(claim.UID), claim.Annotations[contract.KeyVolumeUpload])
+		if err != nil {
+			return store.Volume{}, fmt.Errorf("find the disk that was uploaded for claim %s: %w", claim.Name, err)
+		}
+		return p.fill(ctx, claim, spec, from, "what was uploaded")
 	case claim.Annotations[contract.KeyVolumeImage] != "":
-		return p.fill(ctx, claim, spec)
+		from := image.PullRequest{Name: claim.Annotations[contract.KeyVolumeImage], Policy: image.PullAlways}
+		return p.fill(ctx, claim, spec, from, "image "+show(from.Name))
 	case source == nil:
 		return p.Volumes.Create(ctx, spec)
 	case source.Kind == "PersistentVolumeClaim" && (source.APIGroup == nil || *source.APIGroup == ""):

@@ -57,13 +57,17 @@ type Others interface {
 // no volumes of that kind.
 type Free func(ctx context.Context, kind string) (bytes int64, ok bool, err error)
 
-// Config holds what a Storage uses. All is required except Others, and Snapshots and Snapshotted, which belong together.
+// Uploads returns the image that was uploaded for a claim, by its UID and the digest that the claim has.
+type Uploads func(namespace, claim, digest string) (image.PullRequest, error)
+
+// Config holds what a Storage uses. All is required except Uploads, Others, and Snapshots and Snapshotted, which belong together.
 type Config struct {
 	Node        string
 	Client      kubernetes.Interface
 	Volumes     Volumes
 	Snapshots   Snapshots                // nil: the node takes none
 	Snapshotted snapshotclient.Interface // client of VolumeSnapshots
+	Uploads     Uploads                  // nil: the node has no registry
 	Others      Others                   // volumes of CSI drivers of others; nil: none
 	Free        Free
 	Events      record.EventRecorder

@@ -45,7 +45,8 @@ type node struct {
 
 	readying func() // called between New and Run
 
-	images func(ctx context.Context, s volume.Spec, from image.PullRequest) (io.Reader, error) // nil: there are none
+	images  func(ctx context.Context, s volume.Spec, from image.PullRequest) (io.Reader, error) // nil: there are none
+	uploads Uploads
 }
 
 func start(t *testing.T, objects ...runtime.Object) *node {
@@ -112,7 +113,7 @@ func (s stored) Grow(ctx context.Context, ref string, size int64) (volume.Resize
 func (n *node) run() {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(n.t.Context())
-	s, err := New(ctx, Config{Node: "node-1", Client: n.client, Volumes: stored{n.store, n}, Free: n.room, Events: n.events, Log: slog.New(slog.DiscardHandler)})
+	s, err := New(ctx, Config{Node: "node-1", Client: n.client, Uploads: n.uploads, Volumes: stored{n.store, n}, Free: n.room, Events: n.events, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -30,7 +30,6 @@ import (
 const (
 	lookAgain    = 5 * time.Second  // while the volume is being made: Events of the claim do not bring the DataVolume back
 	waitForClass = 30 * time.Second // until there may be a storage class or a source
-	capacities   = "kube-system"    // the namespace in which nodes tell of their room
 	defaultClass = "storageclass.kubernetes.io/is-default-class"
 )
 
@@ -84,7 +83,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, err
 	}
 	wait := lookAgain
-	if claimnode.Waits(x.claim, x.class) && claimnode.Of(x.claim) == "" {
+	if x.awaited() {
+		wait = waitForClass // a change of the claim brings the DataVolume back
+	} else if claimnode.Waits(x.claim, x.class) && claimnode.Of(x.claim) == "" {
 		wait = 0
 		if x.note != "" {
 			wait = waitForClass
@@ -115,9 +116,9 @@ func (r *Reconciler) create(ctx context.Context, x seen) (reconcile.Result, erro
 		return reconcile.Result{}, err
 	}
 	switch {
-	case class == nil && kubevirt.Imported(&x.dv.Spec) != "":
+	case class == nil && filled(&x.dv.Spec):
 		return r.later(ctx, x, ReasonPending, "there is no storage class for the volume, and no default one")
-	case class != nil && class.Provisioner != contract.VolumeDriver && kubevirt.Imported(&x.dv.Spec) != "":
+	case class != nil && class.Provisioner != contract.VolumeDriver && filled(&x.dv.Spec):
 		x.refusal = fmt.Sprintf("storage class %s has its volumes from %s, and only nodes of Cocoon import disks; use a class of provisioner %s", class.Name, class.Provisioner, contract.VolumeDriver)
 		return reconcile.Result{}, r.write(ctx, x)
 	case class != nil:
@@ -138,6 +139,11 @@ func (r *Reconciler) create(ctx context.Context, x seen) (reconcile.Result, erro
 	default: // also one that has just been created: the next look finds whose it is
 		return reconcile.Result{}, fmt.Errorf("create the claim of DataVolume %s: %w", x.dv.Name, err)
 	}
+}
+
+// filled reports whether a node puts a disk on the volume, which only nodes of Cocoon do.
+func filled(s *v1beta1.DataVolumeSpec) bool {
+	return kubevirt.Imported(s) != "" || kubevirt.Uploaded(s)
 }
 
 // later tells why there is no claim yet.
@@ -211,7 +217,7 @@ func (r *Reconciler) size(ctx context.Context, dv *v1beta1.DataVolume, claim *co
 
 // choose chooses a node for a volume that must not wait for its first pod.
 func (r *Reconciler) choose(ctx context.Context, x *seen) error {
-	if _, now := x.dv.Annotations[kubevirt.ImmediateBinding]; !now || !claimnode.Waits(x.claim, x.class) || claimnode.Of(x.claim) != "" || x.class.Provisioner != contract.VolumeDriver {
+	if _, now := x.dv.Annotations[kubevirt.ImmediateBinding]; !now || x.awaited() || !claimnode.Waits(x.claim, x.class) || claimnode.Of(x.claim) != "" || x.class.Provisioner != contract.VolumeDriver {
 		return nil
 	}
 	node, err := r.node(ctx, x)
@@ -237,18 +243,11 @@ func (r *Reconciler) node(ctx context.Context, x *seen) (string, error) {
 		}
 		return claimnode.Of(source), nil
 	}
-	room, nodes := &storagev1.CSIStorageCapacityList{}, &corev1.NodeList{}
-	if err := r.Live.List(ctx, room, client.InNamespace(capacities)); err != nil {
-		return "", fmt.Errorf("list the room of nodes: %w", err)
-	}
-	if err := r.Client.List(ctx, nodes); err != nil {
-		return "", fmt.Errorf("list nodes: %w", err)
-	}
-	node := claimnode.WithRoom(x.claim, room.Items, nodes.Items)
-	if node == "" {
+	node, err := claimnode.Roomiest(ctx, r.Live, r.Client, x.claim)
+	if err == nil && node == "" {
 		x.note = "no node that is ready tells of enough room for the volume"
 	}
-	return node, nil
+	return node, err
 }
 
 // attempts reads the Events of the claim.

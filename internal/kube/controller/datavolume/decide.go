@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/claimnode"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/kube/upload"
 )
 
 // Reasons of conditions and Events.
@@ -29,6 +30,8 @@ const (
 	ReasonCompleted    = "Completed"
 	ReasonImporting    = "ImportInProgress"
 	ReasonCloning      = "CloneInProgress"
+	ReasonUpload       = "UploadReady"
+	ReasonUploadLater  = "UploadScheduled"
 )
 
 // seen is what decide knows of a DataVolume.
@@ -87,6 +90,10 @@ type state struct {
 func (s *state) pending(x seen) {
 	s.status.ClaimName = x.claim.Name
 	s.status.RestartCount = max(s.status.RestartCount, x.failures)
+	if x.awaited() {
+		s.await(x)
+		return
+	}
 	if claimnode.Waits(x.claim, x.class) && claimnode.Of(x.claim) == "" {
 		reason, text := ReasonWaits, "the volume is made on the node of the first pod that uses the claim"
 		if x.note != "" {
@@ -109,6 +116,26 @@ func (s *state) pending(x seen) {
 	} else {
 		s.set(v1beta1.DataVolumeRunning, corev1.ConditionTrue, reason, text)
 	}
+}
+
+// awaited reports whether the disk of the volume has not been uploaded yet.
+func (x *seen) awaited() bool {
+	return kubevirt.Uploaded(&x.dv.Spec) && x.claim.Annotations[contract.KeyVolumeUpload] == ""
+}
+
+// await describes a claim whose disk has not been uploaded yet.
+func (s *state) await(x seen) {
+	s.status.Progress = unknown
+	if x.claim.Annotations[upload.AnnReady] == "true" {
+		s.phase(v1beta1.UploadReady, ReasonUpload, "the disk can be uploaded, as by `virtctl image-upload`")
+		return
+	}
+	reason, text := ReasonUploadLater, "the disk cannot be uploaded yet"
+	s.missing(v1beta1.UploadScheduled, reason, text)
+	if x.failure != "" {
+		reason, text = ReasonError, x.failure
+	}
+	s.set(v1beta1.DataVolumeRunning, corev1.ConditionFalse, reason, text)
 }
 
 func (s *state) succeed(x seen) {

@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/upload"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
@@ -25,10 +26,17 @@ func claim(phase corev1.PersistentVolumeClaimPhase, node string) *corev1.Persist
 	return c
 }
 
+func annotated(key, value string) *corev1.PersistentVolumeClaim {
+	c := claim(corev1.ClaimPending, "")
+	c.Annotations = map[string]string{key: value}
+	return c
+}
+
 func TestDecide(t *testing.T) {
 	later := storagev1.VolumeBindingWaitForFirstConsumer
 	waits := &storagev1.StorageClass{VolumeBindingMode: &later}
 	blank, copied := &v1beta1.DataVolumeSource{Blank: &v1beta1.DataVolumeBlankImage{}}, &v1beta1.DataVolumeSource{PVC: &v1beta1.DataVolumeSourcePVC{Name: "a"}}
+	uploaded := &v1beta1.DataVolumeSource{Upload: &v1beta1.DataVolumeSourceUpload{}}
 	for name, c := range map[string]struct {
 		was    v1beta1.DataVolumePhase
 		source *v1beta1.DataVolumeSource
@@ -45,6 +53,10 @@ func TestDecide(t *testing.T) {
 		"of an immediate class": {v1beta1.Pending, blank, seen{claim: claim(corev1.ClaimPending, ""), mine: true, class: &storagev1.StorageClass{}}, "ImportInProgress N/A disk 0 False False True ImportInProgress"},
 		"half done":             {v1beta1.ImportInProgress, blank, seen{claim: claim(corev1.ClaimPending, "a"), mine: true, class: waits, progress: 50}, "ImportInProgress 50.0% disk 0 False False True ImportInProgress"},
 		"that fails":            {v1beta1.ImportInProgress, blank, seen{claim: claim(corev1.ClaimPending, "a"), mine: true, class: waits, failure: "boom", failures: 3}, "ImportInProgress N/A disk 3 False False False Error"},
+		"not offered yet":       {v1beta1.Pending, uploaded, seen{claim: claim(corev1.ClaimPending, "a"), mine: true, class: waits}, "UploadScheduled N/A disk 0 False False False UploadScheduled"},
+		"refused to take":       {v1beta1.Pending, uploaded, seen{claim: claim(corev1.ClaimPending, ""), mine: true, class: waits, failure: "no", failures: 1}, "UploadScheduled N/A disk 1 False False False Error"},
+		"to be uploaded":        {v1beta1.UploadScheduled, uploaded, seen{claim: annotated(upload.AnnReady, "true"), mine: true, class: waits}, "UploadReady N/A disk 0 False False False UploadReady"},
+		"that was uploaded":     {v1beta1.UploadReady, uploaded, seen{claim: annotated(contract.KeyVolumeUpload, "sha256:1"), mine: true, class: waits}, "WaitForFirstConsumer N/A disk 0 False False False WaitForFirstConsumer"},
 		"bound":                 {v1beta1.ImportInProgress, blank, seen{claim: claim(corev1.ClaimBound, "a"), mine: true}, "Succeeded 100.0% disk 0 True True False Completed"},
 		"lost":                  {v1beta1.Succeeded, blank, seen{claim: claim(corev1.ClaimLost, "a"), mine: true}, "Failed 100.0%  0 False False False ClaimLost"},
 		"deleted":               {v1beta1.Succeeded, blank, seen{}, "Failed 100.0%  0 False False False ClaimLost"},

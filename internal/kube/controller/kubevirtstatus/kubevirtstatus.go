@@ -1,5 +1,5 @@
-// Package kubevirtstatus keeps the KubeVirt object of a cluster, which says which version of KubeVirt's API is served, and that it is.
-// virtctl and dashboards read it.
+// Package kubevirtstatus keeps the KubeVirt object of a cluster, which says which version of KubeVirt's API is served, and that it is, and makes the CDIConfig
+// in which the operator may say where disks are uploaded. virtctl and dashboards read them.
 //
 // It installs nothing else, and does not touch an object of another KubeVirt.
 package kubevirtstatus
@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	kubevirtv1 "kubevirt.io/api/core/v1"
+	cdi "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -26,6 +27,9 @@ import (
 
 // Name is the name of the object, as of KubeVirt's own installation.
 var Name = types.NamespacedName{Namespace: "kubevirt", Name: "kubevirt"}
+
+// Config is the name of the CDIConfig, as of CDI's own installation.
+const Config = "config"
 
 const part, whole = "app.kubernetes.io/part-of", "cocoon"
 
@@ -61,6 +65,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	case !ours(k):
 		log.FromContext(ctx).Info("a KubeVirt that is not Cocoon's is in this cluster; remove one of the two", "object", req.String())
 		return ctrl.Result{}, nil
+	}
+	config := &cdi.CDIConfig{ObjectMeta: metav1.ObjectMeta{Name: Config, Labels: map[string]string{part: whole}}}
+	if err := r.Client.Create(ctx, config); err != nil && !apierrors.IsAlreadyExists(err) {
+		return ctrl.Result{}, fmt.Errorf("create CDIConfig %s: %w", Config, err)
 	}
 	before := k.DeepCopy()
 	k.Status.Phase, k.Status.OperatorVersion = kubevirtv1.KubeVirtPhaseDeployed, "cocoon "+version.Version

@@ -1,6 +1,7 @@
 package kubevirtstatus
 
 import (
+	"errors"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -8,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	kubevirtv1 "kubevirt.io/api/core/v1"
+	cdi "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -15,7 +17,7 @@ import (
 
 func TestReconcile(t *testing.T) {
 	scheme := runtime.NewScheme()
-	if err := kubevirtv1.AddToScheme(scheme); err != nil {
+	if err := errors.Join(kubevirtv1.AddToScheme(scheme), cdi.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	object := func(name, of string) *kubevirtv1.KubeVirt {
@@ -45,6 +47,9 @@ func TestReconcile(t *testing.T) {
 		err := c.Get(t.Context(), key, &k)
 		if apierrors.IsNotFound(err) != tc.none || k.Status.Phase != tc.want {
 			t.Errorf("%s: phase %q, %v", what, k.Status.Phase, err)
+		}
+		if err := c.Get(t.Context(), types.NamespacedName{Name: Config}, &cdi.CDIConfig{}); (err == nil) != (tc.want != "") {
+			t.Errorf("%s: the CDIConfig: %v", what, err)
 		}
 	}
 }
