@@ -98,7 +98,7 @@ const ConditionPaused = PrefixVM + "Paused"
 const ConditionAgent = PrefixVM + "AgentConnected"
 
 // ConditionLogins is the condition of a pod that is True when its guest has the passwords and SSH keys that KeyLogins asks for, and False with the
-// reason when it refuses them. A pod without that annotation, or whose agent has not answered yet, lacks it.
+// reason when it refuses them. A pod without that annotation lacks it, and so does a pod whose agent has not answered yet.
 const ConditionLogins = PrefixVM + "LoginsSynchronized"
 
 // CommandPing is the command, of this one word, of an exec probe that succeeds if the qemu-guest-agent of a guest that boots itself answers. No

@@ -62,7 +62,7 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, but the clone would have %d; request the same number, or clone it cold", x.NICs, len(r.Spec.NICs))
 	}
 	if live && r.ImageType != vm.ImageOCI {
-		if err := keepMACs(x, &r.Spec); err != nil {
+		if err := keepMACs(x, r.Owner, &r.Spec); err != nil {
 			return r, nil, err
 		}
 	}
@@ -86,13 +86,13 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 }
 
 // keepMACs gives the interfaces of s that cannot be replaced while the guest runs the hardware addresses that they have in x, if s is the same
-// VM, which wakes here. It returns an error for any other clone of x.
-func keepMACs(x snapshot.Snapshot, s *vm.Spec) error {
+// VM of the same owner, which wakes here. It returns an error for any other clone of x.
+func keepMACs(x snapshot.Snapshot, owner vm.Owner, s *vm.Spec) error {
 	for i := range s.NICs {
 		if s.Hardware == nil || i >= len(s.Hardware.NICs) || s.Hardware.NICs[i].Virtio() || i >= len(x.NIC) {
 			continue
 		}
-		if n := &s.NICs[i]; n.MAC == "" && s.Name == x.Source.VMName {
+		if n := &s.NICs[i]; n.MAC == "" && s.Name == x.Source.VMName && owner.Namespace == x.Owner.Namespace {
 			n.MAC = x.NIC[i].MAC
 		}
 		if s.NICs[i].MAC != x.NIC[i].MAC {

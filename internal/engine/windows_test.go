@@ -53,12 +53,13 @@ func TestWindowsGuest(t *testing.T) {
 
 // An interface that cannot be replaced keeps its hardware address where the same VM wakes, and no other VM resumes with it.
 func TestModelsKeepTheirMAC(t *testing.T) {
-	x := snapshot.Snapshot{Source: snapshot.Source{VMName: "win"}, NIC: []vm.NIC{{MAC: "02:00:00:00:00:01"}, {MAC: "02:00:00:00:00:02"}}}
+	prod := vm.Owner{Namespace: "prod"}
+	x := snapshot.Snapshot{Owner: prod, Source: snapshot.Source{VMName: "win"}, NIC: []vm.NIC{{MAC: "02:00:00:00:00:01"}, {MAC: "02:00:00:00:00:02"}}}
 	clone := func(name string, nics ...vm.NICSpec) vm.Spec {
 		return vm.Spec{Name: name, NICs: nics, Hardware: &vm.Hardware{NICs: []vm.NICModel{vm.NICVirtio, vm.NICE1000E}}}
 	}
 	same := clone("win", vm.NICSpec{}, vm.NICSpec{Network: "lab"})
-	if err := keepMACs(x, &same); err != nil {
+	if err := keepMACs(x, prod, &same); err != nil {
 		t.Fatal(err)
 	}
 	if d := diff.Of([]vm.NICSpec{{}, {Network: "lab", MAC: "02:00:00:00:00:02"}}, same.NICs); d != "" {
@@ -68,16 +69,20 @@ func TestModelsKeepTheirMAC(t *testing.T) {
 		"another VM":                   clone("win-1", vm.NICSpec{}, vm.NICSpec{}),
 		"the same VM, another address": clone("win", vm.NICSpec{}, vm.NICSpec{MAC: "02:00:00:00:00:03"}),
 	} {
-		if err := keepMACs(x, &s); !errdefs.IsFailedPrecondition(err) {
+		if err := keepMACs(x, prod, &s); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+	foreign := clone("win", vm.NICSpec{}, vm.NICSpec{})
+	if err := keepMACs(x, vm.Owner{Namespace: "dev"}, &foreign); !errdefs.IsFailedPrecondition(err) || foreign.NICs[1].MAC != "" {
+		t.Errorf("a VM of that name of another owner: %+v, %v", foreign.NICs, err)
+	}
 	asked := clone("win-1", vm.NICSpec{}, vm.NICSpec{MAC: "02:00:00:00:00:02"})
-	if err := keepMACs(x, &asked); err != nil {
+	if err := keepMACs(x, prod, &asked); err != nil {
 		t.Errorf("an address that is asked for: %v", err)
 	}
 	virtio := vm.Spec{Name: "web", NICs: []vm.NICSpec{{}}}
-	if err := keepMACs(x, &virtio); err != nil || virtio.NICs[0].MAC != "" {
+	if err := keepMACs(x, prod, &virtio); err != nil || virtio.NICs[0].MAC != "" {
 		t.Errorf("a usual machine: %+v, %v", virtio.NICs, err)
 	}
 }

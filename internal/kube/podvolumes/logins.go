@@ -41,7 +41,7 @@ func (l *logins) lacks(now sum) bool {
 	return l.ready && (!l.known || l.sent != now)
 }
 
-// has notes what the agent has got. Without known, it may have got a part of something else.
+// has notes the checksum of the logins that the agent has. If known is false, an attempt has failed, and the agent may have some of them.
 func (l *logins) has(now sum, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

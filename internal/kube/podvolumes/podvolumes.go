@@ -124,7 +124,7 @@ func (v *Volumes) Keep(pod *corev1.Pod, rec *vm.Record, spawn Spawn) {
 	if rec.ImageType == vm.ImageDisk {
 		names, refs = nil, convert.LoginSecrets(pod)
 	}
-	if len(names) == 0 && (rec.ImageType != vm.ImageDisk || len(refs) == 0) {
+	if len(names)+len(refs) == 0 {
 		return
 	}
 	k := &keeper{of: v, id: rec.ID, namespace: pod.Namespace, names: names, refs: refs, held: v.held, wake: make(chan struct{}, 1)}

@@ -28,6 +28,9 @@ type Entry struct {
 	Digest string // sha256:<hex>
 }
 
+// mostWaiting bounds the entries of a namespace: a ConfigMap has room for about 5,000 of all namespaces.
+const mostWaiting = 200
+
 const algorithm = "sha256:"
 
 func (e Entry) key() string { return string(e.UID) + "." + strings.TrimPrefix(e.Digest, algorithm) }
@@ -40,6 +43,15 @@ func (j Journal) Add(ctx context.Context, e Entry) error {
 	}
 	if slices.Contains(all, e) {
 		return nil
+	}
+	waiting := 0
+	for _, other := range all {
+		if other.Namespace == e.Namespace {
+			waiting++
+		}
+	}
+	if waiting >= mostWaiting {
+		return errdefs.Exhaustedf("%d disks of namespace %s wait in the registry until their volumes are made; start their pods, or delete claims", waiting, e.Namespace)
 	}
 	const attempts = 3
 	for range attempts {

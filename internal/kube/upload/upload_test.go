@@ -406,4 +406,18 @@ func TestJournal(t *testing.T) {
 	if d := diff.Of([]Entry{b}, list()); d != "" {
 		t.Error(d)
 	}
+	// One namespace does not take the room of the others.
+	for n := len(list()); n < mostWaiting; n++ {
+		object.Data[fmt.Sprintf("uid-%d.cc", n)] = "team/many"
+	}
+	object.ResourceVersion = ""
+	if err := c.Update(t.Context(), object); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Add(t.Context(), Entry{Claim{"team", "more", "uid-more"}, "sha256:dd"}); !errdefs.Is(err, errdefs.ResourceExhausted) {
+		t.Errorf("one more of the namespace: %v", err)
+	}
+	if err := j.Add(t.Context(), Entry{Claim{"other", "a", "uid-other"}, "sha256:dd"}); err != nil {
+		t.Errorf("one of another namespace: %v", err)
+	}
 }
