@@ -2440,7 +2440,7 @@ type Clock struct {
 	CatchUp       bool                   `protobuf:"varint,3,opt,name=catch_up,json=catchUp,proto3" json:"catch_up,omitempty"`
 	Guest         bool                   `protobuf:"varint,4,opt,name=guest,proto3" json:"guest,omitempty"`
 	NoHpet        bool                   `protobuf:"varint,5,opt,name=no_hpet,json=noHpet,proto3" json:"no_hpet,omitempty"`
-	Local         bool                   `protobuf:"varint,6,opt,name=local,proto3" json:"local,omitempty"` // the local time of the node, instead of that of a zone
+	Local         bool                   `protobuf:"varint,6,opt,name=local,proto3" json:"local,omitempty"` // the clock shows the local time of the node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

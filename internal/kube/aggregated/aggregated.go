@@ -28,7 +28,7 @@ import (
 // Group is the name of the API group.
 const Group = "subresources.kubevirt.io"
 
-// UploadGroup is the name of the group that gives tokens of uploads, and UploadVersion its version.
+// UploadGroup and UploadVersion name the API that gives tokens of uploads.
 const (
 	UploadGroup   = "upload.cdi.kubevirt.io"
 	UploadVersion = "v1beta1"

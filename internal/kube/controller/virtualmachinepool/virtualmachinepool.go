@@ -257,7 +257,7 @@ func over(m, with map[string]string) map[string]string {
 	return all
 }
 
-// refused reports whether a retry at once is useless: the API server refuses the request, such as for a quota.
+// refused reports whether the API server refuses the request, such as for a quota. It would refuse it again at once.
 func refused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
 
 func (s *step) refuse(r *Reconciler, x seen, reason, action, name string, err error) {
