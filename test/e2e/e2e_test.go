@@ -141,6 +141,7 @@ func setup(env *testscript.Env) error {
 	env.Defer(func() {
 		ds.end(env.T())
 		if _, err := os.Stat(filepath.Join(own, "up.json")); err == nil {
+			showLogs(env.T(), own)
 			if out, err := exec.Command(filepath.Join(bin(), "cocoon"), "down", "--dir", own).CombinedOutput(); err != nil {
 				env.T().Log("down:", err, string(out))
 			}
@@ -148,6 +149,18 @@ func setup(env *testscript.Env) error {
 		_ = os.RemoveAll(own)
 	})
 	return nil
+}
+
+// showLogs prints the ends of the logs of a cluster whose script has failed: the cluster is about to go.
+func showLogs(t testscript.T, dir string) {
+	if one, ok := t.(interface{ Failed() bool }); !ok || !one.Failed() {
+		return
+	}
+	logs, _ := filepath.Glob(filepath.Join(dir, "log", "*.log"))
+	for _, log := range logs {
+		out, _ := exec.Command("tail", "-n", "40", log).CombinedOutput()
+		t.Log(filepath.Base(log) + ":\n" + string(out))
+	}
 }
 
 // cluster selects the script's cluster. `cluster shared` is the one that scripts share (the first script starts it), with
