@@ -160,6 +160,21 @@ func TestMasquerade(t *testing.T) {
 	})
 }
 
+// The host masquerades as another of its addresses only what leaves it: a connection to itself must not hang when that address goes.
+func TestHostMeetsItselfAsItself(t *testing.T) {
+	netns.Require(t)
+	need.Tun(t)
+	outside(t) // its link has an address, and is older than the bridge
+	start(t, Config{Subnet: testSubnet, NAT: true})
+	service, peers := listen(t, "", "10.88.7.1:0")
+	if !dial(t, service, patience) {
+		t.Fatal("the host does not reach itself")
+	}
+	if peer := <-peers; peer != "10.88.7.1" {
+		t.Errorf("the host sees itself as %s", peer)
+	}
+}
+
 func TestGuestsMeet(t *testing.T) {
 	netns.Require(t)
 	need.Tun(t)

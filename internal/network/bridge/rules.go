@@ -158,7 +158,8 @@ func (r rules) inet(c *nftables.Conn, guests []ipam.Lease) error {
 			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
 		})
 		for _, ours := range r.sources() {
-			match := join(ours, oif(expr.CmpOpNeq, r.bridge))
+			// The host speaks to itself by loopback. There, the kernel would choose the address of any other link, which may go.
+			match := join(ours, oif(expr.CmpOpNeq, r.bridge), oif(expr.CmpOpNeq, "lo"))
 			for _, p := range r.peers {
 				match = append(match, oif(expr.CmpOpNeq, p)...)
 			}
