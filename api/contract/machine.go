@@ -40,6 +40,7 @@ type Hardware struct {
 	UEFI     UEFI                  `json:"uefi,omitzero"`
 	Huge     bool                  `json:"hugePages,omitempty"` // its memory is huge pages of 2 MiB
 	TPM      string                `json:"tpm,omitempty"`       // ephemeral or persistent
+	Keep     string                `json:"keep,omitempty"`      // what is persistent of UEFI and TPM stays on the node for the next pod of the VM with this key, as long as the VM is the node's (KeySticky)
 	Panic    string                `json:"panic,omitempty"`     // isa or pci: the device by which the guest says that its kernel has panicked
 	Watchdog string                `json:"watchdog,omitempty"`  // reset, poweroff or shutdown: what its end does; "": there is none
 	Disks    map[string]DiskDevice `json:"disks,omitempty"`     // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed

@@ -217,6 +217,14 @@ func (machine) AdoptStray(_ context.Context, ref, name string) (vm.Record, error
 	return vm.Record{ID: vm.ID(ref), Spec: vm.Spec{Name: cmp.Or(name, "db")}}, nil
 }
 
+func (machine) KeptFirmware(context.Context) ([]vm.KeptFirmware, error) {
+	return []vm.KeptFirmware{{Owner: vm.Owner{Namespace: "prod"}, VM: "db", Key: "uid", Since: time.Unix(0, 0)}}, nil
+}
+
+func (machine) DropFirmware(_ context.Context, k vm.KeptFirmware) error {
+	return errdefs.NotFoundf("no state of firmware is kept for VM %s with key %q", k.Owner.Qualify(k.VM), k.Key)
+}
+
 func (machine) Police(context.Context, network.Policies) error { return nil }
 
 func (machine) RemoveStray(_ context.Context, ref string) error {

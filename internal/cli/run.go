@@ -27,7 +27,7 @@ const (
 type specFlags struct {
 	name, hostname, runAs, workdir, network, bridge         string
 	uefi                                                    vm.UEFI
-	accel, firmware, tpm, driver                            string
+	accel, firmware, tpm, driver, keep                      string
 	cpus, nics                                              int
 	memory, storage                                         sizeFlag
 	env, labels, offered, publish, volumes                  []string
@@ -86,6 +86,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.BoolVar(&f.virtio, "virtio", false, "with --windows: the guest has the drivers of virtio, so its disks and interfaces are virtio")
 	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
 	fs.BoolVar(&f.uefi.Persistent, "keep-uefi", false, "with --firmware uefi: keep the variables of the firmware when the VM stops")
+	fs.StringVar(&f.keep, "keep-firmware", "", "with --keep-uefi or --tpm persistent: what they keep outlives the VM, for the next one with its name and this key (cocoon vm firmware)")
 	cmd.SetFlagErrorFunc(hintAboutDashes)
 }
 
@@ -105,7 +106,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
-	if h := (vm.Hardware{UEFI: f.uefi, TPM: vm.TPM(f.tpm), HugePages: f.huge}); !h.Usual() {
+	if h := (vm.Hardware{UEFI: f.uefi, TPM: vm.TPM(f.tpm), Keep: f.keep, HugePages: f.huge}); !h.Usual() {
 		s.Hardware = &h
 	}
 	if f.fc {

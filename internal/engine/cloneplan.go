@@ -48,6 +48,9 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 		return r, nil, err
 	}
 	r.ID, r.Owner, r.Process, r.Snapshot = id, vm.Behalf(ctx), process, x.ID
+	if r.Spec.KeepsFirmware() != "" && !sameVM(x, r.Owner, r.Spec) { // what its firmware keeps is the source's alone
+		r.Spec.Hardware.Keep = ""
+	}
 	if r.Containers, err = containersIn(x, r.Spec, live); err != nil {
 		return r, nil, err
 	}
@@ -85,6 +88,11 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	return r, images, nil
 }
 
+// sameVM reports whether s is the VM that x was taken of: it wakes here.
+func sameVM(x snapshot.Snapshot, owner vm.Owner, s vm.Spec) bool {
+	return s.Name == x.Source.VMName && owner.Namespace == x.Owner.Namespace
+}
+
 // keepMACs gives the interfaces of s that cannot be replaced while the guest runs the hardware addresses that they have in x, if s is the same
 // VM of the same owner, which wakes here. It returns an error for any other clone of x.
 func keepMACs(x snapshot.Snapshot, owner vm.Owner, s *vm.Spec) error {
@@ -92,7 +100,7 @@ func keepMACs(x snapshot.Snapshot, owner vm.Owner, s *vm.Spec) error {
 		if s.Hardware == nil || i >= len(s.Hardware.NICs) || s.Hardware.NICs[i].Virtio() || i >= len(x.NIC) {
 			continue
 		}
-		if n := &s.NICs[i]; n.MAC == "" && s.Name == x.Source.VMName && owner.Namespace == x.Owner.Namespace {
+		if n := &s.NICs[i]; n.MAC == "" && sameVM(x, owner, *s) {
 			n.MAC = x.NIC[i].MAC
 		}
 		if s.NICs[i].MAC != x.NIC[i].MAC {

@@ -171,6 +171,11 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	if err := c.dirs.makeUnborn(c.id); err != nil {
 		return outcome{}, err
 	}
+	if r.Spec.KeepsFirmware() != "" {
+		if err := c.dirs.kept.Lay(r, c.dirs.firmware(c.id)); err != nil {
+			return outcome{}, err
+		}
+	}
 	if err := c.dirs.writeVolumes(c.id, c.volumes); err != nil {
 		return outcome{}, err
 	}

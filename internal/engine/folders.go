@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
+	"cocoonstack.io/cocoon/internal/engine/firmware"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -37,16 +38,20 @@ const poolFile = "pool.json"
 // folders are the folders of the VMs. Each VM has one for what survives a reboot and one for what may vanish with it.
 type folders struct {
 	stateParent, runParent string
+	kept                   *firmware.Store
 	syncs                  *atomicfile.Group
 }
 
 func newFolders(cfg Config) folders {
-	return folders{filepath.Join(cfg.StateDir, "vms"), filepath.Join(cfg.RunDir, "vms"), &atomicfile.Group{}}
+	return folders{filepath.Join(cfg.StateDir, "vms"), filepath.Join(cfg.RunDir, "vms"), firmware.New(filepath.Join(cfg.StateDir, "firmware")), &atomicfile.Group{}}
 }
 
 // state and run are the folders of one VM.
 func (d folders) state(id vm.ID) string { return filepath.Join(d.stateParent, string(id)) }
 func (d folders) run(id vm.ID) string   { return filepath.Join(d.runParent, string(id)) }
+
+// firmware is the folder for what the firmware of a VM keeps. Its driver makes it.
+func (d folders) firmware(id vm.ID) string { return filepath.Join(d.state(id), "firmware") }
 
 // parents creates the folders that hold those of the VMs.
 func (d folders) parents() error {

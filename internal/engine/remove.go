@@ -90,6 +90,11 @@ func (m *machine) erase(ctx context.Context, thorough bool) error {
 	if err := m.detachVolumes(ctx, thorough); err != nil {
 		return err
 	}
+	if r := m.record(); r.Spec.KeepsFirmware() != "" {
+		if err := m.dirs.kept.Keep(r, m.dirs.firmware(m.id)); err != nil {
+			return err
+		}
+	}
 	return m.dirs.remove(m.id)
 }
 

@@ -11,7 +11,7 @@ import (
 // resetWidth is how many VMs Reset removes at a time.
 const resetWidth = 8
 
-// Reset removes every VM by force, and the entries of the pool. FailedPrecondition while unknown VMs are kept aside.
+// Reset removes every VM by force, what their firmware has kept, and the entries of the pool. FailedPrecondition while unknown VMs are kept aside.
 func (e *Engine) Reset(ctx context.Context) error {
 	if err := e.life.ready(ctx); err != nil {
 		return err
@@ -34,5 +34,5 @@ func (e *Engine) Reset(ctx context.Context) error {
 	}
 	wg.Wait()
 	e.pool.Empty(ctx, "")
-	return errors.Join(errs...)
+	return errors.Join(append(errs, e.dropAllFirmware())...)
 }

@@ -104,31 +104,31 @@ type Seeker interface {
 
 // Plan is everything that a driver must know to start one VM: pure data, no open files, no defaults left to guess.
 type Plan struct {
-	ID       vm.ID
-	Name     string
-	CPUs     int
-	Memory   int64 // bytes
-	Huge     bool  // the memory is huge pages (vm.HugePage) of the node; a VM with them cannot be saved
-	Accel    vm.Accel
-	Boot     vm.Boot
-	SMBIOS   *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
-	Graphics bool       // the guest has a screen, a keyboard and a mouse, if the driver's instances are Displayers
-	Topology vm.Topology
-	CPU      vm.CPU
-	Clock    vm.Clock
-	UEFI     vm.UEFI
-	TPM      vm.TPM // a VM with a TPM cannot be saved
-	Watchdog vm.Watchdog
-	Panic    vm.Panic
-	Disks    []vm.Disk
-	Models   []vm.NICModel            // of NICs, in their order; those beyond are virtio
-	Devices  map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
-	NICs     []vm.NIC
-	Drive    *Drive // a drive for CD-ROMs on SATA, beside Disks; nil: none
-	Agent    string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
-	StateDir string // private folder of this VM that survives a reboot of the host
-	Dir      string // runtime folder of this VM: sockets, pid file, console log
-	Shares   []Share
+	ID          vm.ID
+	Name        string
+	CPUs        int
+	Memory      int64 // bytes
+	Huge        bool  // the memory is huge pages (vm.HugePage) of the node; a VM with them cannot be saved
+	Accel       vm.Accel
+	Boot        vm.Boot
+	SMBIOS      *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
+	Graphics    bool       // the guest has a screen, a keyboard and a mouse, if the driver's instances are Displayers
+	Topology    vm.Topology
+	CPU         vm.CPU
+	Clock       vm.Clock
+	UEFI        vm.UEFI
+	TPM         vm.TPM // a VM with a TPM cannot be saved
+	Watchdog    vm.Watchdog
+	Panic       vm.Panic
+	Disks       []vm.Disk
+	Models      []vm.NICModel            // of NICs, in their order; those beyond are virtio
+	Devices     map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
+	NICs        []vm.NIC
+	Drive       *Drive // a drive for CD-ROMs on SATA, beside Disks; nil: none
+	Agent       string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
+	FirmwareDir string // for what the firmware keeps: private to this VM, it survives a reboot of the host. A driver that needs it makes it
+	Dir         string // runtime folder of this VM: sockets, pid file, console log
+	Shares      []Share
 
 	Incoming *Incoming // nil: the guest boots
 

@@ -37,6 +37,14 @@ func (n *node) RemoveStray(ctx context.Context, req *nodev1.RemoveStrayRequest) 
 	return &nodev1.RemoveStrayResponse{}, n.host.RemoveStray(ctx, req.GetId())
 }
 
+func (n *node) KeptFirmware(ctx context.Context, _ *nodev1.KeptFirmwareRequest) (*nodev1.KeptFirmwareResponse, error) {
+	return answer(nodewire.EncodeKept)(n.host.KeptFirmware(ctx))
+}
+
+func (n *node) DropFirmware(ctx context.Context, req *nodev1.DropFirmwareRequest) (*nodev1.DropFirmwareResponse, error) {
+	return &nodev1.DropFirmwareResponse{}, n.host.DropFirmware(ctx, nodewire.DecodeKeptState(req.GetKept()))
+}
+
 func (n *node) Police(ctx context.Context, req *nodev1.PoliceRequest) (*nodev1.PoliceResponse, error) {
 	return &nodev1.PoliceResponse{}, n.host.Police(ctx, nodewire.DecodePolicies(req))
 }

@@ -155,6 +155,8 @@ type Host interface {
 	Strays(ctx context.Context) ([]vm.Stray, error)
 	AdoptStray(ctx context.Context, ref, name string) (vm.Record, error)
 	RemoveStray(ctx context.Context, ref string) error
+	KeptFirmware(ctx context.Context) ([]vm.KeptFirmware, error)
+	DropFirmware(ctx context.Context, k vm.KeptFirmware) error
 	Police(ctx context.Context, p network.Policies) error
 }
 

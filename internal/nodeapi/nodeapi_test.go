@@ -132,6 +132,17 @@ func (host) AdoptStray(_ context.Context, ref, name string) (vm.Record, error) {
 	return vm.Record{ID: vm.ID(ref), Spec: vm.Spec{Name: name}}, nil
 }
 
+func (host) KeptFirmware(ctx context.Context) ([]vm.KeptFirmware, error) {
+	return []vm.KeptFirmware{{Owner: vm.Owner{Namespace: "prod"}, VM: "db", Key: "uid", Since: time.Unix(7, 0).UTC()}, {Owner: vm.Behalf(ctx), VM: "asked"}}, nil
+}
+
+func (host) DropFirmware(_ context.Context, k vm.KeptFirmware) error {
+	if k.VM != "db" || k.Key != "uid" || k.Owner.Namespace != "prod" {
+		return errdefs.NotFoundf("nothing is kept for %v", k)
+	}
+	return nil
+}
+
 func (host) RemoveStray(_ context.Context, ref string) error {
 	return errdefs.NotFoundf("no unknown VM is kept aside as %q", ref)
 }
@@ -376,6 +387,17 @@ func TestImagesAndNode(t *testing.T) {
 		t.Errorf("adopted %+v, %v", r, err)
 	}
 	if err := c.RemoveStray(ctx, "other"); !errdefs.IsNotFound(err) {
+		t.Error(err)
+	}
+	kept, err := c.KeptFirmware(ctx)
+	all, _ := host{}.KeptFirmware(ctx)
+	if d := diff.Of(all, kept); err != nil || d != "" {
+		t.Errorf("kept: %v, %s", err, d)
+	}
+	if err := c.DropFirmware(ctx, kept[0]); err != nil {
+		t.Error(err)
+	}
+	if err := c.DropFirmware(ctx, kept[1]); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
 	if err := c.Police(ctx, network.Policies{Node: "n", Guests: []network.Guest{{ID: "vm"}}}); err != nil {

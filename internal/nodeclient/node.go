@@ -39,6 +39,16 @@ func (c *Client) RemoveStray(ctx context.Context, id string) error {
 	return do(ctx, c, c.node.RemoveStray, &nodev1.RemoveStrayRequest{Id: id})
 }
 
+// KeptFirmware lists what the firmware of removed VMs has kept on the node.
+func (c *Client) KeptFirmware(ctx context.Context) ([]vm.KeptFirmware, error) {
+	return ask(ctx, c, c.node.KeptFirmware, &nodev1.KeptFirmwareRequest{}, nodewire.DecodeKept)
+}
+
+// DropFirmware removes one of them.
+func (c *Client) DropFirmware(ctx context.Context, k vm.KeptFirmware) error {
+	return do(ctx, c, c.node.DropFirmware, &nodev1.DropFirmwareRequest{Kept: nodewire.EncodeKeptState(k)})
+}
+
 // Police replaces the network policies of one virtual node. FailedPrecondition when no network of the node enforces policies.
 func (c *Client) Police(ctx context.Context, p network.Policies) error {
 	return do(ctx, c, c.node.Police, nodewire.EncodePolicies(p))

@@ -154,6 +154,26 @@ func DecodeStrays(m *nodev1.StraysResponse) []vm.Stray {
 	})
 }
 
+// EncodeKept returns all as a message.
+func EncodeKept(all []vm.KeptFirmware) *nodev1.KeptFirmwareResponse {
+	return &nodev1.KeptFirmwareResponse{Kept: each(all, EncodeKeptState)}
+}
+
+// DecodeKept returns what m lists.
+func DecodeKept(m *nodev1.KeptFirmwareResponse) []vm.KeptFirmware {
+	return each(m.GetKept(), DecodeKeptState)
+}
+
+// EncodeKeptState returns k as a message.
+func EncodeKeptState(k vm.KeptFirmware) *nodev1.KeptState {
+	return &nodev1.KeptState{Namespace: k.Owner.Namespace, Vm: k.VM, Key: k.Key, SinceNs: EncodeTime(k.Since)}
+}
+
+// DecodeKeptState returns what m says.
+func DecodeKeptState(m *nodev1.KeptState) vm.KeptFirmware {
+	return vm.KeptFirmware{Owner: vm.Owner{Namespace: m.GetNamespace()}, VM: m.GetVm(), Key: m.GetKey(), Since: DecodeTime(m.GetSinceNs())}
+}
+
 // EncodeChecks returns the checks as a message.
 func EncodeChecks(checks []Check) *nodev1.DoctorResponse {
 	return &nodev1.DoctorResponse{Checks: each(checks, func(c Check) *nodev1.Check {

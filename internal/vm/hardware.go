@@ -17,6 +17,7 @@ type Hardware struct {
 	Clock    Clock                 `json:"clock,omitzero"`
 	UEFI     UEFI                  `json:"uefi,omitzero"`
 	TPM      TPM                   `json:"tpm,omitempty"`
+	Keep     string                `json:"keep,omitempty"` // what is persistent of UEFI and TPM outlives the VM on the node, for the next one of its owner with its name and this key
 	Watchdog Watchdog              `json:"watchdog,omitempty"`
 	Panic    Panic                 `json:"panic,omitempty"`
 	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
@@ -31,7 +32,7 @@ type Hardware struct {
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages
 }
 
 // HugePage is the size of a huge page in bytes.
@@ -42,7 +43,7 @@ func (s Spec) HasHugePages() bool { return s.Hardware != nil && s.Hardware.HugeP
 
 // UEFI says what the firmware of a guest that boots by UEFI is like.
 type UEFI struct {
-	Persistent bool `json:"persistent,omitempty"`  // its variables stay as long as the VM; otherwise each boot by Cocoon begins with new ones
+	Persistent bool `json:"persistent,omitempty"`  // its variables stay as long as the VM, or longer (Hardware.Keep); otherwise each boot by Cocoon begins with new ones
 	SecureBoot bool `json:"secure_boot,omitempty"` // it starts only what somebody has signed whom its variables name: Microsoft
 }
 
@@ -52,7 +53,7 @@ type TPM string
 // The kinds of TPMs.
 const (
 	TPMEphemeral  TPM = "ephemeral"  // each start by Cocoon begins with an empty one
-	TPMPersistent TPM = "persistent" // its state stays as long as the VM
+	TPMPersistent TPM = "persistent" // its state stays as long as the VM, or longer (Hardware.Keep)
 )
 
 func (t TPM) validate() error {
@@ -214,7 +215,7 @@ func (s Spec) validateHardware() error {
 	if h.UEFI != (UEFI{}) && s.Firmware != FirmwareUEFI {
 		return errdefs.Invalidf("its hardware has settings of UEFI, but its firmware is not uefi; set the firmware to uefi, or leave them out")
 	}
-	for _, err := range []error{h.CPU.Validate(), h.Clock.Validate(), h.Panic.validate(), h.TPM.validate()} {
+	for _, err := range []error{h.CPU.Validate(), h.Clock.Validate(), h.Panic.validate(), h.TPM.validate(), h.validateKeep()} {
 		if err != nil {
 			return err
 		}

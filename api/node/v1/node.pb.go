@@ -2161,6 +2161,7 @@ type Hardware struct {
 	Nics           []string               `protobuf:"bytes,12,rep,name=nics,proto3" json:"nics,omitempty"`                             // models of the interfaces, in their order: virtio, e1000, e1000e or rtl8139; "" and those beyond: virtio
 	Panic          string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"`                            // isa or pci: the device by which the guest says that its kernel has panicked; "": none
 	HugePages      bool                   `protobuf:"varint,14,opt,name=huge_pages,json=hugePages,proto3" json:"huge_pages,omitempty"` // the guest's memory is huge pages of 2 MiB
+	Keep           string                 `protobuf:"bytes,15,opt,name=keep,proto3" json:"keep,omitempty"`                             // what is persistent of UEFI and TPM outlives the VM on the node, for the next one of its owner with its name and this key; "": it does not
 	Windows        bool                   `protobuf:"varint,13,opt,name=windows,proto3" json:"windows,omitempty"`                      // the guest is Windows: what is left open is as it boots there, and it has a drive for the CD-ROM of drivers
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2285,6 +2286,13 @@ func (x *Hardware) GetHugePages() bool {
 		return x.HugePages
 	}
 	return false
+}
+
+func (x *Hardware) GetKeep() string {
+	if x != nil {
+		return x.Keep
+	}
+	return ""
 }
 
 func (x *Hardware) GetWindows() bool {
@@ -9827,6 +9835,235 @@ func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
 	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
 }
 
+type KeptFirmwareRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeptFirmwareRequest) Reset() {
+	*x = KeptFirmwareRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[141]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeptFirmwareRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeptFirmwareRequest) ProtoMessage() {}
+
+func (x *KeptFirmwareRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[141]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeptFirmwareRequest.ProtoReflect.Descriptor instead.
+func (*KeptFirmwareRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
+}
+
+type KeptFirmwareResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kept          []*KeptState           `protobuf:"bytes,1,rep,name=kept,proto3" json:"kept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeptFirmwareResponse) Reset() {
+	*x = KeptFirmwareResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[142]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeptFirmwareResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeptFirmwareResponse) ProtoMessage() {}
+
+func (x *KeptFirmwareResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[142]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeptFirmwareResponse.ProtoReflect.Descriptor instead.
+func (*KeptFirmwareResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
+}
+
+func (x *KeptFirmwareResponse) GetKept() []*KeptState {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+// KeptState is what UEFI and a TPM of a removed VM have kept, for the next VM of the owner with the same name and key.
+type KeptState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // of the owner; empty: the operator
+	Vm            string                 `protobuf:"bytes,2,opt,name=vm,proto3" json:"vm,omitempty"`               // name
+	Key           string                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	SinceNs       int64                  `protobuf:"varint,4,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // when it was kept
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeptState) Reset() {
+	*x = KeptState{}
+	mi := &file_node_v1_node_proto_msgTypes[143]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeptState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeptState) ProtoMessage() {}
+
+func (x *KeptState) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[143]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeptState.ProtoReflect.Descriptor instead.
+func (*KeptState) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
+}
+
+func (x *KeptState) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *KeptState) GetVm() string {
+	if x != nil {
+		return x.Vm
+	}
+	return ""
+}
+
+func (x *KeptState) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *KeptState) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+type DropFirmwareRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kept          *KeptState             `protobuf:"bytes,1,opt,name=kept,proto3" json:"kept,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropFirmwareRequest) Reset() {
+	*x = DropFirmwareRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[144]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropFirmwareRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropFirmwareRequest) ProtoMessage() {}
+
+func (x *DropFirmwareRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[144]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropFirmwareRequest.ProtoReflect.Descriptor instead.
+func (*DropFirmwareRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
+}
+
+func (x *DropFirmwareRequest) GetKept() *KeptState {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+type DropFirmwareResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropFirmwareResponse) Reset() {
+	*x = DropFirmwareResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[145]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropFirmwareResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropFirmwareResponse) ProtoMessage() {}
+
+func (x *DropFirmwareResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[145]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropFirmwareResponse.ProtoReflect.Descriptor instead.
+func (*DropFirmwareResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
+}
+
 type CloneRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Snapshot      string                 `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`              // ref; empty with from_dir
@@ -9853,7 +10090,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9865,7 +10102,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9878,7 +10115,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -10017,7 +10254,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10029,7 +10266,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10042,7 +10279,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -10069,7 +10306,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10081,7 +10318,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10094,7 +10331,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -10120,7 +10357,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10132,7 +10369,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10145,7 +10382,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -10168,7 +10405,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10180,7 +10417,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10193,7 +10430,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -10270,7 +10507,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10282,7 +10519,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10295,7 +10532,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *Snapshot) GetId() string {
@@ -10526,7 +10763,7 @@ type SnapshotVolume struct {
 
 func (x *SnapshotVolume) Reset() {
 	*x = SnapshotVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10538,7 +10775,7 @@ func (x *SnapshotVolume) String() string {
 func (*SnapshotVolume) ProtoMessage() {}
 
 func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10551,7 +10788,7 @@ func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotVolume.ProtoReflect.Descriptor instead.
 func (*SnapshotVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *SnapshotVolume) GetVolume() string {
@@ -10583,7 +10820,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10595,7 +10832,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10608,7 +10845,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *Machine) GetDriver() string {
@@ -10668,7 +10905,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10680,7 +10917,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10693,7 +10930,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
 }
 
 type InspectSnapshotRequest struct {
@@ -10705,7 +10942,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10717,7 +10954,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10730,7 +10967,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -10749,7 +10986,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10761,7 +10998,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10774,7 +11011,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -10792,7 +11029,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10804,7 +11041,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10817,7 +11054,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
 }
 
 type PublishSnapshotRequest struct {
@@ -10830,7 +11067,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10842,7 +11079,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10855,7 +11092,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -10882,7 +11119,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10894,7 +11131,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10907,7 +11144,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -10937,7 +11174,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10949,7 +11186,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10962,7 +11199,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -11017,7 +11254,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11029,7 +11266,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11042,7 +11279,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -11080,7 +11317,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11092,7 +11329,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11105,7 +11342,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -11161,7 +11398,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11173,7 +11410,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11186,7 +11423,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -11230,7 +11467,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11242,7 +11479,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11255,7 +11492,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -11297,7 +11534,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11309,7 +11546,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11322,7 +11559,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -11357,7 +11594,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11369,7 +11606,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11382,7 +11619,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -11418,7 +11655,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11430,7 +11667,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11443,7 +11680,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -11483,7 +11720,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11495,7 +11732,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11508,7 +11745,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -11529,7 +11766,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11541,7 +11778,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11554,7 +11791,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -11598,7 +11835,7 @@ type StoredVolume struct {
 
 func (x *StoredVolume) Reset() {
 	*x = StoredVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11610,7 +11847,7 @@ func (x *StoredVolume) String() string {
 func (*StoredVolume) ProtoMessage() {}
 
 func (x *StoredVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11623,7 +11860,7 @@ func (x *StoredVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredVolume.ProtoReflect.Descriptor instead.
 func (*StoredVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *StoredVolume) GetId() string {
@@ -11715,7 +11952,7 @@ type VolumeAttachment struct {
 
 func (x *VolumeAttachment) Reset() {
 	*x = VolumeAttachment{}
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11727,7 +11964,7 @@ func (x *VolumeAttachment) String() string {
 func (*VolumeAttachment) ProtoMessage() {}
 
 func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11740,7 +11977,7 @@ func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeAttachment.ProtoReflect.Descriptor instead.
 func (*VolumeAttachment) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *VolumeAttachment) GetVm() string {
@@ -11783,7 +12020,7 @@ type VolumeSnapshot struct {
 
 func (x *VolumeSnapshot) Reset() {
 	*x = VolumeSnapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11795,7 +12032,7 @@ func (x *VolumeSnapshot) String() string {
 func (*VolumeSnapshot) ProtoMessage() {}
 
 func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11808,7 +12045,7 @@ func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
 func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *VolumeSnapshot) GetId() string {
@@ -11894,7 +12131,7 @@ type VolumeSpec struct {
 
 func (x *VolumeSpec) Reset() {
 	*x = VolumeSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11906,7 +12143,7 @@ func (x *VolumeSpec) String() string {
 func (*VolumeSpec) ProtoMessage() {}
 
 func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11919,7 +12156,7 @@ func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSpec.ProtoReflect.Descriptor instead.
 func (*VolumeSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *VolumeSpec) GetName() string {
@@ -11959,7 +12196,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11971,7 +12208,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11984,7 +12221,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
@@ -12002,7 +12239,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12014,7 +12251,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12027,7 +12264,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
 }
 
 type InspectVolumeRequest struct {
@@ -12039,7 +12276,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12051,7 +12288,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12064,7 +12301,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *InspectVolumeRequest) GetRef() string {
@@ -12084,7 +12321,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12096,7 +12333,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12109,7 +12346,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *ResizeVolumeRequest) GetRef() string {
@@ -12136,7 +12373,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12148,7 +12385,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12161,7 +12398,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *ResizeVolumeResponse) GetVolume() *StoredVolume {
@@ -12189,7 +12426,7 @@ type VolumeWaiting struct {
 
 func (x *VolumeWaiting) Reset() {
 	*x = VolumeWaiting{}
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12201,7 +12438,7 @@ func (x *VolumeWaiting) String() string {
 func (*VolumeWaiting) ProtoMessage() {}
 
 func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12214,7 +12451,7 @@ func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeWaiting.ProtoReflect.Descriptor instead.
 func (*VolumeWaiting) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *VolumeWaiting) GetVm() string {
@@ -12240,7 +12477,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12252,7 +12489,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12265,7 +12502,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *RemoveVolumeRequest) GetRef() string {
@@ -12283,7 +12520,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12295,7 +12532,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12308,7 +12545,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
 }
 
 type CloneVolumeRequest struct {
@@ -12322,7 +12559,7 @@ type CloneVolumeRequest struct {
 
 func (x *CloneVolumeRequest) Reset() {
 	*x = CloneVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12334,7 +12571,7 @@ func (x *CloneVolumeRequest) String() string {
 func (*CloneVolumeRequest) ProtoMessage() {}
 
 func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12347,7 +12584,7 @@ func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CloneVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *CloneVolumeRequest) GetRef() string {
@@ -12381,7 +12618,7 @@ type RestoreVolumeRequest struct {
 
 func (x *RestoreVolumeRequest) Reset() {
 	*x = RestoreVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12393,7 +12630,7 @@ func (x *RestoreVolumeRequest) String() string {
 func (*RestoreVolumeRequest) ProtoMessage() {}
 
 func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12406,7 +12643,7 @@ func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *RestoreVolumeRequest) GetRef() string {
@@ -12433,7 +12670,7 @@ type SaveVolumeRequest struct {
 
 func (x *SaveVolumeRequest) Reset() {
 	*x = SaveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12445,7 +12682,7 @@ func (x *SaveVolumeRequest) String() string {
 func (*SaveVolumeRequest) ProtoMessage() {}
 
 func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12458,7 +12695,7 @@ func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*SaveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *SaveVolumeRequest) GetRef() string {
@@ -12483,7 +12720,7 @@ type ListVolumeSnapshotsRequest struct {
 
 func (x *ListVolumeSnapshotsRequest) Reset() {
 	*x = ListVolumeSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12495,7 +12732,7 @@ func (x *ListVolumeSnapshotsRequest) String() string {
 func (*ListVolumeSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12508,7 +12745,7 @@ func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumeSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
 }
 
 type InspectVolumeSnapshotRequest struct {
@@ -12520,7 +12757,7 @@ type InspectVolumeSnapshotRequest struct {
 
 func (x *InspectVolumeSnapshotRequest) Reset() {
 	*x = InspectVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12532,7 +12769,7 @@ func (x *InspectVolumeSnapshotRequest) String() string {
 func (*InspectVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12545,7 +12782,7 @@ func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *InspectVolumeSnapshotRequest) GetRef() string {
@@ -12564,7 +12801,7 @@ type RemoveVolumeSnapshotRequest struct {
 
 func (x *RemoveVolumeSnapshotRequest) Reset() {
 	*x = RemoveVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12576,7 +12813,7 @@ func (x *RemoveVolumeSnapshotRequest) String() string {
 func (*RemoveVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12589,7 +12826,7 @@ func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *RemoveVolumeSnapshotRequest) GetRef() string {
@@ -12607,7 +12844,7 @@ type RemoveVolumeSnapshotResponse struct {
 
 func (x *RemoveVolumeSnapshotResponse) Reset() {
 	*x = RemoveVolumeSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12619,7 +12856,7 @@ func (x *RemoveVolumeSnapshotResponse) String() string {
 func (*RemoveVolumeSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12632,7 +12869,7 @@ func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
 }
 
 type ExportVolumeRequest struct {
@@ -12644,7 +12881,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12656,7 +12893,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12669,7 +12906,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *ExportVolumeRequest) GetRef() string {
@@ -12692,7 +12929,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12704,7 +12941,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12717,7 +12954,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *ImportVolumeRequest) GetOf() isImportVolumeRequest_Of {
@@ -12771,7 +13008,7 @@ type VolumeFromImageRequest struct {
 
 func (x *VolumeFromImageRequest) Reset() {
 	*x = VolumeFromImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12783,7 +13020,7 @@ func (x *VolumeFromImageRequest) String() string {
 func (*VolumeFromImageRequest) ProtoMessage() {}
 
 func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12796,7 +13033,7 @@ func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageRequest.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *VolumeFromImageRequest) GetSpec() *VolumeSpec {
@@ -12826,7 +13063,7 @@ type VolumeFromImageResponse struct {
 
 func (x *VolumeFromImageResponse) Reset() {
 	*x = VolumeFromImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12838,7 +13075,7 @@ func (x *VolumeFromImageResponse) String() string {
 func (*VolumeFromImageResponse) ProtoMessage() {}
 
 func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12851,7 +13088,7 @@ func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageResponse.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *VolumeFromImageResponse) GetOf() isVolumeFromImageResponse_Of {
@@ -12903,7 +13140,7 @@ type WatchDriversRequest struct {
 
 func (x *WatchDriversRequest) Reset() {
 	*x = WatchDriversRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12915,7 +13152,7 @@ func (x *WatchDriversRequest) String() string {
 func (*WatchDriversRequest) ProtoMessage() {}
 
 func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12928,7 +13165,7 @@ func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
 func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
 }
 
 // Drivers are the CSI drivers of the node, sorted by name.
@@ -12941,7 +13178,7 @@ type Drivers struct {
 
 func (x *Drivers) Reset() {
 	*x = Drivers{}
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12953,7 +13190,7 @@ func (x *Drivers) String() string {
 func (*Drivers) ProtoMessage() {}
 
 func (x *Drivers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12966,7 +13203,7 @@ func (x *Drivers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
 func (*Drivers) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *Drivers) GetDrivers() []*PluginDriver {
@@ -12989,7 +13226,7 @@ type PluginDriver struct {
 
 func (x *PluginDriver) Reset() {
 	*x = PluginDriver{}
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13001,7 +13238,7 @@ func (x *PluginDriver) String() string {
 func (*PluginDriver) ProtoMessage() {}
 
 func (x *PluginDriver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13014,7 +13251,7 @@ func (x *PluginDriver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
 func (*PluginDriver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *PluginDriver) GetName() string {
@@ -13056,7 +13293,7 @@ type VolumeKey struct {
 
 func (x *VolumeKey) Reset() {
 	*x = VolumeKey{}
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13068,7 +13305,7 @@ func (x *VolumeKey) String() string {
 func (*VolumeKey) ProtoMessage() {}
 
 func (x *VolumeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13081,7 +13318,7 @@ func (x *VolumeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
 func (*VolumeKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *VolumeKey) GetHolder() string {
@@ -13122,7 +13359,7 @@ type PublishVolumeRequest struct {
 
 func (x *PublishVolumeRequest) Reset() {
 	*x = PublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13134,7 +13371,7 @@ func (x *PublishVolumeRequest) String() string {
 func (*PublishVolumeRequest) ProtoMessage() {}
 
 func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13147,7 +13384,7 @@ func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *PublishVolumeRequest) GetKey() *VolumeKey {
@@ -13281,7 +13518,7 @@ type PublishedVolume struct {
 
 func (x *PublishedVolume) Reset() {
 	*x = PublishedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13293,7 +13530,7 @@ func (x *PublishedVolume) String() string {
 func (*PublishedVolume) ProtoMessage() {}
 
 func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13306,7 +13543,7 @@ func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
 func (*PublishedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *PublishedVolume) GetKey() *VolumeKey {
@@ -13388,7 +13625,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13400,7 +13637,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13413,7 +13650,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
@@ -13431,7 +13668,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13443,7 +13680,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13456,7 +13693,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{200}
 }
 
 type ListPublishedRequest struct {
@@ -13467,7 +13704,7 @@ type ListPublishedRequest struct {
 
 func (x *ListPublishedRequest) Reset() {
 	*x = ListPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[196]
+	mi := &file_node_v1_node_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13479,7 +13716,7 @@ func (x *ListPublishedRequest) String() string {
 func (*ListPublishedRequest) ProtoMessage() {}
 
 func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[196]
+	mi := &file_node_v1_node_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13492,7 +13729,7 @@ func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
 func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{196}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{201}
 }
 
 type PublishedUsageRequest struct {
@@ -13504,7 +13741,7 @@ type PublishedUsageRequest struct {
 
 func (x *PublishedUsageRequest) Reset() {
 	*x = PublishedUsageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[197]
+	mi := &file_node_v1_node_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13516,7 +13753,7 @@ func (x *PublishedUsageRequest) String() string {
 func (*PublishedUsageRequest) ProtoMessage() {}
 
 func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[197]
+	mi := &file_node_v1_node_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13529,7 +13766,7 @@ func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
 func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{197}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *PublishedUsageRequest) GetKey() *VolumeKey {
@@ -13551,7 +13788,7 @@ type PublishedUsage struct {
 
 func (x *PublishedUsage) Reset() {
 	*x = PublishedUsage{}
-	mi := &file_node_v1_node_proto_msgTypes[198]
+	mi := &file_node_v1_node_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13563,7 +13800,7 @@ func (x *PublishedUsage) String() string {
 func (*PublishedUsage) ProtoMessage() {}
 
 func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[198]
+	mi := &file_node_v1_node_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13576,7 +13813,7 @@ func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
 func (*PublishedUsage) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{198}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *PublishedUsage) GetBytes() *Amount {
@@ -13612,7 +13849,7 @@ type Amount struct {
 
 func (x *Amount) Reset() {
 	*x = Amount{}
-	mi := &file_node_v1_node_proto_msgTypes[199]
+	mi := &file_node_v1_node_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13624,7 +13861,7 @@ func (x *Amount) String() string {
 func (*Amount) ProtoMessage() {}
 
 func (x *Amount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[199]
+	mi := &file_node_v1_node_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13637,7 +13874,7 @@ func (x *Amount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Amount.ProtoReflect.Descriptor instead.
 func (*Amount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{199}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *Amount) GetTotal() int64 {
@@ -13671,7 +13908,7 @@ type GrowPublishedRequest struct {
 
 func (x *GrowPublishedRequest) Reset() {
 	*x = GrowPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[200]
+	mi := &file_node_v1_node_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13683,7 +13920,7 @@ func (x *GrowPublishedRequest) String() string {
 func (*GrowPublishedRequest) ProtoMessage() {}
 
 func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[200]
+	mi := &file_node_v1_node_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13696,7 +13933,7 @@ func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
 func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{200}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *GrowPublishedRequest) GetKey() *VolumeKey {
@@ -13722,7 +13959,7 @@ type GrowPublishedResponse struct {
 
 func (x *GrowPublishedResponse) Reset() {
 	*x = GrowPublishedResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[201]
+	mi := &file_node_v1_node_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13734,7 +13971,7 @@ func (x *GrowPublishedResponse) String() string {
 func (*GrowPublishedResponse) ProtoMessage() {}
 
 func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[201]
+	mi := &file_node_v1_node_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13747,7 +13984,7 @@ func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
 func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{201}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *GrowPublishedResponse) GetSize() int64 {
@@ -13929,7 +14166,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04disk\x18) \x01(\v2\x19.cocoon.node.v1.VolumeUseR\x04disk\x12)\n" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
 	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfsB\b\n" +
-	"\x06_group\"\x94\x04\n" +
+	"\x06_group\"\xa8\x04\n" +
 	"\bHardware\x12\x18\n" +
 	"\asockets\x18\x01 \x01(\x05R\asockets\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\x05R\x05cores\x12\x18\n" +
@@ -13946,7 +14183,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04nics\x18\f \x03(\tR\x04nics\x12\x14\n" +
 	"\x05panic\x18\b \x01(\tR\x05panic\x12\x1d\n" +
 	"\n" +
-	"huge_pages\x18\x0e \x01(\bR\thugePages\x12\x18\n" +
+	"huge_pages\x18\x0e \x01(\bR\thugePages\x12\x12\n" +
+	"\x04keep\x18\x0f \x01(\tR\x04keep\x12\x18\n" +
 	"\awindows\x18\r \x01(\bR\awindows\x1aT\n" +
 	"\n" +
 	"DisksEntry\x12\x10\n" +
@@ -14538,7 +14776,18 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"$\n" +
 	"\x12RemoveStrayRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13RemoveStrayResponse\"\x82\x05\n" +
+	"\x13RemoveStrayResponse\"\x15\n" +
+	"\x13KeptFirmwareRequest\"E\n" +
+	"\x14KeptFirmwareResponse\x12-\n" +
+	"\x04kept\x18\x01 \x03(\v2\x19.cocoon.node.v1.KeptStateR\x04kept\"f\n" +
+	"\tKeptState\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
+	"\x02vm\x18\x02 \x01(\tR\x02vm\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\x12\x19\n" +
+	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\"D\n" +
+	"\x13DropFirmwareRequest\x12-\n" +
+	"\x04kept\x18\x01 \x01(\v2\x19.cocoon.node.v1.KeptStateR\x04kept\"\x16\n" +
+	"\x14DropFirmwareResponse\"\x82\x05\n" +
 	"\fCloneRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x19\n" +
 	"\bfrom_dir\x18\x02 \x01(\tR\afromDir\x12\x12\n" +
@@ -14944,7 +15193,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\aCollect\x12\x1e.cocoon.node.v1.CollectRequest\x1a\x1f.cocoon.node.v1.CollectResponse\x12I\n" +
 	"\x06Export\x12\x1d.cocoon.node.v1.ExportRequest\x1a\x1e.cocoon.node.v1.ExportResponse0\x01\x12T\n" +
 	"\fSyncMappings\x12#.cocoon.node.v1.SyncMappingsRequest\x1a\x1f.cocoon.node.v1.MappingProblems\x12L\n" +
-	"\bProblems\x12\x1f.cocoon.node.v1.ProblemsRequest\x1a\x1f.cocoon.node.v1.MappingProblems2\xee\x04\n" +
+	"\bProblems\x12\x1f.cocoon.node.v1.ProblemsRequest\x1a\x1f.cocoon.node.v1.MappingProblems2\xa4\x06\n" +
 	"\x04Node\x12=\n" +
 	"\x04Info\x12\x1b.cocoon.node.v1.InfoRequest\x1a\x18.cocoon.node.v1.NodeInfo\x12G\n" +
 	"\x06Doctor\x12\x1d.cocoon.node.v1.DoctorRequest\x1a\x1e.cocoon.node.v1.DoctorResponse\x12D\n" +
@@ -14953,7 +15202,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06Strays\x12\x1d.cocoon.node.v1.StraysRequest\x1a\x1e.cocoon.node.v1.StraysResponse\x12G\n" +
 	"\n" +
 	"AdoptStray\x12!.cocoon.node.v1.AdoptStrayRequest\x1a\x16.cocoon.node.v1.Record\x12V\n" +
-	"\vRemoveStray\x12\".cocoon.node.v1.RemoveStrayRequest\x1a#.cocoon.node.v1.RemoveStrayResponse\x12G\n" +
+	"\vRemoveStray\x12\".cocoon.node.v1.RemoveStrayRequest\x1a#.cocoon.node.v1.RemoveStrayResponse\x12Y\n" +
+	"\fKeptFirmware\x12#.cocoon.node.v1.KeptFirmwareRequest\x1a$.cocoon.node.v1.KeptFirmwareResponse\x12Y\n" +
+	"\fDropFirmware\x12#.cocoon.node.v1.DropFirmwareRequest\x1a$.cocoon.node.v1.DropFirmwareResponse\x12G\n" +
 	"\x06Police\x12\x1d.cocoon.node.v1.PoliceRequest\x1a\x1e.cocoon.node.v1.PoliceResponseB*Z(cocoonstack.io/cocoon/api/node/v1;nodev1b\x06proto3"
 
 var (
@@ -14968,7 +15219,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 220)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 225)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -15111,90 +15362,95 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*AdoptStrayRequest)(nil),            // 138: cocoon.node.v1.AdoptStrayRequest
 	(*RemoveStrayRequest)(nil),           // 139: cocoon.node.v1.RemoveStrayRequest
 	(*RemoveStrayResponse)(nil),          // 140: cocoon.node.v1.RemoveStrayResponse
-	(*CloneRequest)(nil),                 // 141: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),               // 142: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),             // 143: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),                  // 144: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),                  // 145: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                     // 146: cocoon.node.v1.Snapshot
-	(*SnapshotVolume)(nil),               // 147: cocoon.node.v1.SnapshotVolume
-	(*Machine)(nil),                      // 148: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),         // 149: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),       // 150: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),        // 151: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),       // 152: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),       // 153: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),        // 154: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),        // 155: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),          // 156: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),             // 157: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),             // 158: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),                   // 159: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),          // 160: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),          // 161: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),                   // 162: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),                  // 163: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),             // 164: cocoon.node.v1.PushImageRequest
-	(*StoredVolume)(nil),                 // 165: cocoon.node.v1.StoredVolume
-	(*VolumeAttachment)(nil),             // 166: cocoon.node.v1.VolumeAttachment
-	(*VolumeSnapshot)(nil),               // 167: cocoon.node.v1.VolumeSnapshot
-	(*VolumeSpec)(nil),                   // 168: cocoon.node.v1.VolumeSpec
-	(*CreateVolumeRequest)(nil),          // 169: cocoon.node.v1.CreateVolumeRequest
-	(*ListVolumesRequest)(nil),           // 170: cocoon.node.v1.ListVolumesRequest
-	(*InspectVolumeRequest)(nil),         // 171: cocoon.node.v1.InspectVolumeRequest
-	(*ResizeVolumeRequest)(nil),          // 172: cocoon.node.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),         // 173: cocoon.node.v1.ResizeVolumeResponse
-	(*VolumeWaiting)(nil),                // 174: cocoon.node.v1.VolumeWaiting
-	(*RemoveVolumeRequest)(nil),          // 175: cocoon.node.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),         // 176: cocoon.node.v1.RemoveVolumeResponse
-	(*CloneVolumeRequest)(nil),           // 177: cocoon.node.v1.CloneVolumeRequest
-	(*RestoreVolumeRequest)(nil),         // 178: cocoon.node.v1.RestoreVolumeRequest
-	(*SaveVolumeRequest)(nil),            // 179: cocoon.node.v1.SaveVolumeRequest
-	(*ListVolumeSnapshotsRequest)(nil),   // 180: cocoon.node.v1.ListVolumeSnapshotsRequest
-	(*InspectVolumeSnapshotRequest)(nil), // 181: cocoon.node.v1.InspectVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotRequest)(nil),  // 182: cocoon.node.v1.RemoveVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotResponse)(nil), // 183: cocoon.node.v1.RemoveVolumeSnapshotResponse
-	(*ExportVolumeRequest)(nil),          // 184: cocoon.node.v1.ExportVolumeRequest
-	(*ImportVolumeRequest)(nil),          // 185: cocoon.node.v1.ImportVolumeRequest
-	(*VolumeFromImageRequest)(nil),       // 186: cocoon.node.v1.VolumeFromImageRequest
-	(*VolumeFromImageResponse)(nil),      // 187: cocoon.node.v1.VolumeFromImageResponse
-	(*WatchDriversRequest)(nil),          // 188: cocoon.node.v1.WatchDriversRequest
-	(*Drivers)(nil),                      // 189: cocoon.node.v1.Drivers
-	(*PluginDriver)(nil),                 // 190: cocoon.node.v1.PluginDriver
-	(*VolumeKey)(nil),                    // 191: cocoon.node.v1.VolumeKey
-	(*PublishVolumeRequest)(nil),         // 192: cocoon.node.v1.PublishVolumeRequest
-	(*PublishedVolume)(nil),              // 193: cocoon.node.v1.PublishedVolume
-	(*UnpublishVolumeRequest)(nil),       // 194: cocoon.node.v1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),      // 195: cocoon.node.v1.UnpublishVolumeResponse
-	(*ListPublishedRequest)(nil),         // 196: cocoon.node.v1.ListPublishedRequest
-	(*PublishedUsageRequest)(nil),        // 197: cocoon.node.v1.PublishedUsageRequest
-	(*PublishedUsage)(nil),               // 198: cocoon.node.v1.PublishedUsage
-	(*Amount)(nil),                       // 199: cocoon.node.v1.Amount
-	(*GrowPublishedRequest)(nil),         // 200: cocoon.node.v1.GrowPublishedRequest
-	(*GrowPublishedResponse)(nil),        // 201: cocoon.node.v1.GrowPublishedResponse
-	nil,                                  // 202: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 203: cocoon.node.v1.Hardware.DisksEntry
-	nil,                                  // 204: cocoon.node.v1.SetLoginsRequest.PasswordsEntry
-	nil,                                  // 205: cocoon.node.v1.SetLoginsRequest.KeysEntry
-	nil,                                  // 206: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 207: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 208: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 209: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 210: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 211: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 212: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 213: cocoon.node.v1.VolumeSpec.LabelsEntry
-	nil,                                  // 214: cocoon.node.v1.PluginDriver.TopologyEntry
-	nil,                                  // 215: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	nil,                                  // 216: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	nil,                                  // 217: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	nil,                                  // 218: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	nil,                                  // 219: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	(*KeptFirmwareRequest)(nil),          // 141: cocoon.node.v1.KeptFirmwareRequest
+	(*KeptFirmwareResponse)(nil),         // 142: cocoon.node.v1.KeptFirmwareResponse
+	(*KeptState)(nil),                    // 143: cocoon.node.v1.KeptState
+	(*DropFirmwareRequest)(nil),          // 144: cocoon.node.v1.DropFirmwareRequest
+	(*DropFirmwareResponse)(nil),         // 145: cocoon.node.v1.DropFirmwareResponse
+	(*CloneRequest)(nil),                 // 146: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),               // 147: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),             // 148: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),                  // 149: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),                  // 150: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                     // 151: cocoon.node.v1.Snapshot
+	(*SnapshotVolume)(nil),               // 152: cocoon.node.v1.SnapshotVolume
+	(*Machine)(nil),                      // 153: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),         // 154: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),       // 155: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),        // 156: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),       // 157: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),       // 158: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),        // 159: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),        // 160: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),          // 161: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),             // 162: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),             // 163: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),                   // 164: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),          // 165: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),          // 166: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),                   // 167: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),                  // 168: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),             // 169: cocoon.node.v1.PushImageRequest
+	(*StoredVolume)(nil),                 // 170: cocoon.node.v1.StoredVolume
+	(*VolumeAttachment)(nil),             // 171: cocoon.node.v1.VolumeAttachment
+	(*VolumeSnapshot)(nil),               // 172: cocoon.node.v1.VolumeSnapshot
+	(*VolumeSpec)(nil),                   // 173: cocoon.node.v1.VolumeSpec
+	(*CreateVolumeRequest)(nil),          // 174: cocoon.node.v1.CreateVolumeRequest
+	(*ListVolumesRequest)(nil),           // 175: cocoon.node.v1.ListVolumesRequest
+	(*InspectVolumeRequest)(nil),         // 176: cocoon.node.v1.InspectVolumeRequest
+	(*ResizeVolumeRequest)(nil),          // 177: cocoon.node.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),         // 178: cocoon.node.v1.ResizeVolumeResponse
+	(*VolumeWaiting)(nil),                // 179: cocoon.node.v1.VolumeWaiting
+	(*RemoveVolumeRequest)(nil),          // 180: cocoon.node.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),         // 181: cocoon.node.v1.RemoveVolumeResponse
+	(*CloneVolumeRequest)(nil),           // 182: cocoon.node.v1.CloneVolumeRequest
+	(*RestoreVolumeRequest)(nil),         // 183: cocoon.node.v1.RestoreVolumeRequest
+	(*SaveVolumeRequest)(nil),            // 184: cocoon.node.v1.SaveVolumeRequest
+	(*ListVolumeSnapshotsRequest)(nil),   // 185: cocoon.node.v1.ListVolumeSnapshotsRequest
+	(*InspectVolumeSnapshotRequest)(nil), // 186: cocoon.node.v1.InspectVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotRequest)(nil),  // 187: cocoon.node.v1.RemoveVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotResponse)(nil), // 188: cocoon.node.v1.RemoveVolumeSnapshotResponse
+	(*ExportVolumeRequest)(nil),          // 189: cocoon.node.v1.ExportVolumeRequest
+	(*ImportVolumeRequest)(nil),          // 190: cocoon.node.v1.ImportVolumeRequest
+	(*VolumeFromImageRequest)(nil),       // 191: cocoon.node.v1.VolumeFromImageRequest
+	(*VolumeFromImageResponse)(nil),      // 192: cocoon.node.v1.VolumeFromImageResponse
+	(*WatchDriversRequest)(nil),          // 193: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 194: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 195: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 196: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 197: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 198: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 199: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 200: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 201: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 202: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 203: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 204: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 205: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 206: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 207: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 208: cocoon.node.v1.Hardware.DisksEntry
+	nil,                                  // 209: cocoon.node.v1.SetLoginsRequest.PasswordsEntry
+	nil,                                  // 210: cocoon.node.v1.SetLoginsRequest.KeysEntry
+	nil,                                  // 211: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 212: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 213: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 214: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 215: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 216: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 217: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 218: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 219: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 220: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 221: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 222: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 223: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 224: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	19,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	19,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	202, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	207, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
 	57,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
 	62,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	30,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
@@ -15219,15 +15475,15 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	39,  // 24: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
 	38,  // 25: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
 	37,  // 26: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
-	203, // 27: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
+	208, // 27: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
 	33,  // 28: cocoon.node.v1.Hardware.cpu:type_name -> cocoon.node.v1.CPU
 	35,  // 29: cocoon.node.v1.Hardware.clock:type_name -> cocoon.node.v1.Clock
 	34,  // 30: cocoon.node.v1.CPU.features:type_name -> cocoon.node.v1.CPUFeature
-	204, // 31: cocoon.node.v1.SetLoginsRequest.passwords:type_name -> cocoon.node.v1.SetLoginsRequest.PasswordsEntry
-	205, // 32: cocoon.node.v1.SetLoginsRequest.keys:type_name -> cocoon.node.v1.SetLoginsRequest.KeysEntry
+	209, // 31: cocoon.node.v1.SetLoginsRequest.passwords:type_name -> cocoon.node.v1.SetLoginsRequest.PasswordsEntry
+	210, // 32: cocoon.node.v1.SetLoginsRequest.keys:type_name -> cocoon.node.v1.SetLoginsRequest.KeysEntry
 	42,  // 33: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
 	23,  // 34: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	206, // 35: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	211, // 35: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
 	39,  // 36: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
 	61,  // 37: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
 	59,  // 38: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
@@ -15271,7 +15527,7 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	111, // 76: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
 	114, // 77: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
 	119, // 78: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	207, // 79: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	212, // 79: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
 	118, // 80: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
 	117, // 81: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
 	122, // 82: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
@@ -15283,229 +15539,235 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	133, // 88: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
 	134, // 89: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
 	137, // 90: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	208, // 91: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	62,  // 92: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	101, // 93: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	22,  // 94: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	209, // 95: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	148, // 96: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	210, // 97: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	66,  // 98: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	147, // 99: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
-	156, // 100: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	158, // 101: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	146, // 102: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	159, // 103: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	159, // 104: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	159, // 105: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	159, // 106: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	66,  // 107: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
-	166, // 108: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	211, // 109: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
-	66,  // 110: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	212, // 111: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	213, // 112: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
-	168, // 113: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	165, // 114: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	174, // 115: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
-	168, // 116: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	168, // 117: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	168, // 118: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	168, // 119: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	100, // 120: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
-	103, // 121: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
-	165, // 122: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	190, // 123: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
-	214, // 124: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
-	191, // 125: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	215, // 126: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	216, // 127: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	217, // 128: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	218, // 129: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	219, // 130: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
-	191, // 131: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	66,  // 132: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	191, // 133: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	191, // 134: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	199, // 135: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	199, // 136: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	191, // 137: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	36,  // 138: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
-	45,  // 139: cocoon.node.v1.SetLoginsRequest.KeysEntry.value:type_name -> cocoon.node.v1.AuthorizedKeys
-	26,  // 140: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
-	0,   // 141: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 142: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 143: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 144: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 145: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	6,   // 146: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
-	7,   // 147: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
-	5,   // 148: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
-	8,   // 149: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	10,  // 150: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	11,  // 151: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	12,  // 152: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	73,  // 153: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	73,  // 154: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	73,  // 155: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	78,  // 156: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	80,  // 157: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	80,  // 158: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
-	82,  // 159: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
-	13,  // 160: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	14,  // 161: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
-	15,  // 162: cocoon.node.v1.VMs.Freeze:input_type -> cocoon.node.v1.FreezeRequest
-	17,  // 163: cocoon.node.v1.VMs.Thaw:input_type -> cocoon.node.v1.ThawRequest
-	44,  // 164: cocoon.node.v1.VMs.SetLogins:input_type -> cocoon.node.v1.SetLoginsRequest
-	47,  // 165: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	49,  // 166: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	51,  // 167: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	53,  // 168: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	54,  // 169: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	55,  // 170: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	56,  // 171: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	141, // 172: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	142, // 173: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	143, // 174: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	144, // 175: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	145, // 176: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	149, // 177: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	150, // 178: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	151, // 179: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	153, // 180: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	154, // 181: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	155, // 182: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	160, // 183: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	161, // 184: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	162, // 185: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	169, // 186: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	170, // 187: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	171, // 188: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	172, // 189: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	175, // 190: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	177, // 191: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	178, // 192: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	179, // 193: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	180, // 194: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	181, // 195: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	182, // 196: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	184, // 197: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	185, // 198: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	186, // 199: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
-	188, // 200: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	192, // 201: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	194, // 202: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	196, // 203: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	197, // 204: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	200, // 205: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	164, // 206: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	92,  // 207: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	95,  // 208: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	96,  // 209: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	97,  // 210: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	100, // 211: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	104, // 212: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	106, // 213: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	108, // 214: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	110, // 215: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	112, // 216: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	115, // 217: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	120, // 218: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	123, // 219: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	125, // 220: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	135, // 221: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	138, // 222: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	139, // 223: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	127, // 224: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	64,  // 225: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	64,  // 226: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	64,  // 227: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	64,  // 228: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	64,  // 229: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	64,  // 230: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
-	64,  // 231: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
-	64,  // 232: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
-	9,   // 233: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	64,  // 234: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	64,  // 235: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	72,  // 236: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	76,  // 237: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	76,  // 238: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	76,  // 239: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	79,  // 240: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	83,  // 241: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	83,  // 242: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
-	109, // 243: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
-	84,  // 244: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	85,  // 245: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
-	16,  // 246: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
-	18,  // 247: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
-	46,  // 248: cocoon.node.v1.VMs.SetLogins:output_type -> cocoon.node.v1.SetLoginsResponse
-	48,  // 249: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	50,  // 250: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	52,  // 251: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	64,  // 252: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	64,  // 253: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	64,  // 254: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	64,  // 255: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	64,  // 256: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	64,  // 257: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	64,  // 258: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	64,  // 259: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	146, // 260: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	146, // 261: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	146, // 262: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	152, // 263: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	146, // 264: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	109, // 265: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	157, // 266: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	157, // 267: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	157, // 268: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	163, // 269: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	165, // 270: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	165, // 271: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	165, // 272: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	173, // 273: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	176, // 274: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	165, // 275: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	165, // 276: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	167, // 277: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	167, // 278: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	167, // 279: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	183, // 280: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	109, // 281: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	165, // 282: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	187, // 283: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
-	189, // 284: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	193, // 285: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	195, // 286: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	193, // 287: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	198, // 288: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	201, // 289: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	102, // 290: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	94,  // 291: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	99,  // 292: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	99,  // 293: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	98,  // 294: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	102, // 295: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	105, // 296: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	107, // 297: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	109, // 298: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	113, // 299: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	113, // 300: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	116, // 301: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	121, // 302: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	124, // 303: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	126, // 304: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	136, // 305: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	64,  // 306: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	140, // 307: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	128, // 308: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	225, // [225:309] is the sub-list for method output_type
-	141, // [141:225] is the sub-list for method input_type
-	141, // [141:141] is the sub-list for extension type_name
-	141, // [141:141] is the sub-list for extension extendee
-	0,   // [0:141] is the sub-list for field type_name
+	143, // 91: cocoon.node.v1.KeptFirmwareResponse.kept:type_name -> cocoon.node.v1.KeptState
+	143, // 92: cocoon.node.v1.DropFirmwareRequest.kept:type_name -> cocoon.node.v1.KeptState
+	213, // 93: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	62,  // 94: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	101, // 95: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	22,  // 96: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
+	214, // 97: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	153, // 98: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	215, // 99: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	66,  // 100: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	152, // 101: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
+	161, // 102: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	163, // 103: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	151, // 104: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	164, // 105: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	164, // 106: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	164, // 107: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	164, // 108: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	66,  // 109: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
+	171, // 110: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
+	216, // 111: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	66,  // 112: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
+	217, // 113: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	218, // 114: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	173, // 115: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	170, // 116: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	179, // 117: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
+	173, // 118: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	173, // 119: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	173, // 120: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
+	173, // 121: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	100, // 122: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
+	103, // 123: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
+	170, // 124: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	195, // 125: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	219, // 126: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	196, // 127: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	220, // 128: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	221, // 129: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	222, // 130: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	223, // 131: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	224, // 132: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	196, // 133: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	66,  // 134: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	196, // 135: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	196, // 136: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	204, // 137: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	204, // 138: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	196, // 139: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	36,  // 140: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
+	45,  // 141: cocoon.node.v1.SetLoginsRequest.KeysEntry.value:type_name -> cocoon.node.v1.AuthorizedKeys
+	26,  // 142: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	0,   // 143: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 144: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 145: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 146: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 147: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	6,   // 148: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
+	7,   // 149: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
+	5,   // 150: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
+	8,   // 151: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	10,  // 152: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	11,  // 153: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	12,  // 154: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	73,  // 155: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	73,  // 156: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	73,  // 157: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	78,  // 158: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	80,  // 159: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	80,  // 160: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
+	82,  // 161: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
+	13,  // 162: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	14,  // 163: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
+	15,  // 164: cocoon.node.v1.VMs.Freeze:input_type -> cocoon.node.v1.FreezeRequest
+	17,  // 165: cocoon.node.v1.VMs.Thaw:input_type -> cocoon.node.v1.ThawRequest
+	44,  // 166: cocoon.node.v1.VMs.SetLogins:input_type -> cocoon.node.v1.SetLoginsRequest
+	47,  // 167: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	49,  // 168: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	51,  // 169: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	53,  // 170: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	54,  // 171: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	55,  // 172: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	56,  // 173: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	146, // 174: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	147, // 175: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	148, // 176: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	149, // 177: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	150, // 178: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	154, // 179: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	155, // 180: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	156, // 181: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	158, // 182: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	159, // 183: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	160, // 184: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	165, // 185: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	166, // 186: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	167, // 187: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	174, // 188: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	175, // 189: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	176, // 190: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	177, // 191: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	180, // 192: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	182, // 193: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	183, // 194: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	184, // 195: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	185, // 196: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	186, // 197: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	187, // 198: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	189, // 199: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	190, // 200: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	191, // 201: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
+	193, // 202: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	197, // 203: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	199, // 204: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	201, // 205: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	202, // 206: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	205, // 207: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	169, // 208: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	92,  // 209: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	95,  // 210: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	96,  // 211: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	97,  // 212: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	100, // 213: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	104, // 214: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	106, // 215: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	108, // 216: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	110, // 217: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	112, // 218: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	115, // 219: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	120, // 220: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	123, // 221: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	125, // 222: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	135, // 223: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	138, // 224: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	139, // 225: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	141, // 226: cocoon.node.v1.Node.KeptFirmware:input_type -> cocoon.node.v1.KeptFirmwareRequest
+	144, // 227: cocoon.node.v1.Node.DropFirmware:input_type -> cocoon.node.v1.DropFirmwareRequest
+	127, // 228: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	64,  // 229: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	64,  // 230: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	64,  // 231: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	64,  // 232: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	64,  // 233: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	64,  // 234: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
+	64,  // 235: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
+	64,  // 236: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
+	9,   // 237: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	64,  // 238: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	64,  // 239: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	72,  // 240: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	76,  // 241: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	76,  // 242: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	76,  // 243: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	79,  // 244: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	83,  // 245: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	83,  // 246: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
+	109, // 247: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
+	84,  // 248: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	85,  // 249: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
+	16,  // 250: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
+	18,  // 251: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
+	46,  // 252: cocoon.node.v1.VMs.SetLogins:output_type -> cocoon.node.v1.SetLoginsResponse
+	48,  // 253: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	50,  // 254: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	52,  // 255: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	64,  // 256: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	64,  // 257: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	64,  // 258: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	64,  // 259: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	64,  // 260: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	64,  // 261: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	64,  // 262: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	64,  // 263: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	151, // 264: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	151, // 265: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	151, // 266: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	157, // 267: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	151, // 268: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	109, // 269: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	162, // 270: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	162, // 271: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	162, // 272: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	168, // 273: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	170, // 274: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	170, // 275: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	170, // 276: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	178, // 277: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	181, // 278: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	170, // 279: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	170, // 280: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	172, // 281: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	172, // 282: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	172, // 283: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	188, // 284: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	109, // 285: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	170, // 286: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	192, // 287: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
+	194, // 288: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	198, // 289: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	200, // 290: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	198, // 291: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	203, // 292: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	206, // 293: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	102, // 294: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	94,  // 295: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	99,  // 296: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	99,  // 297: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	98,  // 298: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	102, // 299: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	105, // 300: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	107, // 301: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	109, // 302: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	113, // 303: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	113, // 304: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	116, // 305: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	121, // 306: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	124, // 307: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	126, // 308: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	136, // 309: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	64,  // 310: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	140, // 311: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	142, // 312: cocoon.node.v1.Node.KeptFirmware:output_type -> cocoon.node.v1.KeptFirmwareResponse
+	145, // 313: cocoon.node.v1.Node.DropFirmware:output_type -> cocoon.node.v1.DropFirmwareResponse
+	128, // 314: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	229, // [229:315] is the sub-list for method output_type
+	143, // [143:229] is the sub-list for method input_type
+	143, // [143:143] is the sub-list for extension type_name
+	143, // [143:143] is the sub-list for extension extendee
+	0,   // [0:143] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -15554,19 +15816,19 @@ func file_node_v1_node_proto_init() {
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[155].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[160].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[157].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[162].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[185].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[190].OneofWrappers = []any{
 		(*ImportVolumeRequest_Start)(nil),
 		(*ImportVolumeRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[187].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[192].OneofWrappers = []any{
 		(*VolumeFromImageResponse_Progress)(nil),
 		(*VolumeFromImageResponse_Volume)(nil),
 	}
@@ -15576,7 +15838,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   220,
+			NumMessages:   225,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

@@ -3420,6 +3420,8 @@ const (
 	Node_Strays_FullMethodName           = "/cocoon.node.v1.Node/Strays"
 	Node_AdoptStray_FullMethodName       = "/cocoon.node.v1.Node/AdoptStray"
 	Node_RemoveStray_FullMethodName      = "/cocoon.node.v1.Node/RemoveStray"
+	Node_KeptFirmware_FullMethodName     = "/cocoon.node.v1.Node/KeptFirmware"
+	Node_DropFirmware_FullMethodName     = "/cocoon.node.v1.Node/DropFirmware"
 	Node_Police_FullMethodName           = "/cocoon.node.v1.Node/Police"
 )
 
@@ -3443,6 +3445,10 @@ type NodeClient interface {
 	AdoptStray(ctx context.Context, in *AdoptStrayRequest, opts ...grpc.CallOption) (*Record, error)
 	// RemoveStray ends the process of one of them, and removes its interfaces and folders.
 	RemoveStray(ctx context.Context, in *RemoveStrayRequest, opts ...grpc.CallOption) (*RemoveStrayResponse, error)
+	// KeptFirmware lists what the firmware of removed VMs has kept, of those that the caller may use.
+	KeptFirmware(ctx context.Context, in *KeptFirmwareRequest, opts ...grpc.CallOption) (*KeptFirmwareResponse, error)
+	// DropFirmware removes one of them.
+	DropFirmware(ctx context.Context, in *DropFirmwareRequest, opts ...grpc.CallOption) (*DropFirmwareResponse, error)
 	// Police replaces the network policies of one virtual node as a whole. Only the operator may call it. FailedPrecondition
 	// when no network of the node enforces policies.
 	Police(ctx context.Context, in *PoliceRequest, opts ...grpc.CallOption) (*PoliceResponse, error)
@@ -3526,6 +3532,26 @@ func (c *nodeClient) RemoveStray(ctx context.Context, in *RemoveStrayRequest, op
 	return out, nil
 }
 
+func (c *nodeClient) KeptFirmware(ctx context.Context, in *KeptFirmwareRequest, opts ...grpc.CallOption) (*KeptFirmwareResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(KeptFirmwareResponse)
+	err := c.cc.Invoke(ctx, Node_KeptFirmware_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) DropFirmware(ctx context.Context, in *DropFirmwareRequest, opts ...grpc.CallOption) (*DropFirmwareResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DropFirmwareResponse)
+	err := c.cc.Invoke(ctx, Node_DropFirmware_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *nodeClient) Police(ctx context.Context, in *PoliceRequest, opts ...grpc.CallOption) (*PoliceResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PoliceResponse)
@@ -3556,6 +3582,10 @@ type NodeServer interface {
 	AdoptStray(context.Context, *AdoptStrayRequest) (*Record, error)
 	// RemoveStray ends the process of one of them, and removes its interfaces and folders.
 	RemoveStray(context.Context, *RemoveStrayRequest) (*RemoveStrayResponse, error)
+	// KeptFirmware lists what the firmware of removed VMs has kept, of those that the caller may use.
+	KeptFirmware(context.Context, *KeptFirmwareRequest) (*KeptFirmwareResponse, error)
+	// DropFirmware removes one of them.
+	DropFirmware(context.Context, *DropFirmwareRequest) (*DropFirmwareResponse, error)
 	// Police replaces the network policies of one virtual node as a whole. Only the operator may call it. FailedPrecondition
 	// when no network of the node enforces policies.
 	Police(context.Context, *PoliceRequest) (*PoliceResponse, error)
@@ -3589,6 +3619,12 @@ func (UnimplementedNodeServer) AdoptStray(context.Context, *AdoptStrayRequest) (
 }
 func (UnimplementedNodeServer) RemoveStray(context.Context, *RemoveStrayRequest) (*RemoveStrayResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveStray not implemented")
+}
+func (UnimplementedNodeServer) KeptFirmware(context.Context, *KeptFirmwareRequest) (*KeptFirmwareResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method KeptFirmware not implemented")
+}
+func (UnimplementedNodeServer) DropFirmware(context.Context, *DropFirmwareRequest) (*DropFirmwareResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DropFirmware not implemented")
 }
 func (UnimplementedNodeServer) Police(context.Context, *PoliceRequest) (*PoliceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Police not implemented")
@@ -3740,6 +3776,42 @@ func _Node_RemoveStray_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_KeptFirmware_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(KeptFirmwareRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).KeptFirmware(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_KeptFirmware_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).KeptFirmware(ctx, req.(*KeptFirmwareRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_DropFirmware_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DropFirmwareRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).DropFirmware(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_DropFirmware_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).DropFirmware(ctx, req.(*DropFirmwareRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Node_Police_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PoliceRequest)
 	if err := dec(in); err != nil {
@@ -3792,6 +3864,14 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveStray",
 			Handler:    _Node_RemoveStray_Handler,
+		},
+		{
+			MethodName: "KeptFirmware",
+			Handler:    _Node_KeptFirmware_Handler,
+		},
+		{
+			MethodName: "DropFirmware",
+			Handler:    _Node_DropFirmware_Handler,
 		},
 		{
 			MethodName: "Police",

@@ -34,6 +34,13 @@ type node struct {
 	started  time.Time
 
 	strays
+	kept
+}
+
+// kept is what the firmware of removed VMs has kept. The engine has it.
+type kept interface {
+	KeptFirmware(ctx context.Context) ([]vm.KeptFirmware, error)
+	DropFirmware(ctx context.Context, k vm.KeptFirmware) error
 }
 
 // strays are the VMs on this host that the journal does not know. The engine keeps them.
@@ -45,7 +52,7 @@ type strays interface {
 
 func (d *daemon) newNode(h *host) *node {
 	volumes, _ := volume.As[volume.Pooled](h.volumes)
-	return &node{cfg: d.cfg, volumes: volumes, engine: h.engine, strays: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
+	return &node{cfg: d.cfg, volumes: volumes, engine: h.engine, strays: h.engine, kept: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
 }
 
 // Info implements nodeapi.Host.

@@ -22,7 +22,7 @@ import (
 const (
 	tpmTag = "@tpm" // no shared folder has such a tag
 	tpmLog = "swtpm.log"
-	tpmDir = "tpm" // in Plan.StateDir if the state is kept, else in Plan.Dir
+	tpmDir = "tpm" // in Plan.FirmwareDir if the state is kept, else in Plan.Dir
 )
 
 // swtpm finds the program.
@@ -100,7 +100,11 @@ func (l *launch) startTPM(ctx context.Context) error {
 func (l *launch) tpmState(uid uint32) (*os.File, error) {
 	path := filepath.Join(l.plan.Dir, tpmDir)
 	if l.plan.TPM == vm.TPMPersistent {
-		path = filepath.Join(l.plan.StateDir, tpmDir)
+		dir, err := l.firmwareDir()
+		if err != nil {
+			return nil, err
+		}
+		path = filepath.Join(dir, tpmDir)
 	} else if err := os.RemoveAll(path); err != nil {
 		return nil, err
 	}

@@ -21,9 +21,9 @@ func TestTPM(t *testing.T) {
 	for _, kind := range []vm.TPM{vm.TPMEphemeral, vm.TPMPersistent} {
 		t.Run(string(kind), func(t *testing.T) {
 			p := a.plan(t)
-			p.TPM, p.StateDir = kind, secretDir(t)
+			p.TPM, p.FirmwareDir = kind, secretDir(t)
 			keep := kind == vm.TPMPersistent
-			dir := filepath.Join(map[bool]string{false: p.Dir, true: p.StateDir}[keep], tpmDir)
+			dir := filepath.Join(map[bool]string{false: p.Dir, true: p.FirmwareDir}[keep], tpmDir)
 			boot := func() hypervisor.Instance {
 				i := start(t, d, p)
 				logged(t, i, "GUEST-READY")

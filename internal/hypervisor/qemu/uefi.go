@@ -9,7 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// varsFile is the file of the variables of UEFI: in Plan.StateDir if they are kept, else in Plan.Dir.
+// varsFile is the file of the variables of UEFI: in Plan.FirmwareDir if they are kept, else in Plan.Dir.
 const varsFile = "efivars.fd"
 
 // Firmware of UEFI with its template of variables, as distributions name them. Those for Secure Boot have Microsoft's keys.
@@ -41,7 +41,9 @@ func (l *launch) uefi() (code, vars string, err error) {
 	}
 	dir := l.plan.Dir
 	if l.plan.UEFI.Persistent {
-		dir = l.plan.StateDir
+		if dir, err = l.firmwareDir(); err != nil {
+			return "", "", err
+		}
 	}
 	vars = filepath.Join(dir, varsFile)
 	data, err := os.ReadFile(template)
@@ -60,4 +62,16 @@ func (l *launch) uefi() (code, vars string, err error) {
 		return "", "", fmt.Errorf("copy EFI variables: %w", err)
 	}
 	return code, vars, nil
+}
+
+// firmwareDir makes the folder for what the firmware keeps. QEMU must pass through it.
+func (l *launch) firmwareDir() (string, error) {
+	dir := l.plan.FirmwareDir
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return "", fmt.Errorf("make the folder of the firmware: %w", err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { // whoever has made it
+		return "", fmt.Errorf("make the folder of the firmware: %w", err)
+	}
+	return dir, nil
 }

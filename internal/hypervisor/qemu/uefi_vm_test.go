@@ -40,7 +40,7 @@ func uefiPlan(t *testing.T, disk vm.Disk, uefi vm.UEFI) hypervisor.Plan {
 		need.Missing(t, "OVMF is missing; run `make setup`")
 	}
 	return hypervisor.Plan{
-		ID: vm.NewID(), Name: "test", CPUs: 1, Memory: 192 << 20, Dir: deepDir(t), StateDir: secretDir(t),
+		ID: vm.NewID(), Name: "test", CPUs: 1, Memory: 192 << 20, Dir: deepDir(t), FirmwareDir: secretDir(t),
 		Boot: vm.Boot{Firmware: vm.FirmwareUEFI}, Disks: []vm.Disk{disk}, UEFI: uefi,
 	}
 }
@@ -65,7 +65,7 @@ func TestKeptVariables(t *testing.T) {
 	disk := unsigned(t)
 	for _, keep := range []bool{false, true} {
 		p := uefiPlan(t, disk, vm.UEFI{Persistent: keep})
-		path := filepath.Join(map[bool]string{false: p.Dir, true: p.StateDir}[keep], varsFile)
+		path := filepath.Join(map[bool]string{false: p.Dir, true: p.FirmwareDir}[keep], varsFile)
 		boot := func() os.FileInfo {
 			i := start(t, d, p)
 			logged(t, i, "BdsDxe: starting Boot")

@@ -50,7 +50,7 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 	ask, _ := contract.ParseMachine(pod.Annotations)
 	cpu := ask.Hardware.CPU
 	h := vm.Hardware{
-		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), UEFI: vm.UEFI(ask.Hardware.UEFI), HugePages: ask.Hardware.Huge,
+		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), Keep: ask.Hardware.Keep, UEFI: vm.UEFI(ask.Hardware.UEFI), HugePages: ask.Hardware.Huge,
 		CPU: vm.CPU{Model: cpu.Model, HideKVM: cpu.HideKVM, HyperV: vm.HyperV(cpu.HyperV)}, Clock: vm.Clock(ask.Hardware.Clock),
 	}
 	for _, f := range cpu.Features {
@@ -79,7 +79,16 @@ func checkMachine(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeySMBIOS), pod.Annotations[contract.KeySMBIOS], err.Error()))
 		}
 	}
-	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod))
+	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod))
+}
+
+// checkKeep refuses to keep the state of firmware on the node for a VM that may start on another one.
+func checkKeep(pod *corev1.Pod) (errs field.ErrorList) {
+	ask, err := contract.ParseSticky(pod.Annotations)
+	if h := hardware(pod); h != nil && h.Keep != "" && err == nil && !ask.Asked {
+		errs = append(errs, field.Required(annotationPath(contract.KeySticky), "the state of the firmware is on one node, as keep in "+contract.KeyHardware+" says; the VM must stay there"))
+	}
+	return errs
 }
 
 // checkHugePages refuses huge pages unless they are the memory of the VM.

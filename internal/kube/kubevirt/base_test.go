@@ -152,7 +152,7 @@ var goodPreferences = map[string]string{
 	"cpu.preferredCPUFeatures[].policy":                  "cpu: {preferredCPUFeatures: [{name: avx2, policy: optional}]}",
 	"devices.preferredPanicDeviceModel":                  "",
 	"devices.preferredTPM.enabled":                       "devices: {preferredTPM: {enabled: true}}",
-	"devices.preferredTPM.persistent":                    "devices: {preferredTPM: {persistent: false}}",
+	"devices.preferredTPM.persistent":                    "devices: {preferredTPM: {persistent: true}}",
 	"features.preferredKvm.hidden":                       "features: {preferredKvm: {hidden: true}}",
 	"features.preferredPvspinlock.enabled":               "features: {preferredPvspinlock: {enabled: false}}",
 	"features.preferredSmm.enabled":                      "features: {preferredSmm: {enabled: true}}",
@@ -242,7 +242,6 @@ func TestPreferenceOutcomes(t *testing.T) {
 		"features: {preferredSmm: {enabled: false}}":                 "features.preferredSmm.enabled",
 		"clock: {preferredTimer: {rtc: {present: false}}}":           "clock.preferredTimer.rtc.present",
 		"cpu: {preferredCPUFeatures: [{name: vmx, policy: forbid}]}": "cpu.preferredCPUFeatures[0].policy",
-		"devices: {preferredTPM: {persistent: true}}":                "devices.preferredTPM.persistent",
 		"devices: {preferredPanicDeviceModel: hyperv}":               "devices.preferredPanicDeviceModel",
 		"preferredArchitecture: arm64":                               "preferredArchitecture",
 	} {

@@ -173,7 +173,6 @@ func TestCheck(t *testing.T) {
 		"video without graphics": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Devices.AutoattachGraphicsDevice, s.Domain.Devices.Video = &no, &v1.VideoDevice{}
 		}, "spec.domain.devices.video: Forbidden"},
-		"a TPM that is kept": {func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.TPM = &v1.TPMDevice{Persistent: &yes} }, "spec.domain.devices.tpm.persistent: Forbidden"},
 		"UEFI, empty": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Domain.Firmware = &v1.Firmware{Bootloader: &v1.Bootloader{EFI: &v1.EFI{}}}
 		}, "spec.domain.features.smm.enabled: Required"},

@@ -28,6 +28,9 @@ type Rule struct {
 // rulebook has the rules for the fields of a type, by their paths in JSON; [] stands for any element of a list.
 type rulebook map[string]Rule
 
+// keptState is how long what the firmware writes is there.
+const keptState = "as long as the machine, which then stays on its node; for an instance without a machine, as long as the instance"
+
 // rules are the rules for the fields of a VirtualMachineInstanceSpec.
 var rules = rulebook{
 	"priorityClassName":             {Outcome: Honoured},
@@ -77,7 +80,7 @@ var rules = rulebook{
 	"domain.firmware.bootloader.bios.useSerial": {Honoured, "the firmware always uses the serial console"},
 	"domain.firmware.bootloader.efi":            {Honoured, "if the node has OVMF"},
 	"domain.firmware.bootloader.efi.secureBoot": {Honoured, "if the node has OVMF with Microsoft's keys; it is the default, and needs features.smm"},
-	"domain.firmware.bootloader.efi.persistent": {Honoured, "as long as the instance, also over a reboot of its node; a new instance begins with new variables"},
+	"domain.firmware.bootloader.efi.persistent": {Honoured, keptState},
 	"domain.firmware.kernelBoot":                {Refused, "VirtualMachines boot from a disk"},
 	"domain.firmware.acpi":                      {Refused, "the guest has the ACPI tables of its machine only"},
 	"domain.clock.utc":                          {Outcome: Honoured},
@@ -148,7 +151,7 @@ var rules = rulebook{
 	"domain.devices.clientPassthrough":                           {Refused, "a VM has no USB"},
 	"domain.devices.sound":                                       {Refused, "a VM has no sound"},
 	"domain.devices.tpm":                                         {Honoured, "if the node has swtpm; a VM with a TPM is not hibernated"},
-	"domain.devices.tpm.persistent":                              {Honoured, "false only"},
+	"domain.devices.tpm.persistent":                              {Honoured, keptState},
 	"domain.devices.video":                                       {Honoured, "vga only; needs graphics"},
 
 	"domain.devices.interfaces[].name":         {Outcome: Honoured},

@@ -30,6 +30,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	m.Hardware = contract.Hardware{
 		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec),
 	}
+	m.Hardware.Keep = keptBy(vmi, m.Hardware)
 	if w := d.Devices.Watchdog; w != nil {
 		m.Hardware.Watchdog = string(watchdog(w))
 	}
@@ -61,16 +62,26 @@ func hasSMM(d *v1.DomainSpec) bool { return d.Features != nil && on(d.Features.S
 // hugePages reports whether the memory of a guest is huge pages.
 func hugePages(d *v1.DomainSpec) bool { return d.Memory != nil && d.Memory.Hugepages != nil }
 
-// tpm returns the TPM of a guest, as in KubeVirt one that is empty when the instance starts.
+// tpm returns the TPM of a guest, as in KubeVirt one that is empty when the instance starts, unless it is persistent.
 func tpm(t *v1.TPMDevice) string {
-	if t == nil || t.Enabled != nil && !*t.Enabled {
+	switch {
+	case t == nil || t.Enabled != nil && !*t.Enabled:
 		return ""
+	case t.Persistent != nil && *t.Persistent:
+		return string(vm.TPMPersistent)
 	}
 	return string(vm.TPMEphemeral)
 }
 
-// noTPMState is why no TPM keeps its state: guests encrypt their disks with it.
-const noTPMState = "the state of a TPM would end with its instance, and with it what the guest has encrypted"
+// keptBy returns the key under which a node keeps what is persistent of a guest's firmware for the next instance: the UID of the
+// VirtualMachine. "" is for an instance that has none, or keeps nothing.
+func keptBy(vmi *v1.VirtualMachineInstance, h contract.Hardware) string {
+	owner := metav1.GetControllerOf(vmi)
+	if owner == nil || owner.Kind != v1.VirtualMachineGroupVersionKind.Kind || !h.UEFI.Persistent && h.TPM != string(vm.TPMPersistent) {
+		return ""
+	}
+	return string(owner.UID)
+}
 
 // guestTopology returns how the guest sees its CPUs; the zero value if the instance does not say.
 func guestTopology(s *v1.VirtualMachineInstanceSpec) (t contract.Topology) {

@@ -5,8 +5,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	v1 "kubevirt.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -94,6 +96,59 @@ func TestHugePages(t *testing.T) {
 		i.Spec.Domain.Memory.Guest, i.Spec.Domain.Memory.Hugepages = &odd, &v1.Hugepages{PageSize: size}
 		if errs, _ := CheckInstance(i); len(errs) != 1 || errs[0].Field != want {
 			t.Errorf("%s: %v", size, errs)
+		}
+	}
+}
+
+// What firmware keeps outlives the instances of a machine, which stays on its node. An instance without a machine has no next one.
+func TestKeptFirmware(t *testing.T) {
+	yes, no := true, false
+	machine := metav1.OwnerReference{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachine", Name: "web", UID: "0f9c8d1e-0000-4000-8000-000000000001", Controller: &yes}
+	set := metav1.OwnerReference{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstanceReplicaSet", Name: "web", UID: "0f9c8d1e-0000-4000-8000-000000000002", Controller: &yes}
+	tpm := func(persistent *bool) func(*v1.VirtualMachineInstance) {
+		return func(i *v1.VirtualMachineInstance) {
+			i.Spec.Domain.Devices.TPM = &v1.TPMDevice{Persistent: persistent}
+		}
+	}
+	for name, tc := range map[string]struct {
+		owner               *metav1.OwnerReference
+		change              func(*v1.VirtualMachineInstance)
+		keep, sticky, state string
+	}{
+		"a TPM":                  {owner: &machine, change: tpm(nil), state: "ephemeral"},
+		"a TPM that is not kept": {owner: &machine, change: tpm(&no), state: "ephemeral"},
+		"a TPM that is kept":     {owner: &machine, change: tpm(&yes), keep: string(machine.UID), sticky: "never", state: "persistent"},
+		"of an instance alone":   {change: tpm(&yes), state: "persistent"},
+		"of a set":               {owner: &set, change: tpm(&yes), state: "persistent"},
+		"the machine says sticky": {owner: &machine, change: func(i *v1.VirtualMachineInstance) {
+			tpm(&yes)(i)
+			i.Annotations = map[string]string{contract.KeySticky: "10m"}
+		}, keep: string(machine.UID), sticky: "10m", state: "persistent"},
+		"UEFI": {owner: &machine, change: func(i *v1.VirtualMachineInstance) {
+			i.Spec.Domain.Firmware = &v1.Firmware{Bootloader: &v1.Bootloader{EFI: &v1.EFI{SecureBoot: &no, Persistent: &yes}}}
+		}, keep: string(machine.UID), sticky: "never"},
+	} {
+		i := vmi(t, "web")
+		if tc.owner != nil {
+			i.OwnerReferences = []metav1.OwnerReference{*tc.owner}
+		}
+		tc.change(i)
+		if errs, warnings := CheckInstance(i); len(errs)+len(warnings) > 0 {
+			t.Fatal(name, errs, warnings)
+		}
+		pod := Pod(i)
+		if errs := convert.Check(pod); len(errs) > 0 {
+			t.Fatalf("%s: a node refuses the pod: %v", name, errs)
+		}
+		s := convert.Spec(pod, convert.Node{}, nil)
+		if s.KeepsFirmware() != tc.keep || pod.Annotations[contract.KeySticky] != tc.sticky || string(s.Hardware.TPM) != tc.state {
+			t.Errorf("%s: %+v, sticky %q", name, s.Hardware, pod.Annotations[contract.KeySticky])
+		}
+		if tc.keep != "" {
+			delete(pod.Annotations, contract.KeySticky)
+			if errs := convert.Check(pod); len(errs) != 1 {
+				t.Errorf("%s: a pod that may start on another node: %v", name, errs)
+			}
 		}
 	}
 }

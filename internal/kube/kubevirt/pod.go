@@ -81,12 +81,16 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	annotations := map[string]string{v1.DomainAnnotation: vmi.Name}
 	size, _ := memory(s)
 	contract.VMSpec{Name: VMName(vmi), SnapshotPolicy: contract.SnapshotNever}.Apply(annotations)
-	hardware(vmi).Apply(annotations)
+	machine := hardware(vmi)
+	machine.Apply(annotations)
 	networks(s, annotations)
 	for _, key := range passed {
 		if value := vmi.Annotations[key]; value != "" {
 			annotations[key] = value
 		}
+	}
+	if machine.Hardware.Keep != "" && annotations[contract.KeySticky] == "" { // what is kept is on one node
+		annotations[contract.KeySticky] = contract.StickyNever
 	}
 	if id := systemUUID(vmi); id != "" {
 		annotations[contract.KeyVirtletSystemUUID] = id

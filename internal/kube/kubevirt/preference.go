@@ -123,13 +123,8 @@ func (u *unfolding) devices(p *v1beta1.DevicePreferences, at *field.Path) {
 			fill(&d.PanicDevices[i].Model, m)
 		}
 	}
-	if t := p.PreferredTPM.DeepCopy(); t != nil && d.TPM == nil {
-		if t.Persistent != nil && *t.Persistent {
-			t.Persistent = nil
-			u.ignore(at.Child("preferredTPM", "persistent"), noTPMState)
-		} else {
-			d.TPM = t
-		}
+	if p.PreferredTPM != nil && d.TPM == nil {
+		d.TPM = p.PreferredTPM.DeepCopy()
 	}
 	if p.PreferredRng != nil && d.Rng == nil {
 		d.Rng = p.PreferredRng.DeepCopy()

@@ -197,26 +197,67 @@ func (p *Provider) sweepKept(ctx context.Context) {
 				p.Log.Warn("kept state of vm not checked", "vm", s.Owner.Qualify(s.VM), "err", err)
 			}
 		}
+		p.sweepFirmware(ctx)
 	}
+}
+
+// firmwareKeeper is a Runtime that keeps what the firmware of removed VMs has written.
+type firmwareKeeper interface {
+	KeptFirmware(ctx context.Context) ([]vm.KeptFirmware, error)
+	DropFirmware(ctx context.Context, k vm.KeptFirmware) error
+}
+
+// sweepFirmware removes what the firmware of VMs has kept whose claims this node no longer has.
+func (p *Provider) sweepFirmware(ctx context.Context) {
+	keeper, ok := p.node.runtime.(firmwareKeeper)
+	if !ok {
+		return
+	}
+	all, err := keeper.KeptFirmware(ctx)
+	for _, k := range all {
+		if k.Owner.Operator() {
+			continue // a person has asked for it
+		}
+		gone, _, e := p.unclaimed(ctx, k.Owner, k.VM)
+		if e == nil && gone {
+			e = keeper.DropFirmware(ctx, k)
+		}
+		if e != nil && !errdefs.IsNotFound(e) && err == nil {
+			err = e
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		p.Log.Warn("kept state of firmware not checked", "err", err)
+	}
+}
+
+// unclaimed reports whether this node need not keep what it has of a VM any more: the VM has no pod and does not exist, and gone is true if
+// the node has no claim of it. found says that another node has one.
+func (p *Provider) unclaimed(ctx context.Context, owner vm.Owner, name string) (gone, found bool, err error) {
+	if p.index.holds(owner.Qualify(name)) {
+		return false, false, nil
+	}
+	if _, err := p.on(owner).named(ctx, name); err == nil || !errdefs.IsNotFound(err) {
+		return false, false, err
+	}
+	node, found, err := p.Placements.Holder(ctx, owner.Namespace, name)
+	if err != nil {
+		return false, found, err
+	}
+	if found && node == p.cfg.Node.Name {
+		p.keeper.saw(owner.Qualify(name))
+		return false, true, nil
+	}
+	return true, found, nil
 }
 
 // sweepOne removes a kept state if this node no longer has the claim of its VM. It leaves the states of VMs that have a pod or
 // exist to their workers.
 func (p *Provider) sweepOne(ctx context.Context, s podsnapshots.KeptState) error {
 	key := s.Owner.Qualify(s.VM)
-	if p.index.holds(key) {
-		return nil
-	}
-	if _, err := p.on(s.Owner).named(ctx, s.VM); err == nil || !errdefs.IsNotFound(err) {
+	gone, found, err := p.unclaimed(ctx, s.Owner, s.VM)
+	if err != nil || !gone {
 		return err
-	}
-	node, found, err := p.Placements.Holder(ctx, s.Owner.Namespace, s.VM)
-	if err != nil {
-		return err
-	}
-	if found && node == p.cfg.Node.Name {
-		p.keeper.saw(key)
-		return nil
 	}
 	states := p.node.snapshots.States(podsnapshots.Owner{Owner: s.Owner, VM: s.VM, Log: p.Log})
 	err = states.DropKept(ctx, !found && p.keeper.recent(key))
