@@ -183,6 +183,11 @@ func logged(t testing.TB, i hypervisor.Instance, text string) string {
 	t.Helper()
 	console, _ := hypervisor.As[hypervisor.ConsoleOpener](i)
 	var log []byte
+	defer func() {
+		if t.Failed() {
+			t.Logf("the console:\n%s", log[max(0, len(log)-4000):])
+		}
+	}()
 	await(t, "the console says "+text, func() bool {
 		log, _ = os.ReadFile(console.ConsoleLog())
 		return bytes.Contains(log, []byte(text))
