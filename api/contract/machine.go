@@ -44,6 +44,7 @@ type Hardware struct {
 	Panic    string                `json:"panic,omitempty"`     // isa or pci: the device by which the guest says that its kernel has panicked
 	Watchdog string                `json:"watchdog,omitempty"`  // reset, poweroff or shutdown: what its end does; "": there is none
 	Disks    map[string]DiskDevice `json:"disks,omitempty"`     // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
+	MACs     []string              `json:"macs,omitempty"`      // hardware addresses of the interfaces in their order; "" and those beyond: the node chooses
 	NICs     []string              `json:"nics,omitempty"`      // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
 }
 
@@ -180,6 +181,9 @@ func (r *reader) hardware() (h Hardware) {
 	}
 	if len(h.NICs) == 0 {
 		h.NICs = nil
+	}
+	if len(h.MACs) == 0 {
+		h.MACs = nil
 	}
 	return h
 }

@@ -64,6 +64,9 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	if live && len(r.Spec.NICs) != x.NICs {
 		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, but the clone would have %d; request the same number, or clone it cold", x.NICs, len(r.Spec.NICs))
 	}
+	if err := n.nics.choosable(r.Owner, spec.NICs); err != nil {
+		return r, nil, err
+	}
 	if live && r.ImageType != vm.ImageOCI {
 		if err := keepMACs(x, r.Owner, &r.Spec); err != nil {
 			return r, nil, err

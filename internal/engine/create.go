@@ -83,6 +83,9 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 		return vm.Record{}, err
 	}
 	r.Owner = vm.Behalf(ctx)
+	if err := n.nics.choosable(r.Owner, spec.NICs); err != nil {
+		return vm.Record{}, err
+	}
 	more, err := n.designContainers(ctx, &r)
 	if err != nil {
 		return vm.Record{}, err

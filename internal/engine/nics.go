@@ -36,6 +36,23 @@ func (a nics) network(want vm.NICSpec) (network.Network, error) {
 	return nil, errdefs.Invalidf("no network is called %q; available: %s", name, list(all))
 }
 
+// choosable refuses hardware addresses that a namespace chooses on a link with other machines.
+func (a nics) choosable(owner vm.Owner, all []vm.NICSpec) error {
+	for i, want := range all {
+		if want.MAC == "" || owner.Operator() {
+			continue
+		}
+		n, err := a.network(want)
+		if err != nil {
+			return err
+		}
+		if own, ok := n.(network.OwnLink); !ok || !own.OwnLink() {
+			return errdefs.Preconditionf("interface %d asks for the hardware address %s, and other machines may be on network %s, whose frames it could get; leave the address out", i+1, want.MAC, n.Name())
+		}
+	}
+	return nil
+}
+
 // attach creates the NICs of r. On failure, back detaches those already created; if fresh, it also releases their
 // addresses.
 func (a nics) attach(ctx context.Context, r vm.Record, back *undo.Stack, fresh bool) ([]vm.NIC, error) {
@@ -46,6 +63,9 @@ func (a nics) attach(ctx context.Context, r vm.Record, back *undo.Stack, fresh b
 			return nil, err
 		}
 		nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, want)
+		if errdefs.IsAlreadyExists(err) && !r.Owner.Operator() { // err may name the VM of another namespace
+			err = errdefs.Existsf("the hardware address %s is taken on network %s; choose another or none", want.MAC, n.Name())
+		}
 		if err != nil {
 			return nil, err
 		}

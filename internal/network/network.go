@@ -86,6 +86,13 @@ type Network interface {
 	Teardown(ctx context.Context) error
 }
 
+// OwnLink is a Network that says who is on its link.
+type OwnLink interface {
+	// OwnLink reports whether only VMs and this node are. On another link, a VM with a hardware address of its choice could get the frames
+	// of another machine.
+	OwnLink() bool
+}
+
 // AlwaysClosed are the addresses at which clouds give a machine its identity and credentials: link-local ones and some others.
 // Guests must not act as that machine.
 func AlwaysClosed() []netip.Prefix {

@@ -128,14 +128,23 @@ func (s Spec) Validate() error {
 		if n.MAC == "" {
 			continue
 		}
-		if hw, err := net.ParseMAC(n.MAC); err != nil || len(hw) != 6 || hw[0]&1 != 0 {
-			return errdefs.Invalidf("VM %s: %q is not a unicast MAC address", s.Name, n.MAC)
+		if err := ValidateMAC(n.MAC); err != nil {
+			return fmt.Errorf("VM %s: %w", s.Name, err)
 		}
 	}
 	for _, check := range []func() error{s.validateNames, func() error { return validatePorts(s.NICs) }, s.Process.validate, s.ValidateVolumes, s.validateBootVolume, s.ValidateContainers, s.ValidateSysctls, s.SMBIOS.Validate, s.validateHardware} {
 		if err := check(); err != nil {
 			return fmt.Errorf("VM %s: %w", s.Name, err)
 		}
+	}
+	return nil
+}
+
+// ValidateMAC returns an InvalidArgument error unless text is the hardware address of one interface: unicast, 48 bits, not zero.
+func ValidateMAC(text string) error {
+	hw, err := net.ParseMAC(text)
+	if err != nil || len(hw) != 6 || hw[0]&1 != 0 || [6]byte(hw) == [6]byte{} {
+		return errdefs.Invalidf("%q is not a unicast MAC address", text)
 	}
 	return nil
 }

@@ -23,6 +23,12 @@ func keep(n network.Network) *keptNetwork {
 	return &keptNetwork{Network: n, turn: make(chan struct{})}
 }
 
+// OwnLink implements network.OwnLink.
+func (k *keptNetwork) OwnLink() bool {
+	own, ok := k.Network.(network.OwnLink)
+	return ok && own.OwnLink()
+}
+
 // set records a change. Preconditions: mu is held.
 func (k *keptNetwork) set(up bool) {
 	if k.up != up {

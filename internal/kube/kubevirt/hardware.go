@@ -28,7 +28,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	}
 	m.Graphics, m.Logins = graphics(&vmi.Spec), logins(&vmi.Spec)
 	m.Hardware = contract.Hardware{
-		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec),
+		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec), MACs: macs(&vmi.Spec),
 	}
 	m.Hardware.Keep = keptBy(vmi, m.Hardware)
 	if w := d.Devices.Watchdog; w != nil {

@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"net"
 	"slices"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 	v1 "kubevirt.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // models are the models of interfaces, by what the node calls them.
@@ -52,7 +54,7 @@ func (c *check) interfaces() {
 	if len(s.Networks) > contract.MaxNetworks+1 {
 		c.errs = append(c.errs, field.TooMany(at, len(s.Networks), contract.MaxNetworks+1))
 	}
-	used := map[string]bool{}
+	used, chosen := map[string]bool{}, macs(s)
 	for i, n := range s.Domain.Devices.Interfaces {
 		at := c.at.Child("domain", "devices", "interfaces").Index(i)
 		if used[n.Name] {
@@ -63,6 +65,13 @@ func (c *check) interfaces() {
 			c.errs = append(c.errs, field.NotFound(at.Child("name"), n.Name))
 		}
 		only(c, at.Child("model"), n.Model, models...)
+		if mac := n.MacAddress; mac != "" {
+			if err := vm.ValidateMAC(mac); err != nil {
+				c.invalid(at.Child("macAddress"), n.MacAddress, "is not the hardware address of one interface, such as 02:00:00:00:00:01")
+			} else if slices.Contains(chosen[:i], chosen[i]) {
+				c.errs = append(c.errs, field.Duplicate(at.Child("macAddress"), n.MacAddress))
+			}
+		}
 		only(c, at.Child("state"), n.State, "", v1.InterfaceStateLinkUp)
 		if n.Bridge != nil && n.Masquerade != nil {
 			c.errs = append(c.errs, field.Forbidden(at, "an interface has one binding"))
@@ -103,6 +112,23 @@ func networkOf(s *v1.VirtualMachineInstanceSpec, name string) *v1.Network {
 		return &s.Networks[i]
 	}
 	return nil
+}
+
+// macs returns the hardware addresses that the interfaces ask for; nil if none does.
+func macs(s *v1.VirtualMachineInstanceSpec) (out []string) {
+	asked := false
+	for _, n := range s.Domain.Devices.Interfaces {
+		text := n.MacAddress
+		if hw, err := net.ParseMAC(text); err == nil {
+			text = hw.String()
+		}
+		asked = asked || text != ""
+		out = append(out, text)
+	}
+	if !asked {
+		return nil
+	}
+	return out
 }
 
 // nicModels returns the models of the interfaces; nil if all are virtio.

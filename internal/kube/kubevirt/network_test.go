@@ -9,6 +9,7 @@ import (
 	v1 "kubevirt.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
@@ -118,6 +119,35 @@ func TestPassedAnnotations(t *testing.T) {
 		vmi.Annotations = map[string]string{key: value}
 		if errs, _ := CheckInstance(vmi); len(errs) != 1 || errs[0].Field != "metadata.annotations["+key+"]" {
 			t.Errorf("%s: %v", key, errs)
+		}
+	}
+}
+
+// The guest has the hardware address that its interface asks for, and the node chooses the others.
+func TestHardwareAddresses(t *testing.T) {
+	for text, want := range map[string]string{"": "", "02-AB-00-00-00-01": "02:ab:00:00:00:01", "de:ad:00:00:be:af": "de:ad:00:00:be:af"} {
+		i := vmi(t, "web")
+		i.Spec = *wired(t, "pod", "lab")
+		i.Spec.Domain.Devices.Interfaces[1].MacAddress = text
+		if errs, _ := CheckInstance(i); len(errs) > 0 {
+			t.Fatal(text, errs)
+		}
+		pod := Pod(i)
+		if errs := convert.Check(pod); len(errs) > 0 {
+			t.Fatalf("a node refuses the pod: %v", errs)
+		}
+		nics := convert.NICs(pod)
+		if len(nics) != 2 || nics[0].MAC != "" || nics[1].MAC != want {
+			t.Errorf("%q: %+v", text, nics)
+		}
+	}
+	for text, why := range map[string]string{
+		"noise": "Invalid", "01:00:00:00:00:01": "Invalid", "00:00:00:00:00:00": "Invalid", "02:00:00:00:00:00:00:01": "Invalid", "02-00-00-00-00-01": "Duplicate",
+	} {
+		s := wired(t, "pod", "lab")
+		s.Domain.Devices.Interfaces[0].MacAddress, s.Domain.Devices.Interfaces[1].MacAddress = "02:00:00:00:00:01", text
+		if errs, _ := Check(s, field.NewPath("spec")); len(errs) != 1 || !strings.Contains(errs.ToAggregate().Error(), "spec.domain.devices.interfaces[1].macAddress: "+why) {
+			t.Errorf("%s: %v", text, errs)
 		}
 	}
 }

@@ -104,12 +104,12 @@ func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
 	if nics := convert.NICs(pod); len(nics) > 1 {
 		return nics
 	}
-	network, ports := pod.Annotations[contract.KeyNetwork], convert.HostPorts(pod)
-	if network == "" && ports == nil || n <= 0 {
+	asked := convert.NICs(pod)[0]
+	if asked.Network == "" && asked.Ports == nil && asked.MAC == "" || n <= 0 {
 		return nil
 	}
-	nics := slices.Repeat([]vm.NICSpec{{Network: network}}, n)
-	nics[0].Ports = ports
+	nics := slices.Repeat([]vm.NICSpec{{Network: asked.Network}}, n)
+	nics[0] = asked
 	return nics
 }
 

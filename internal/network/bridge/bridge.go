@@ -89,6 +89,9 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 	}, nil
 }
 
+// OwnLink implements network.OwnLink: an adopted bridge is somebody else's.
+func (n *Network) OwnLink() bool { return !n.cfg.Adopt }
+
 // Name implements network.Network.
 func (n *Network) Name() string { return n.cfg.Name }
 
