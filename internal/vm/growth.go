@@ -44,6 +44,9 @@ func (s Spec) growth() Growth {
 	return s.Hardware.Growth
 }
 
+// CanGrow reports whether the guest of s can get CPUs or memory while it runs.
+func (s Spec) CanGrow() bool { return s.growth() != Growth{} }
+
 // MaxCPUs returns the most CPUs that the guest of s can have while it runs.
 func (s Spec) MaxCPUs() int {
 	if g := s.growth(); g.Sockets > 0 {

@@ -4,6 +4,7 @@ package qemu
 
 import (
 	"context"
+	"io"
 	"testing"
 	"time"
 
@@ -65,6 +66,7 @@ func TestGrowFirmware(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	go func() { _, _ = io.Copy(io.Discard, c) }()
 	if _, err := c.Write([]byte("until [ $(grep -c ^processor /proc/cpuinfo) = 3 ] && [ $(sed -n 's/MemTotal: *\\([0-9]*\\).*/\\1/p' /proc/meminfo) -gt 196608 ]; do sleep 0.2; done; echo all-$((3+4))\n")); err != nil {
 		t.Fatal(err)
 	}

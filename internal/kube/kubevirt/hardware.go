@@ -30,6 +30,10 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	m.Hardware = contract.Hardware{
 		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec),
 	}
+	if n := maxSockets(&vmi.Spec); n > 0 {
+		m.Hardware.MaxSockets, m.Hardware.CPUShare = n, cpuShare
+	}
+	m.Hardware.MaxMemory = maxMemory(&vmi.Spec)
 	if w := d.Devices.Watchdog; w != nil {
 		m.Hardware.Watchdog = string(watchdog(w))
 	}
