@@ -180,8 +180,8 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 		s.drop(v1.VirtualMachineRestartRequired)
 	case x.template == nil:
 	case changed(vmi, x.template):
-		why := ""
-		if s.live, why = grown(x); s.live == nil {
+		next, why := grown(x)
+		if s.live = next; next == nil {
 			text := "the template has changed; the change is effective after a restart"
 			if why != "" {
 				text += ": " + why
