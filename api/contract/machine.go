@@ -34,18 +34,23 @@ type Chassis struct {
 
 // Hardware is what the machine of a guest that boots itself is like beyond its CPUs, memory and firmware.
 type Hardware struct {
-	Topology Topology              `json:"topology,omitzero"`
-	CPU      CPU                   `json:"cpu,omitzero"`
-	Clock    Clock                 `json:"clock,omitzero"`
-	UEFI     UEFI                  `json:"uefi,omitzero"`
-	Huge     bool                  `json:"hugePages,omitempty"` // its memory is huge pages of 2 MiB
-	TPM      string                `json:"tpm,omitempty"`       // ephemeral or persistent
-	Keep     string                `json:"keep,omitempty"`      // what is persistent of UEFI and TPM stays on the node for the next pod of the VM with this key, as long as the VM is the node's (KeySticky)
-	Panic    string                `json:"panic,omitempty"`     // isa or pci: the device by which the guest says that its kernel has panicked
-	Watchdog string                `json:"watchdog,omitempty"`  // reset, poweroff or shutdown: what its end does; "": there is none
-	Disks    map[string]DiskDevice `json:"disks,omitempty"`     // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
-	MACs     []string              `json:"macs,omitempty"`      // hardware addresses of the interfaces in their order; "" and those beyond: the node chooses
-	NICs     []string              `json:"nics,omitempty"`      // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
+	Topology Topology `json:"topology,omitzero"`
+	CPU      CPU      `json:"cpu,omitzero"`
+	Clock    Clock    `json:"clock,omitzero"`
+	UEFI     UEFI     `json:"uefi,omitzero"`
+	Huge     bool     `json:"hugePages,omitempty"` // its memory is huge pages of 2 MiB
+	TPM      string   `json:"tpm,omitempty"`       // ephemeral or persistent
+	Keep     string   `json:"keep,omitempty"`      // what is persistent of UEFI and TPM stays on the node for the next pod of the VM with this key, as long as the VM is the node's (KeySticky)
+	// MaxSockets and MaxMemory are how far the guest can grow while it runs, when the pod is resized; 0: not at all. CPUShare is how many
+	// thousandths of a CPU the pod requests for each CPU of the guest. Its request then says how many CPUs, and so sockets, the guest has.
+	MaxSockets int                   `json:"maxSockets,omitempty"`
+	MaxMemory  int64                 `json:"maxMemory,omitempty"` // bytes
+	CPUShare   int64                 `json:"cpuShare,omitempty"`
+	Panic      string                `json:"panic,omitempty"`    // isa or pci: the device by which the guest says that its kernel has panicked
+	Watchdog   string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
+	Disks      map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
+	MACs       []string              `json:"macs,omitempty"`     // hardware addresses of the interfaces in their order; "" and those beyond: the node chooses
+	NICs       []string              `json:"nics,omitempty"`     // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
 }
 
 // CPU says what a guest sees of its CPUs and of their hypervisor.

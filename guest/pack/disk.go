@@ -20,10 +20,10 @@ import (
 var rootfs embed.FS
 
 // diskModules are the kernel modules of the demo disk. They drive its disks and its network, and read the cloud-init seed. diskOptional are
-// used if the kernel has them: for the power button, for disks and CD-ROMs on SCSI, SATA and USB, and for interfaces that are not virtio.
+// used if the kernel has them: for the power button, for memory that it gets while it runs, for disks and CD-ROMs on SCSI, SATA and USB, and for interfaces that are not virtio.
 var (
 	diskModules  = []string{"virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "isofs"}
-	diskOptional = []string{"button", "evdev", "af_packet", "virtio_scsi", "ahci", "xhci_pci", "usb_storage", "e1000", "e1000e", "8139cp", "sd_mod", "sr_mod"}
+	diskOptional = []string{"button", "evdev", "virtio_mem", "af_packet", "virtio_scsi", "ahci", "xhci_pci", "usb_storage", "e1000", "e1000e", "8139cp", "sd_mod", "sr_mod"}
 )
 
 const (

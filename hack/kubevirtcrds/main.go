@@ -10,6 +10,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
@@ -30,6 +32,8 @@ type kind struct {
 	status     bool                // it has a status subresource
 	scaled     bool                // it has a scale subresource; status.labelSelector selects its pods
 	spec       []map[string]string // rules (CEL) of its spec
+	constant   map[string][]string // parts of its spec, none of whose fields may change but those listed; nil: no rule says so
+	message    string              // of that rule
 	whole      []map[string]string // rules (CEL) of the object
 	older      string              // another version that is served, with the same fields; kinds of kubevirt.io itself have v1alpha3
 }
@@ -63,10 +67,8 @@ var kinds = map[string]kind{
 			{name: "Live-Migratable", kind: "string", path: condition("LiveMigratable"), wide: true},
 			{name: "Paused", kind: "string", path: condition("Paused"), wide: true},
 		},
-		spec: []map[string]string{{
-			"rule":    "self == oldSelf",
-			"message": "the spec of a VirtualMachineInstance cannot change; change its VirtualMachine and restart it",
-		}},
+		constant: map[string][]string{"": {"domain"}, "domain": {"cpu", "memory"}, "domain.cpu": {"sockets"}, "domain.memory": {"guest"}},
+		message:  "the spec of a VirtualMachineInstance cannot change, except domain.cpu.sockets and domain.memory.guest; change its VirtualMachine and restart it",
 	},
 	"virtualmachineinstancereplicasets": {
 		shortNames: []string{"vmirs", "vmirss"},
@@ -383,7 +385,44 @@ func (k kind) describe(version map[string]any) error {
 	if len(subresources) > 0 {
 		version["subresources"] = subresources
 	}
+	if len(k.constant) > 0 {
+		rule, err := k.unchanged(version)
+		if err != nil {
+			return err
+		}
+		k.spec = append(slices.Clone(k.spec), map[string]string{"rule": rule, "message": k.message})
+	}
 	return errors.Join(checkBy(k.spec, version, "schema", "openAPIV3Schema", "properties", "spec"), checkBy(k.whole, version, "schema", "openAPIV3Schema"))
+}
+
+// unchanged returns the rule that no field of the constant parts changes but those listed. A part may be missing, but neither come nor go.
+func (k kind) unchanged(version map[string]any) (string, error) {
+	var rules []string
+	for _, part := range slices.Sorted(maps.Keys(k.constant)) {
+		at, is, was := []string{"schema", "openAPIV3Schema", "properties", "spec", "properties"}, "self", "oldSelf"
+		if part != "" {
+			for name := range strings.SplitSeq(part, ".") {
+				at = append(at, name, "properties")
+			}
+			is, was = is+"."+part, was+"."+part
+		}
+		fields, found, err := unstructured.NestedMap(version, at...)
+		if err != nil || !found {
+			return "", errors.Join(fmt.Errorf("the spec has no %s", part), err)
+		}
+		var all []string
+		for _, name := range slices.Sorted(maps.Keys(fields)) {
+			if !slices.Contains(k.constant[part], name) {
+				all = append(all, fmt.Sprintf("has(%[1]s.%[3]s) == has(%[2]s.%[3]s) && (!has(%[1]s.%[3]s) || %[1]s.%[3]s == %[2]s.%[3]s)", is, was, name))
+			}
+		}
+		rule := strings.Join(all, " && ")
+		if strings.Contains(part, ".") {
+			rule = fmt.Sprintf("has(%[1]s) == has(%[2]s) && (!has(%[1]s) || %[3]s)", is, was, rule)
+		}
+		rules = append(rules, rule)
+	}
+	return strings.Join(rules, " && "), nil
 }
 
 // checkBy adds rules to the schema at a path of version.

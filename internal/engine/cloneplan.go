@@ -120,6 +120,9 @@ func defaultName(id vm.ID) string { return "cocoon-clone-" + string(id) }
 func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.Spec, error) {
 	s := x.Record.Spec.Clone()
 	s.Name, s.Hostname, s.Labels, s.Offered, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Image
+	if !live {
+		s = s.Booted()
+	}
 	s.Domain = "" // of the source's name
 	s.SMBIOS = s.SMBIOS.Anew()
 	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage

@@ -22,6 +22,7 @@ type Engine struct {
 	*node
 	containerVerbs
 	volumeVerbs
+	sizeVerbs
 	strays *strays
 }
 
@@ -30,6 +31,9 @@ type containerVerbs struct{ *node }
 
 // volumeVerbs are the methods of Engine for the volumes of VMs.
 type volumeVerbs struct{ *node }
+
+// sizeVerbs are the methods of Engine for the size of VMs.
+type sizeVerbs struct{ *node }
 
 // strays are the remains that recovery found of VMs that the journal does not know.
 type strays struct {

@@ -28,6 +28,8 @@ const (
 
 	opResizeContainers = "resize containers"
 
+	opGrow = "grow"
+
 	opAttachVolume = "attach volume"
 	opDetachVolume = "detach volume"
 
@@ -43,6 +45,7 @@ const (
 	stepClean    = "clean"
 	stepJoin     = "join"
 	stepResize   = "resize"
+	stepGrow     = "grow"
 	stepAttach   = "attach"
 	stepPlug     = "plug"
 	stepLeave    = "leave"

@@ -18,6 +18,7 @@ var operations = []recoverable{
 	adoptOperation,
 	additionOperation,
 	resizeOperation,
+	growOperation,
 	attachOperation,
 	detachOperation,
 }

@@ -187,6 +187,7 @@ func (s *restore) resume(ctx context.Context) (outcome, error) {
 		if err := s.identify(ctx, &r); err != nil {
 			return outcome{}, err
 		}
+		r.Spec = r.Spec.SizedAs(s.x.Record.Spec)
 		f.log, f.incoming = s.logs.BeginForeign, incomingOf(s.held)
 		f.incoming.Alone, f.incoming.LinksDown = true, r.Cloned
 	}
@@ -196,6 +197,7 @@ func (s *restore) resume(ctx context.Context) (outcome, error) {
 		to.Ephemeral = endedWith(to.Ephemeral, now())
 		if live {
 			to.Containers, to.Ephemeral = r.Containers, over(to.Ephemeral, r.Ephemeral)
+			to.Spec = to.Spec.SizedAs(r.Spec)
 		}
 		if slept {
 			to.Snapshot = ""

@@ -114,6 +114,7 @@ type Plan struct {
 	SMBIOS      *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular
 	Graphics    bool       // the guest has a screen, a keyboard and a mouse, if the driver's instances are Displayers
 	Topology    vm.Topology
+	Growth      vm.Growth // how far the guest can grow while it runs, if the driver's instances are Resizers
 	CPU         vm.CPU
 	Clock       vm.Clock
 	UEFI        vm.UEFI
@@ -302,6 +303,18 @@ type DiskFlattener interface {
 	// one of the disk's layers, as its backing file; with nil it has none. The layers do not change. The old chain stays valid
 	// before, during and after the call, so it may stay recorded until this returns nil. Not during a save of the VM.
 	FlattenDisk(ctx context.Context, serial string, base *vm.Disk) error
+}
+
+// Resizer is the ability of an Instance to give its guest more CPUs and memory while it runs, up to Plan.Growth. Nothing is taken away. A
+// guest that is saved later resumes with a plan that has its present size.
+type Resizer interface {
+	// Grow gives the guest what it lacks of size. The limits of the process grow first. When it returns, the guest has been told of its
+	// CPUs, and it has taken the memory. It is no error if the guest has all that already. After an error the guest may have a part of
+	// it, which Size tells.
+	// Errors: InvalidArgument beyond Plan.Growth, FailedPrecondition if the guest does not take the memory before ctx ends, Unavailable.
+	Grow(ctx context.Context, size vm.Size) error
+	// Size returns what the guest has been given.
+	Size(ctx context.Context) (vm.Size, error)
 }
 
 // DiskOverlay is a new top for one writable disk.

@@ -83,6 +83,7 @@ type guests interface {
 }
 
 type attacher interface {
+	Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error)
 	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
 	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
 }

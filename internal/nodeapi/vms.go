@@ -137,6 +137,10 @@ func (v *vms) ResizeContainers(ctx context.Context, r *nodev1.ResizeContainersRe
 	return answer(nodewire.EncodeRecord)(v.containers.ResizeContainers(ctx, r.GetRef(), nodewire.DecodeResized(r.GetContainers())))
 }
 
+func (v *vms) Resize(ctx context.Context, r *nodev1.ResizeRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.attacher.Resize(ctx, r.GetRef(), vm.Size{CPUs: int(r.GetCpus()), Memory: r.GetMemory()}))
+}
+
 func (v *vms) AttachVolume(ctx context.Context, r *nodev1.AttachVolumeRequest) (*nodev1.Record, error) {
 	return answer(nodewire.EncodeRecord)(v.attacher.AttachVolume(ctx, r.GetRef(), nodewire.DecodeVolumeUse(r.GetVolume()), r.GetPath()))
 }

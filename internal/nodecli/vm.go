@@ -48,6 +48,11 @@ func (c *Client) Reboot(ctx context.Context, ref string, hard bool) (vm.Record, 
 	return c.record(ctx, call{args: append(args, "--", ref)})
 }
 
+// Resize gives a running VM the CPUs and memory that it lacks of a size.
+func (c *Client) Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error) {
+	return c.record(ctx, call{args: []string{"vm", "resize", "--output=json", "--cpu", strconv.Itoa(to.CPUs), "--memory", strconv.FormatInt(to.Memory, 10), "--", ref}})
+}
+
 // AttachVolume gives a VM a volume of the volume store, which the guest mounts at path unless that is "".
 func (c *Client) AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
 	volume := use.Ref

@@ -133,6 +133,11 @@ func (c *Client) AddContainer(ctx context.Context, ref string, add vm.Container)
 	return ask(ctx, c, c.vms.AddContainer, &nodev1.AddContainerRequest{Ref: ref, Container: nodewire.EncodeContainer(add)}, nodewire.DecodeRecord)
 }
 
+// Resize gives a running VM the CPUs and memory that it lacks of a size.
+func (c *Client) Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error) {
+	return ask(ctx, c, c.vms.Resize, &nodev1.ResizeRequest{Ref: ref, Cpus: int32(min(max(to.CPUs, 0), vm.MaxCPUs+1)), Memory: to.Memory}, nodewire.DecodeRecord)
+}
+
 // AttachVolume gives a VM, running or stopped, a volume of the volume store; a guest of a container image mounts it at path.
 func (c *Client) AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
 	return ask(ctx, c, c.vms.AttachVolume, &nodev1.AttachVolumeRequest{Ref: ref, Volume: nodewire.EncodeVolumeUse(use), Path: path}, nodewire.DecodeRecord)

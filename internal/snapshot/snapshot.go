@@ -80,6 +80,14 @@ type Snapshot struct {
 	Labels    map[string]string `json:"labels,omitempty"` // opaque; doors keep their own keys here
 }
 
+// Plugged is how many bytes of the memory are in the state of the devices, because the guest got them after it had booted.
+func (s Snapshot) Plugged() int64 {
+	if h := s.Record.Spec.Hardware; h != nil {
+		return min(max(h.Growth.Plugged, 0), s.Memory)
+	}
+	return 0
+}
+
 // Image is an image that disks of a snapshot are based on.
 type Image struct {
 	Name     string // as given in the VM's spec

@@ -26,13 +26,16 @@ type Hardware struct {
 	// HugePages says that the memory of the guest is pages of HugePage bytes, which the node has set aside. A VM with huge pages cannot be saved.
 	HugePages bool `json:"huge_pages,omitempty"`
 
+	// Growth is how far the guest can grow while it runs.
+	Growth Growth `json:"growth,omitzero"`
+
 	// Windows says that the guest is Windows: what is left open is then as in windows.go, and the VM has a drive for the CD-ROM of drivers.
 	Windows bool `json:"windows,omitempty"`
 }
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages && h.Growth == Growth{}
 }
 
 // HugePage is the size of a huge page in bytes.
@@ -207,6 +210,9 @@ func (s Spec) validateHardware() error {
 		return nil
 	}
 	if err := h.Topology.Validate(s.CPUs); err != nil {
+		return err
+	}
+	if err := s.validateGrowth(); err != nil {
 		return err
 	}
 	if h.HugePages && s.Memory%HugePage != 0 {

@@ -45,7 +45,7 @@ const (
 	FirmwareUEFI Firmware = "uefi"
 )
 
-// Spec is what the user asked for. Once the VM exists, only the resources of its containers and its volumes of kind VolumeDisk change.
+// Spec is what the user asked for. Once the VM exists, only its size, the resources of its containers and its volumes of kind VolumeDisk change.
 type Spec struct {
 	Name      string            `json:"name"`
 	Labels    map[string]string `json:"labels,omitempty"`  // opaque to the engine; doors keep their own keys here

@@ -58,6 +58,7 @@ const (
 	VMs_ReleaseContainer_FullMethodName = "/cocoon.node.v1.VMs/ReleaseContainer"
 	VMs_AddContainer_FullMethodName     = "/cocoon.node.v1.VMs/AddContainer"
 	VMs_ResizeContainers_FullMethodName = "/cocoon.node.v1.VMs/ResizeContainers"
+	VMs_Resize_FullMethodName           = "/cocoon.node.v1.VMs/Resize"
 	VMs_AttachVolume_FullMethodName     = "/cocoon.node.v1.VMs/AttachVolume"
 	VMs_DetachVolume_FullMethodName     = "/cocoon.node.v1.VMs/DetachVolume"
 	VMs_Clone_FullMethodName            = "/cocoon.node.v1.VMs/Clone"
@@ -132,6 +133,9 @@ type VMsClient interface {
 	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
 	// none does: a memory limit below what its container uses is refused. Idempotent.
 	ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*Record, error)
+	// Resize gives a running VM the CPUs and memory that it lacks of a size, up to the maximum of its hardware. After an error the record says
+	// which part it has. Idempotent.
+	Resize(ctx context.Context, in *ResizeRequest, opts ...grpc.CallOption) (*Record, error)
 	// AttachVolume gives a VM, running or stopped, a volume of the volume store. A guest of a container image mounts it. Idempotent.
 	AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*Record, error)
 	// DetachVolume takes a volume from a VM. A guest that uses it refuses.
@@ -495,6 +499,16 @@ func (c *vMsClient) ResizeContainers(ctx context.Context, in *ResizeContainersRe
 	return out, nil
 }
 
+func (c *vMsClient) Resize(ctx context.Context, in *ResizeRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_Resize_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -621,6 +635,9 @@ type VMsServer interface {
 	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
 	// none does: a memory limit below what its container uses is refused. Idempotent.
 	ResizeContainers(context.Context, *ResizeContainersRequest) (*Record, error)
+	// Resize gives a running VM the CPUs and memory that it lacks of a size, up to the maximum of its hardware. After an error the record says
+	// which part it has. Idempotent.
+	Resize(context.Context, *ResizeRequest) (*Record, error)
 	// AttachVolume gives a VM, running or stopped, a volume of the volume store. A guest of a container image mounts it. Idempotent.
 	AttachVolume(context.Context, *AttachVolumeRequest) (*Record, error)
 	// DetachVolume takes a volume from a VM. A guest that uses it refuses.
@@ -729,6 +746,9 @@ func (UnimplementedVMsServer) AddContainer(context.Context, *AddContainerRequest
 }
 func (UnimplementedVMsServer) ResizeContainers(context.Context, *ResizeContainersRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeContainers not implemented")
+}
+func (UnimplementedVMsServer) Resize(context.Context, *ResizeRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method Resize not implemented")
 }
 func (UnimplementedVMsServer) AttachVolume(context.Context, *AttachVolumeRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method AttachVolume not implemented")
@@ -1208,6 +1228,24 @@ func _VMs_ResizeContainers_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_Resize_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResizeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).Resize(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_Resize_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).Resize(ctx, req.(*ResizeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_AttachVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(AttachVolumeRequest)
 	if err := dec(in); err != nil {
@@ -1402,6 +1440,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResizeContainers",
 			Handler:    _VMs_ResizeContainers_Handler,
+		},
+		{
+			MethodName: "Resize",
+			Handler:    _VMs_Resize_Handler,
 		},
 		{
 			MethodName: "AttachVolume",

@@ -37,6 +37,10 @@ func (idle) Reboot(context.Context, string, bool) (vm.Record, error) {
 	return vm.Record{}, errNone
 }
 
+func (idle) Resize(context.Context, string, vm.Size) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
+
 func (idle) AttachVolume(context.Context, string, vm.VolumeUse, string) (vm.Record, error) {
 	return vm.Record{}, errNone
 }

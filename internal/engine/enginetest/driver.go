@@ -56,7 +56,7 @@ func (d Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Insta
 			return nil, err
 		}
 	}
-	pr := proc{ID: p.ID, PID: d.w.nextPID(p), Port: p.Agent, Paused: p.Paused}
+	pr := proc{ID: p.ID, PID: d.w.nextPID(p), Port: p.Agent, Paused: p.Paused, Size: vm.Size{CPUs: p.CPUs, Memory: p.Memory}, Boot: p.Memory - p.Growth.Plugged}
 	for _, disk := range p.Disks {
 		pr.Serials = append(pr.Serials, disk.Serial)
 	}

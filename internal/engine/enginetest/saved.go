@@ -76,6 +76,9 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 			return errdefs.DataLossf("the guest was saved with the disk %s, which is missing", serial)
 		}
 	}
+	if was.Size != pr.Size || was.Boot != pr.Boot {
+		return errdefs.DataLossf("the guest was saved with %+v, and booted with %d bytes of memory; it is to have %+v and %d", was.Size, was.Boot, pr.Size, pr.Boot)
+	}
 	was.Larger, was.Storage = strings.Join(p.Incoming.Grown, " "), 0
 	was.ID, was.PID, was.Disk, was.Paused, was.Down = pr.ID, pr.PID, pr.Disk, false, p.Incoming.LinksDown
 	*pr = was

@@ -110,6 +110,8 @@ type proc struct {
 	Entries map[string][]guest.LogEntry `json:"entries,omitempty"` // of their logs
 	Sized   map[string]vm.Resources     `json:"sized,omitempty"`   // what they may use
 	Volumes map[string]GuestVolume      `json:"volumes,omitempty"` // those on disks, by name
+	Size    vm.Size                     `json:"size"`              // that it was given
+	Boot    int64                       `json:"boot"`              // bytes of memory with which it booted
 	Told    map[string]int64            `json:"told,omitempty"`    // sizes of disks that it was told, in bytes, by serial
 }
 

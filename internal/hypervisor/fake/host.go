@@ -60,6 +60,8 @@ type record struct {
 
 	Resets int `json:"resets,omitempty"` // how often the guest was reset
 
+	Resized vm.Size `json:"resized,omitzero"` // what the guest was given while it runs; zero: nothing
+
 	Grown map[string]int64 `json:"grown,omitempty"` // sizes in bytes that the guest was told while it runs, by serial
 
 	Fault *hypervisor.DiskFault `json:"fault,omitempty"`

@@ -94,7 +94,8 @@ func (i *Instance) hold(p hypervisor.SavePlan) (used int64, delta bool, err erro
 		}
 		disks[at] = o.Disk
 	}
-	text, err := json.Marshal(state{Name, i.v.Plan.CPUs, i.v.Plan.Memory, len(i.v.Plan.NICs), len(i.v.Memory)})
+	has := i.v.size()
+	text, err := json.Marshal(state{Name, has.CPUs, has.Memory, len(i.v.Plan.NICs), len(i.v.Memory)})
 	if err != nil {
 		return 0, false, err
 	}
@@ -129,7 +130,7 @@ func (i *Instance) still(ctx context.Context, p hypervisor.SavePlan) error {
 
 // saveMemory writes what the guest remembers. It writes a delta if the base has the same size.
 func (i *Instance) saveMemory(p hypervisor.SavePlan) (delta bool, err error) {
-	text, size := i.v.Memory, i.v.Plan.Memory
+	text, size := i.v.Memory, i.v.Plan.Memory-i.v.Plan.Growth.Plugged
 	f, err := os.OpenFile(p.Memory, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return false, err
@@ -165,7 +166,7 @@ func recall(ctx context.Context, p hypervisor.Plan) (string, error) {
 		return "", errdefs.DataLossf("open the saved memory: %w", err)
 	}
 	defer f.Close()
-	if f.Size() != s.Memory || s.Length < 0 || s.Length > maxState {
+	if f.Size() != p.Memory-p.Growth.Plugged || s.Length < 0 || s.Length > maxState {
 		return "", errdefs.DataLossf("the saved memory has another size than %d bytes", s.Memory)
 	}
 	memory := make([]byte, s.Length)

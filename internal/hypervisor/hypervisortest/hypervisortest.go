@@ -38,6 +38,9 @@ type Fixture struct {
 	Plugged func(t *testing.T, i hypervisor.Instance, serials ...string)
 	// Sized waits until the guest sees that the disk with that serial has size bytes. nil: the guest cannot tell.
 	Sized func(t *testing.T, i hypervisor.Instance, serial string, size int64)
+	// Has waits until the guest uses that many CPUs and at least that many bytes of memory, less what its kernel keeps for itself. nil: the
+	// guest cannot tell.
+	Has func(t *testing.T, i hypervisor.Instance, size vm.Size)
 	// Firmware returns a plan as Plan does, of a guest that boots by firmware, so that a reset starts it again. nil: no such guest is
 	// at hand.
 	Firmware func(t *testing.T) hypervisor.Plan
@@ -84,6 +87,8 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"PlugDisks", testPlugDisks},
 		{"SavePlugged", testSavePlugged},
 		{"GrowDisks", testGrowDisks},
+		{"Grow", testGrow},
+		{"SaveGrown", testSaveGrown},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

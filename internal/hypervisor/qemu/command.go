@@ -104,6 +104,7 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 		c.watchdog(p.Watchdog)
 	}
 	c.panics(p.Panic)
+	c.growing(p)
 	if p.TPM != "" {
 		c.tpm()
 	}
@@ -150,6 +151,10 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s has a TPM, so it cannot resume from saved state", p.Name)
 	case p.Huge && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has huge pages, so it cannot resume from saved state", p.Name)
+	case p.Incoming == nil && p.Growth.Plugged != 0:
+		return errdefs.Invalidf("VM %s boots with all its memory, so none of it is plugged", p.Name)
+	case p.Huge && p.Growth.Memory > 0:
+		return errdefs.Invalidf("VM %s has huge pages, so its memory cannot grow", p.Name)
 	case p.Huge && p.Memory%vm.HugePage != 0:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page", p.Name, p.Memory)
 	case len(p.Shares) > 0 && p.Incoming != nil:
@@ -169,6 +174,9 @@ func check(p hypervisor.Plan) error {
 		return err
 	}
 	if err := p.Topology.Validate(p.CPUs); err != nil {
+		return fmt.Errorf("VM %s: %w", p.Name, err)
+	}
+	if err := p.Growth.Validate(vm.Size{CPUs: p.CPUs, Memory: p.Memory}, p.Topology); err != nil {
 		return fmt.Errorf("VM %s: %w", p.Name, err)
 	}
 	for i := range p.NICs {
@@ -284,7 +292,7 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 	default:
 		machine += ",graphics=off" // makes SeaBIOS and boot loaders use the serial console
 	}
-	mib := p.Memory >> 20
+	mib := atBoot(p) >> 20
 	accel := "tcg,tb-size=" + strconv.Itoa(f.tbSize)
 	if f.accel == vm.AccelKVM {
 		accel = "kvm"
@@ -294,11 +302,14 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 	}
 	smp := fmt.Sprintf("cpus=%d,sockets=1", p.CPUs)
 	if t := p.Topology; t != (vm.Topology{}) {
-		smp = fmt.Sprintf("cpus=%d,sockets=%d,cores=%d,threads=%d", p.CPUs, t.Sockets, t.Cores, t.Threads)
+		smp = fmt.Sprintf("cpus=%d,sockets=%d,cores=%d,threads=%d", p.CPUs, max(t.Sockets, p.Growth.Sockets), t.Cores, t.Threads)
+	}
+	if n := p.Growth.Sockets; n > 0 {
+		smp += fmt.Sprintf(",maxcpus=%d", n*p.Topology.Cores*p.Topology.Threads)
 	}
 	c.add("-machine", machine, "-accel", accel, "-cpu", cpuArg(p.CPU, f.accel), "-smp", smp)
 	c.clock(p.Clock, f.east)
-	c.add("-m", fmt.Sprintf("size=%dM", mib), "-object")
+	c.add("-m", fmt.Sprintf("size=%dM%s", mib, maxMemory(p)), "-object")
 	if p.Huge { // all of them at once, so that a guest never finds out that there are too few
 		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on,hugetlb=on,hugetlbsize=%d,prealloc=on", mib, vm.HugePage))
 		return

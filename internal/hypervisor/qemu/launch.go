@@ -144,7 +144,7 @@ func (l *launch) remember(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	size := l.plan.Memory >> 20 << 20
+	size := atBoot(l.plan) >> 20 << 20
 	if in.Alone {
 		l.memory, err = loadAlone(ctx, in, size)
 	} else {

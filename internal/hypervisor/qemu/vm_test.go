@@ -32,10 +32,12 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
 for m in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_console virtio_blk \
-	failover net_failover virtio_net button evdev scsi_common scsi_mod sd_mod virtio_scsi fuse virtiofs; do
-	f=$(find / -xdev -name $m.ko | head -n 1)
+	failover net_failover virtio_net button evdev scsi_common scsi_mod sd_mod virtio_scsi fuse virtiofs virtio_mem; do
+	f=$(find / -xdev -name $m.ko -o -xdev -name $m.ko.gz | head -n 1)
+	case "$f" in *.gz) gunzip $f; f=${f%.gz} ;; esac
 	[ -n "$f" ] && insmod $f 2>/dev/null
 done
+echo online >/sys/devices/system/memory/auto_online_blocks
 mdev -s
 for p in /sys/class/virtio-ports/*; do
 	[ "$(cat $p/name)" = cocoon.agent ] || continue
@@ -68,6 +70,8 @@ while read word arg; do
 			echo "SIZE $arg $(cat $b/size)."
 		done 2>/dev/null ;;
 	sh) echo "$(sh -c "$arg" 2>&1 | tr '\n' ' ')." ;;
+	has) for c in /sys/devices/system/cpu/cpu*/online; do [ "$(cat $c)" = 1 ] || echo 1 >$c; done 2>/dev/null
+		echo "HAS $(grep -c ^processor /proc/cpuinfo) $(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)." ;;
 	up) ip link set eth0 up; ip addr add $arg dev eth0; echo UP ;;
 	esac
 done
@@ -302,6 +306,21 @@ func TestContract(t *testing.T) {
 					say(t, i, "size "+serial)
 					await(t, "the guest answers", func() bool { return strings.Count(consoleOf(t, i), "HEARD size") > before })
 					return strings.Contains(consoleOf(t, i), want)
+				})
+			},
+			Has: func(t *testing.T, i hypervisor.Instance, size vm.Size) {
+				const kept = 96 << 20 // by the kernel, at most
+				await(t, fmt.Sprintf("the guest has %+v", size), func() bool {
+					before := strings.Count(consoleOf(t, i), "\nHAS ")
+					say(t, i, "has")
+					await(t, "the guest answers", func() bool { return strings.Count(consoleOf(t, i), "\nHAS ") > before })
+					text := consoleOf(t, i)
+					var cpus int
+					var kib int64
+					if _, err := fmt.Sscanf(text[strings.LastIndex(text, "\nHAS ")+1:], "HAS %d %d.", &cpus, &kib); err != nil {
+						return false
+					}
+					return cpus == size.CPUs && kib<<10 > size.Memory-kept && kib<<10 < size.Memory
 				})
 			},
 			Left: left,

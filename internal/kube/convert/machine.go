@@ -53,6 +53,10 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), Keep: ask.Hardware.Keep, UEFI: vm.UEFI(ask.Hardware.UEFI), HugePages: ask.Hardware.Huge,
 		CPU: vm.CPU{Model: cpu.Model, HideKVM: cpu.HideKVM, HyperV: vm.HyperV(cpu.HyperV)}, Clock: vm.Clock(ask.Hardware.Clock),
 	}
+	h.Growth = vm.Growth{Sockets: ask.Hardware.MaxSockets, Memory: ask.Hardware.MaxMemory}
+	if n := sharedCPUs(pod); n > 0 && h.Topology != (vm.Topology{}) {
+		h.Topology.Sockets = max(n/max(h.Topology.Cores*h.Topology.Threads, 1), 1)
+	}
 	for _, f := range cpu.Features {
 		h.CPU.Features = append(h.CPU.Features, vm.CPUFeature{Name: f.Name, Policy: vm.FeaturePolicy(f.Policy)})
 	}

@@ -46,6 +46,9 @@ func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	if old.VCPUs > 0 {
 		s.cpus = old.VCPUs
 	}
+	if n := sharedCPUs(pod); n > 0 {
+		s.cpus = n
+	}
 	if !old.RootVolumeSize.IsZero() {
 		s.storage = max(old.RootVolumeSize.Value(), vm.MinStorage)
 	}
@@ -53,6 +56,23 @@ func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 		s.storage = ask.Storage.Value()
 	}
 	return s
+}
+
+// Size returns the size of pod's VM, of which a part can change while it runs.
+func Size(pod *corev1.Pod) vm.Size {
+	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	s := sizeOf(pod, ask)
+	return vm.Size{CPUs: s.cpus, Memory: s.memory}
+}
+
+// sharedCPUs returns how many CPUs the guest of pod has by what the pod requests; 0: that does not say it.
+func sharedCPUs(pod *corev1.Pod) int {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	c := container(pod)
+	if ask.Hardware.CPUShare <= 0 || c == nil {
+		return 0
+	}
+	return int(min(c.Resources.Requests.Cpu().MilliValue()/ask.Hardware.CPUShare, math.MaxInt32))
 }
 
 // unbounded reports whether pod has several containers, and nothing says how much memory one of those needs that run together.

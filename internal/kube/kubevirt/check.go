@@ -159,6 +159,7 @@ func (c *check) machine() {
 		c.invalid(domain.Child("cpu"), n, fmt.Sprintf("is more than %d CPUs", maxCPUs))
 	}
 	c.memory(domain)
+	c.growth()
 	devices, d := domain.Child("devices"), s.Domain.Devices
 	c.flag(devices.Child("autoattachPodInterface"), d.AutoattachPodInterface, false, "a VM has the network of pods")
 	c.flag(devices.Child("autoattachSerialConsole"), d.AutoattachSerialConsole, false, "a VM has a serial console")

@@ -31,6 +31,10 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec), MACs: macs(&vmi.Spec),
 	}
 	m.Hardware.Keep = keptBy(vmi, m.Hardware)
+	if n := maxSockets(&vmi.Spec); n > 0 {
+		m.Hardware.MaxSockets, m.Hardware.CPUShare = n, cpuShare
+	}
+	m.Hardware.MaxMemory = maxMemory(&vmi.Spec)
 	if w := d.Devices.Watchdog; w != nil {
 		m.Hardware.Watchdog = string(watchdog(w))
 	}

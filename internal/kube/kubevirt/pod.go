@@ -237,7 +237,7 @@ func resources(s *v1.VirtualMachineInstanceSpec, size int64) corev1.ResourceRequ
 		}
 	}
 	if _, ok := r.Limits[corev1.ResourceCPU]; !ok && r.Requests.Cpu().IsZero() {
-		r.Requests[corev1.ResourceCPU] = *resource.NewMilliQuantity(100*cpus(s), resource.DecimalSI)
+		r.Requests[corev1.ResourceCPU] = *resource.NewMilliQuantity(cpuShare*cpus(s), resource.DecimalSI)
 	}
 	return r
 }

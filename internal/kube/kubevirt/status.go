@@ -51,6 +51,7 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 	s.ActivePods = map[types.UID]string{pod.UID: pod.Spec.NodeName}
 	s.Machine = &v1.Machine{Type: "q35"}
 	s.CurrentCPUTopology = shownTopology(&vmi.Spec)
+	observeSize(&s, vmi, pod, now)
 	s.Interfaces = interfaces(&vmi.Spec, pod)
 	s.VolumeStatus = hotplugged(pod)
 	ready := condition(pod, corev1.PodReady)

@@ -49,6 +49,7 @@ const (
 	eventAdopted       = "Adopted"
 
 	eventResizeCompleted  = "ResizeCompleted"
+	eventResizeDeferred   = "ResizeDeferred"
 	eventResizeError      = "ResizeError"
 	eventResizeInfeasible = "ResizeInfeasible"
 

@@ -324,6 +324,14 @@ func (e *engine) setPaused(ctx context.Context, call, ref string, paused vm.Paus
 	return *r, nil
 }
 
+func (e *engine) Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error) {
+	return e.plug(ctx, fmt.Sprintf("resize %d %d", to.CPUs, to.Memory>>20), ref, func(r *vm.Record) error {
+		next, err := r.Spec.Grown(to)
+		r.Spec = next
+		return err
+	})
+}
+
 func (e *engine) AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
 	return e.plug(ctx, "attach "+use.Ref+path, ref, func(r *vm.Record) error {
 		if !slices.ContainsFunc(r.Attached, func(a vm.AttachedVolume) bool { return string(a.ID) == use.Ref }) {

@@ -66,6 +66,8 @@ type machines interface {
 	Unpause(ctx context.Context, ref string) (vm.Record, error)
 	// Reboot starts the running guest again, with hard at once. It returns when that has begun.
 	Reboot(ctx context.Context, ref string, hard bool) (vm.Record, error)
+	// Resize gives the running VM the CPUs and memory that it lacks of a size. FailedPrecondition if it cannot have that while it runs.
+	Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error)
 	// AttachVolume gives a VM a volume of the volume store as a disk; the guest mounts it at path unless that is "". It is no error if
 	// the VM has it so already. DetachVolume takes it away; NotFound if the VM does not have it.
 	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)

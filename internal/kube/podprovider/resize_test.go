@@ -11,6 +11,9 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"cocoonstack.io/cocoon/internal/kube/convert"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // withContainers returns an engine whose VMs have containers.
@@ -230,5 +233,35 @@ func TestAPodOfAnotherSystem(t *testing.T) {
 		if p.Status.Message != "Failed to admit pod as the OS field doesn't match node OS" {
 			t.Errorf("message %q", p.Status.Message)
 		}
+	})
+}
+
+// TestResizeGrows: a VM that can grow gets the size of its pod, if the node has room for it.
+func TestResizeGrows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine()
+		w := start(t, e)
+		defer func() { w.stop() }()
+		p := pod(with(func(c *corev1.Container) { c.Resources = amounts("1", "256Mi") }))
+		p.Annotations = map[string]string{"vm.cocoonstack.io/hardware": `{"topology":{"sockets":1,"cores":1,"threads":1},"maxSockets":4,"maxMemory":1073741824}`}
+		w.create(p)
+		w.after(time.Second)
+		w.engine.change(e.web().ID, func(r *vm.Record) { r.ImageType = vm.ImageDisk })
+		expectSizes(t, w.after(time.Second), "1 256Mi")
+		w.resize("2", "512Mi")
+		expectSizes(t, w.after(time.Minute), "2 512Mi")
+		if s := e.web().Spec.Size(); s.CPUs != 2 || s.Memory != 512<<20 {
+			t.Errorf("the VM has %+v", s)
+		}
+		w.resize("8", "512Mi")
+		expectSizes(t, w.after(time.Minute), "2 512Mi PodResizePending/Infeasible")
+		w.resize("2", "512Mi")
+		expectSizes(t, w.after(time.Minute), "2 512Mi")
+		w.stop()
+		w.run(Config{Node: convert.Node{Memory: 600 << 20}})
+		w.resize("2", "768Mi")
+		expectSizes(t, w.after(time.Minute), "2 512Mi PodResizePending/Deferred")
+		w.resize("2", "514Mi")
+		expectSizes(t, w.after(time.Minute), "2 514Mi")
 	})
 }

@@ -2,6 +2,7 @@ package podprovider
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -45,7 +46,7 @@ func (z *resizes) due(f facts) (some bool, left time.Duration) {
 		}
 	}
 	if len(resizing) == 0 || never != "" || z.tried != f.pod.Generation {
-		z.resize.Failed, z.resize.Never, z.retry, z.tried = "", "", retryTask{}, f.pod.Generation
+		z.resize.Later, z.resize.Failed, z.resize.Never, z.retry, z.tried = "", "", "", retryTask{}, f.pod.Generation
 	}
 	if len(resizing) == 0 || never != "" {
 		return false, 0
@@ -77,7 +78,7 @@ func (z *resizes) act(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn
 		return z.give(ctx, pod, rec)
 	}
 	names := podstatus.Resizing(pod, z.look().status)
-	z.resize.Done, z.resize.Failed, z.resize.Never = true, "", ""
+	z.resize.Done, z.resize.Later, z.resize.Failed, z.resize.Never = true, "", "", ""
 	z.publish(0)
 	z.resize.Done, z.resize.Made, z.retry = false, nil, retryTask{}
 	z.event(corev1.EventTypeNormal, eventResizeCompleted, "Pod resize completed for containers: %s", strings.Join(names, ", "))
@@ -85,6 +86,9 @@ func (z *resizes) act(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn
 }
 
 func (z *resizes) give(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
+	if rec.ImageType == vm.ImageDisk {
+		return z.grow(ctx, pod, rec)
+	}
 	status := z.look().status
 	names := podstatus.Resizing(pod, status)
 	want := convert.Resized(pod, z.cfg.Node)
@@ -109,6 +113,51 @@ func (z *resizes) give(ctx context.Context, pod *corev1.Pod, rec *vm.Record) tur
 		}
 	}
 	return atOnce
+}
+
+// grow gives the VM of a guest that boots itself the size of the pod, if the node has room for it.
+func (z *resizes) grow(ctx context.Context, pod *corev1.Pod, rec *vm.Record) turn {
+	to := convert.Size(pod)
+	if why := z.full(to.Memory - rec.Spec.Memory); why != "" {
+		told := z.resize.Later != ""
+		z.resize.Later, z.resize.Failed = why, ""
+		z.retry.failed(errdefs.Exhaustedf("%s", why))
+		if !told {
+			z.event(corev1.EventTypeWarning, eventResizeDeferred, "Pod resize is deferred: %s", why)
+		}
+		z.publish(0)
+		return atOnce
+	}
+	got, err := z.vms.Resize(ctx, string(rec.ID), to)
+	if ctx.Err() != nil {
+		return atOnce
+	}
+	z.Metrics.done("resize", err)
+	if err != nil {
+		z.resize.Later = ""
+		z.failed(err)
+		return atOnce
+	}
+	z.given = given{vm: rec.ID, generation: pod.Generation}
+	z.take(got)
+	return atOnce
+}
+
+// full returns why the node has no room for that much more memory; "": it has.
+func (z *resizes) full(more int64) string {
+	if more <= 0 || z.cfg.Node.Memory == 0 {
+		return ""
+	}
+	used := int64(0)
+	for _, s := range z.index.all() {
+		if f := s.look(); f.rec != nil && f.rec.State == vm.StateRunning {
+			used += f.rec.Spec.Memory
+		}
+	}
+	if used+more > z.cfg.Node.Memory {
+		return fmt.Sprintf("its VMs have %d bytes of memory, and the node has %d, so there is no room for %d more; remove another VM, or move one to another node", used, z.cfg.Node.Memory, more)
+	}
+	return ""
 }
 
 // failed shows why the guest does not have the resources yet.

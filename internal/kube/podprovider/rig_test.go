@@ -73,7 +73,7 @@ func (w *world) begin(cfg Config) {
 
 // run starts a provider. After stop it may be called again, like a process that is restarted.
 func (w *world) run(cfg Config) {
-	cfg.Node = convert.Node{Name: "node-1", IP: "192.0.2.1"}
+	cfg.Node = convert.Node{Name: "node-1", IP: "192.0.2.1", Memory: cfg.Node.Memory}
 	var snapshots podsnapshots.Snapshots
 	if w.fakeSnapshots != nil {
 		snapshots = w.fakeSnapshots

@@ -111,6 +111,10 @@ func (v ownMachines) Reboot(ctx context.Context, ref string, hard bool) (vm.Reco
 	return v.r.Reboot(vm.OnBehalf(ctx, v.o), ref, hard)
 }
 
+func (v ownMachines) Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error) {
+	return v.r.Resize(vm.OnBehalf(ctx, v.o), ref, to)
+}
+
 func (v ownMachines) AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
 	return v.r.AttachVolume(vm.OnBehalf(ctx, v.o), ref, use, path)
 }

@@ -17,6 +17,7 @@ type Resize struct {
 	Made   *corev1.Pod // as it was when its VM was created; nil: as it is now
 	Done   bool        // the containers of the VM have the resources of the spec by now
 	Failed string      // why the last attempt to give them these failed, and is repeated
+	Later  string      // why the node has no room for them now
 	Never  string      // why the guest cannot give them these; see Infeasible too
 }
 
@@ -87,6 +88,11 @@ func differ(a, b corev1.ResourceList, name corev1.ResourceName) bool {
 // Infeasible returns why rec cannot give the containers of pod other resources while it exists; "": it can.
 func Infeasible(pod *corev1.Pod, rec *vm.Record) string {
 	switch {
+	case rec.ImageType == vm.ImageDisk && rec.Spec.CanGrow():
+		if _, err := rec.Spec.Grown(convert.Size(pod)); err != nil {
+			return err.Error()
+		}
+		return ""
 	case rec.ImageType == vm.ImageDisk:
 		return "the system of this machine is its own, and the CPUs and memory of a VM do not change while it exists; create the pod again"
 	case len(rec.Containers) == 0:
@@ -110,6 +116,8 @@ func (v View) resizing(s corev1.PodStatus, conditions []corev1.PodCondition, now
 		c.Type, c.Reason, c.Message = corev1.PodResizePending, corev1.PodReasonInfeasible, never
 	case v.Asleep:
 		c.Type, c.Reason, c.Message = corev1.PodResizePending, corev1.PodReasonDeferred, "the VM is hibernated; its containers are resized when it wakes"
+	case v.Resize.Later != "":
+		c.Type, c.Reason, c.Message = corev1.PodResizePending, corev1.PodReasonDeferred, v.Resize.Later
 	case v.Resize.Failed != "":
 		c.Reason, c.Message = corev1.PodReasonError, v.Resize.Failed
 	}

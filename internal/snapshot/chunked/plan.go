@@ -186,7 +186,7 @@ func aside(name string) bool { return name == artifact.TitleVMConfig || name == 
 func limitsOf(s snapshot.Snapshot) (map[string]int64, error) {
 	limits := map[string]int64{}
 	if s.Live {
-		limits[snapshot.FileState], limits[snapshot.FileMemory] = maxState, s.Memory
+		limits[snapshot.FileState], limits[snapshot.FileMemory] = maxState+s.Plugged(), s.Memory
 	}
 	for _, d := range s.Disks {
 		size := max(d.Size, s.Storage)

@@ -127,14 +127,14 @@ func checkSize(s snapshot.Snapshot, file string, size int64) error {
 	limit, exact := int64(maxBytes), false
 	switch file {
 	case snapshot.FileState:
-		limit = maxState
+		limit = maxState + s.Plugged()
 	case snapshot.FileMemory:
 		limit = s.Memory
 		if exact = s.MemoryBase != ""; exact {
-			limit = sparse.DeltaSize(s.Memory)
+			limit = sparse.DeltaSize(s.Memory - s.Plugged())
 		}
 	case snapshot.FileBase:
-		limit, exact = s.Memory, true
+		limit, exact = s.Memory-s.Plugged(), true
 	}
 	if size < 0 || size > limit || exact && size != limit {
 		return errdefs.Invalidf("snapshot %s: %s has %d bytes, but its record allows %d", name(s), file, size, limit)

@@ -34,6 +34,7 @@ type machines interface {
 }
 
 type plugger interface {
+	Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error)
 	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
 	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
 }
@@ -141,6 +142,12 @@ func plugs(ctx context.Context, t T, r plugger) {
 		if _, err := r.AttachVolume(ctx, "nothing", vm.VolumeUse{Ref: "none", ReadOnly: true}, path); !errdefs.IsNotFound(err) {
 			t.Errorf("a volume for what is not: %v", err)
 		}
+	}
+	if _, err := r.Resize(ctx, "nothing", vm.Size{CPUs: 2, Memory: 1 << 30}); !errdefs.IsNotFound(err) {
+		t.Errorf("a size for what is not: %v", err)
+	}
+	if _, err := r.Resize(ctx, "one", vm.Size{CPUs: 100, Memory: 1 << 40}); !errdefs.Is(err, errdefs.FailedPrecondition) {
+		t.Errorf("a size for a VM that cannot grow: %v", err)
 	}
 	for _, of := range []string{"nothing", "one"} {
 		if _, err := r.DetachVolume(ctx, of, "none"); !errdefs.IsNotFound(err) {

@@ -11,7 +11,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	kubevirtv1 "kubevirt.io/api/core/v1"
 	cdi "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
@@ -22,11 +21,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"cocoonstack.io/cocoon/deploy/kubevirt"
+	machines "cocoonstack.io/cocoon/internal/kube/kubevirt"
 	"cocoonstack.io/cocoon/internal/version"
 )
 
 // Name is the name of the object, as of KubeVirt's own installation.
-var Name = types.NamespacedName{Namespace: "kubevirt", Name: "kubevirt"}
+var Name = machines.ConfigName
 
 // Config is the name of the CDIConfig, as of CDI's own installation.
 const Config = "config"

@@ -22,9 +22,10 @@ const (
 
 // step is what happens next to a VirtualMachine.
 type step struct {
-	start  bool          // its instance is created
-	stop   bool          // its instance is deleted
-	wait   time.Duration // until the machine is looked at again; 0: when something changes
+	start  bool                           // its instance is created
+	live   *v1.VirtualMachineInstanceSpec // nil: the spec of its instance stays
+	stop   bool                           // its instance is deleted
+	wait   time.Duration                  // until the machine is looked at again; 0: when something changes
 	status v1.VirtualMachineStatus
 }
 
@@ -35,6 +36,7 @@ type seen struct {
 	vmi      *v1.VirtualMachineInstance             // nil: there is none
 	refusal  string                                 // why Cocoon cannot run such a machine, "" if it can
 	reason   string                                 // for the condition, if there is a refusal
+	staged   bool                                   // changes wait for a restart: the rollout strategy is Stage
 	data     data
 	now      time.Time
 	jitter   float64 // from 0 to 1
@@ -178,9 +180,17 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 		s.drop(v1.VirtualMachineRestartRequired)
 	case x.template == nil:
 	case changed(vmi, x.template):
-		s.set(v1.VirtualMachineRestartRequired, true, "RestartRequired", "the template has changed; the change is effective after a restart", now)
+		next, why := grown(x)
+		if s.live = next; next == nil {
+			text := "the template has changed; the change is effective after a restart"
+			if why != "" {
+				text += ": " + why
+			}
+			s.set(v1.VirtualMachineRestartRequired, true, "RestartRequired", text, now)
+		}
 	default:
 		s.drop(v1.VirtualMachineRestartRequired)
+		s.refusedSize(vmi, now)
 	}
 	if x.refusal != "" {
 		s.set(v1.VirtualMachineFailure, true, x.reason, x.refusal, now)
@@ -192,14 +202,45 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 // changed reports whether the instance is not what the template says now. A request may have started it paused, and volumes may have
 // been added while it ran, which are in its status only.
 func changed(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstanceTemplateSpec) bool {
-	is, want := vmi.Spec, template.Spec
-	is.StartStrategy = want.StartStrategy
+	return !apiequality.Semantic.DeepEqual(compared(vmi, template))
+}
+
+func compared(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstanceTemplateSpec) (is, want v1.VirtualMachineInstanceSpec) {
+	is, want = vmi.Spec, template.Spec
+	want.StartStrategy = is.StartStrategy
 	for _, v := range vmi.Status.VolumeStatus {
 		if v.HotplugVolume != nil {
 			want = kubevirt.Without(want, v.Name)
 		}
 	}
-	return !apiequality.Semantic.DeepEqual(is, want)
+	return is, want
+}
+
+// grown returns the next spec of an instance that gets CPUs or memory while it runs; nil if the change needs a restart, and why.
+func grown(x seen) (next *v1.VirtualMachineInstanceSpec, why string) {
+	if x.vmi.Status.Phase != v1.Running || x.refusal != "" {
+		return nil, ""
+	}
+	next, why = kubevirt.Live(compared(x.vmi, x.template))
+	if next != nil && x.staged {
+		return nil, "the rollout strategy of the cluster is Stage"
+	}
+	for _, kind := range []v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceVCPUChange, v1.VirtualMachineInstanceMemoryChange} {
+		if c := kubevirt.Condition(x.vmi, kind); next != nil && c != nil && c.Status == corev1.ConditionFalse {
+			return nil, "an earlier change is not effective: " + c.Message
+		}
+	}
+	return next, why
+}
+
+// refusedSize requires a restart if the guest cannot have what its instance says while it runs.
+func (s *step) refusedSize(vmi *v1.VirtualMachineInstance, now time.Time) {
+	for _, kind := range []v1.VirtualMachineInstanceConditionType{v1.VirtualMachineInstanceVCPUChange, v1.VirtualMachineInstanceMemoryChange} {
+		c := kubevirt.Condition(vmi, kind)
+		if c != nil && c.Status == corev1.ConditionFalse && (c.Reason == kubevirt.ReasonNotResized || c.Reason == corev1.PodReasonInfeasible) {
+			s.set(v1.VirtualMachineRestartRequired, true, "RestartRequired", "the running guest cannot have its new size; the change is effective after a restart: "+c.Message, now)
+		}
+	}
 }
 
 // paused tells that the guest is paused, with the words of its instance.

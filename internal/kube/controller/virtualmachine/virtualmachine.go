@@ -37,6 +37,7 @@ const (
 	ReasonRefused  = "FailedCreate"
 	ReasonOccupied = "NameTaken" // an instance that is not the machine's has its name
 	ReasonIgnored  = "FieldsIgnored"
+	ReasonResized  = "LiveUpdate"
 )
 
 // claimPause is the time after which a machine looks again for a claim that says its instancetype or its preference.
@@ -90,6 +91,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, err // the change of the status brings the machine back
 	}
 	x.template, x.refusal, x.reason = plan.template, plan.refusal, plan.reason
+	if x.staged, err = r.staged(ctx); err != nil {
+		return reconcile.Result{}, err
+	}
 	if x.data, err = r.dataVolumes(ctx, vm, x.refusal == "" && vm.DeletionTimestamp == nil); err != nil {
 		return reconcile.Result{}, err
 	}
@@ -118,6 +122,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if was := failure(&vm.Status); x.refusal != "" && was != x.refusal {
 		r.Events.Eventf(vm, nil, corev1.EventTypeWarning, ReasonRefused, "Check", "%s", x.refusal)
 	}
+	if s.live != nil && !s.stop {
+		next := vmi.DeepCopy()
+		next.Spec = *s.live
+		if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(vmi, client.MergeFromWithOptimisticLock{})); err != nil {
+			return reconcile.Result{}, controller.IgnoreStale(err)
+		}
+		r.Events.Eventf(vm, vmi, corev1.EventTypeNormal, ReasonResized, "Resize", "the running instance is to have the CPUs and the memory of the template")
+	}
 	if s.stop && vmi.DeletionTimestamp == nil {
 		if err := r.Client.Delete(ctx, vmi, client.Preconditions{UID: &vmi.UID}); err != nil {
 			return reconcile.Result{}, controller.IgnoreStale(err)
@@ -128,6 +140,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		s.wait = plan.again
 	}
 	return reconcile.Result{RequeueAfter: s.wait}, nil
+}
+
+// staged reports whether the operator has said that changes of machines wait for a restart.
+func (r *Reconciler) staged(ctx context.Context) (bool, error) {
+	k := &v1.KubeVirt{}
+	if err := r.Client.Get(ctx, kubevirt.ConfigName, k); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	strategy := k.Spec.Configuration.VMRolloutStrategy
+	return strategy != nil && *strategy == v1.VMRolloutStrategyStage, nil
 }
 
 // silence returns how long a new machine that always runs does not tell that it starts; 0: it tells now. If its guest is up until then, that is

@@ -35,6 +35,7 @@ const (
 	ReasonOccupied = "NameTaken" // a pod of somebody else has the name
 	ReasonIgnored  = "FieldsIgnored"
 	ReasonPaused   = "Paused"
+	ReasonResized  = "Resized"
 	ReasonUnpaused = "Unpaused"
 )
 
@@ -152,6 +153,9 @@ func (r *Reconciler) silence(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, s 
 // observe writes what has become of the pod.
 func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) (reconcile.Result, error) {
 	s := kubevirt.Observe(vmi, pod, r.Now())
+	if err := r.resize(ctx, vmi, pod, &s); err != nil {
+		return reconcile.Result{}, err
+	}
 	if rest := r.silence(vmi, pod, s); rest > 0 {
 		return reconcile.Result{RequeueAfter: rest}, nil
 	}
@@ -175,6 +179,27 @@ func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance
 		r.Events.Eventf(vmi, pod, kind, c.Reason, "Hotplug", "%s", c.Text)
 	}
 	return reconcile.Result{}, nil
+}
+
+// resize gives the pod the resources for the size that the instance has now. The node gives the guest what is new. A refusal of the API server is
+// in the status.
+func (r *Reconciler) resize(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod, s *v1.VirtualMachineInstanceStatus) error {
+	want := kubevirt.Resized(vmi, pod)
+	if want == nil || s.Phase != v1.Running {
+		return nil
+	}
+	next := pod.DeepCopy()
+	next.Spec.Containers[0].Resources = *want
+	err := r.Client.SubResource("resize").Patch(ctx, next, client.StrategicMergeFrom(pod, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // a quota, a class of service that would change
+		kubevirt.NotResized(s, "the API server refuses to resize the pod: "+err.Error(), r.Now())
+		return nil
+	}
+	if err != nil {
+		return controller.IgnoreStale(err)
+	}
+	r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonResized, "Resize", "the pod %s is to have %s CPUs and %s of memory", pod.Name, want.Requests.Cpu(), want.Limits.Memory())
+	return nil
 }
 
 // pod returns the pod of vmi, nil if it does not exist. The cache may not have heard of a pod that was just created, so what is not in
