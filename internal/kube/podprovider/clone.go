@@ -101,15 +101,16 @@ func (c *creation) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (
 // interfaces returns the NICs that pod asks for, if it names several networks. Else it returns as many NICs as the snapshot has, on the
 // network that pod names and with its ports of the host. nil means the NICs of the snapshot.
 func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
-	if nics := convert.NICs(pod); len(nics) > 1 {
-		return nics
+	asked := convert.NICs(pod)
+	if len(asked) > 1 {
+		return asked
 	}
 	network, ports := pod.Annotations[contract.KeyNetwork], convert.HostPorts(pod)
-	if network == "" && ports == nil || n <= 0 {
+	if network == "" && ports == nil && !asked[0].Masquerade.Asked() || n <= 0 {
 		return nil
 	}
 	nics := slices.Repeat([]vm.NICSpec{{Network: network}}, n)
-	nics[0].Ports = ports
+	nics[0].Ports, nics[0].Masquerade = ports, asked[0].Masquerade
 	return nics
 }
 
