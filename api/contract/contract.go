@@ -41,6 +41,7 @@ const (
 	KeyNetworkData = PrefixVM + "network-data-source"
 	KeySSHSecrets  = PrefixVM + "ssh-key-secrets"
 	KeyLogins      = PrefixVM + "login-secrets"
+	KeyMasquerade  = PrefixVM + "masquerade"
 )
 
 // Annotations of the Kubernetes Network Custom Resource Definition De-facto Standard, which programs of others write and read.

@@ -191,7 +191,7 @@ func (a *app) noteStranger(r vm.Record) {
 		facts.FixedMAC = facts.FixedMAC || i < len(r.Resume.MACs) && !strings.EqualFold(r.Resume.MACs[i], nic.MAC)
 	}
 	commands, err := postclone.Commands(postclone.Classify(facts), postclone.Clone{
-		ID: r.ID, Hostname: cmp.Or(r.Spec.Hostname, r.Spec.Name), NICs: r.NICs, MACs: r.Resume.MACs, MachineID: r.Resume.MachineID,
+		ID: r.ID, Hostname: cmp.Or(r.Spec.Hostname, r.Spec.Name), NICs: vm.GuestNICs(r.NICs), MACs: r.Resume.MACs, MachineID: r.Resume.MachineID,
 	})
 	if err != nil || commands == "" {
 		return // then the guest's own network has to give it its identity

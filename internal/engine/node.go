@@ -132,7 +132,7 @@ func (n *node) seed(ctx context.Context, r vm.Record, nics []vm.NIC) ([]vm.Disk,
 	if err != nil {
 		return nil, err
 	}
-	seeds, err := n.seeds.Seed(ctx, r.ID, spec, nics, n.dirs.state(r.ID))
+	seeds, err := n.seeds.Seed(ctx, r.ID, spec, vm.GuestNICs(nics), n.dirs.state(r.ID))
 	if err != nil {
 		return nil, fmt.Errorf("write the disks that tell the guest who it is: %w", err)
 	}

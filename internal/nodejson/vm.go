@@ -80,6 +80,8 @@ type NIC struct {
 	DHCP      bool     `json:"dhcp"`
 	Network   *Address `json:"network,omitempty"` // absent if the guest asks DHCP, and while the address is not known
 	Address   *Address `json:"address,omitempty"` // absent while it is not known; also of a guest that asks DHCP
+
+	Inside vm.Inside `json:"inside,omitzero"` // what a masqueraded guest has instead of the address
 }
 
 // Address is the configuration of an interface in its network.
@@ -127,7 +129,7 @@ func FromRecord(r vm.Record) VM {
 		Owner: r.Owner, Offered: r.Spec.Offered,
 	}
 	for _, n := range r.NICs {
-		nic := NIC{Tap: n.Tap, MAC: n.MAC, Name: n.Network, NetNSPath: n.NetNS, DHCP: n.DHCP}
+		nic := NIC{Tap: n.Tap, MAC: n.MAC, Name: n.Network, NetNSPath: n.NetNS, DHCP: n.DHCP, Inside: n.Inside}
 		if n.IP != "" {
 			nic.Address = &Address{IP: n.IP, Gateway: n.Gateway, Prefix: n.Prefix, DNS: n.DNS, IPv6: n.IPv6, Addresses: n.Addresses, Routes: n.Routes}
 			if !n.DHCP {
@@ -173,7 +175,7 @@ func (v VM) Record() vm.Record {
 		AgentReady: v.AgentReady, ExitCode: v.ExitCode, Reason: v.Reason, Message: v.Message, Restarts: v.Restarts, Revision: v.Revision,
 	}
 	for _, n := range v.NetworkConfigs {
-		nic := vm.NIC{Tap: n.Tap, MAC: n.MAC, Network: n.Name, NetNS: n.NetNSPath, DHCP: n.DHCP}
+		nic := vm.NIC{Tap: n.Tap, MAC: n.MAC, Network: n.Name, NetNS: n.NetNSPath, DHCP: n.DHCP, Inside: n.Inside}
 		if a := cmp.Or(n.Address, n.Network); a != nil { // earlier releases have only network
 			nic.IP, nic.Gateway, nic.Prefix, nic.DNS, nic.IPv6 = a.IP, a.Gateway, a.Prefix, a.DNS, a.IPv6
 			nic.Addresses, nic.Routes = a.Addresses, a.Routes

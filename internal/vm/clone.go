@@ -9,7 +9,8 @@ func (s Spec) Clone() Spec {
 	s.Process = s.Process.Clone()
 	s.NICs = cloneSlice(s.NICs)
 	for i := range s.NICs {
-		s.NICs[i].Ports = cloneSlice(s.NICs[i].Ports)
+		n := &s.NICs[i]
+		n.Ports, n.Masquerade.Ports = cloneSlice(n.Ports), cloneSlice(n.Masquerade.Ports)
 	}
 	if s.CloudInit != nil {
 		c := *s.CloudInit

@@ -20,6 +20,14 @@ const (
 	SCTP Protocol = "sctp"
 )
 
+func (p Protocol) validate() error {
+	switch p {
+	case TCP, UDP, SCTP:
+		return nil
+	}
+	return errdefs.Invalidf("the protocol %q is not one of tcp, udp and sctp", p)
+}
+
 // PortMapping forwards a port of the host to the guest. Connections to the host's loopback addresses are not forwarded.
 type PortMapping struct {
 	Protocol  Protocol `json:"protocol"`
@@ -42,10 +50,8 @@ func (p PortMapping) Clashes(o PortMapping) bool {
 }
 
 func (p PortMapping) validate() error {
-	switch p.Protocol {
-	case TCP, UDP, SCTP:
-	default:
-		return errdefs.Invalidf("port %d: the protocol %q is not one of tcp, udp and sctp", p.HostPort, p.Protocol)
+	if err := p.Protocol.validate(); err != nil {
+		return errdefs.Invalidf("port %d: %w", p.HostPort, err)
 	}
 	if p.HostPort == 0 || p.GuestPort == 0 {
 		return errdefs.Invalidf("port %s to %d: a port is between 1 and 65535", p, p.GuestPort)

@@ -39,8 +39,8 @@ func (s CloneSpec) Validate() error {
 		return errdefs.Invalidf("a clone needs either a snapshot or a folder with one, not both")
 	case s.FromDir != "" && !strings.HasPrefix(s.FromDir, "/"):
 		return errdefs.Invalidf("clone of a snapshot: %q is not an absolute path", s.FromDir)
-	case s.Keep.NICs && (len(s.NICs) != 1 || s.NICs[0].MAC != "" || len(s.NICs[0].Ports) > 0):
-		return errdefs.Invalidf("a clone with as many interfaces as its snapshot needs one example, without MAC and ports")
+	case s.Keep.NICs && (len(s.NICs) != 1 || s.NICs[0].MAC != "" || len(s.NICs[0].Ports) > 0 || s.NICs[0].Masquerade.Asked()):
+		return errdefs.Invalidf("a clone with as many interfaces as its snapshot needs one example, without MAC, ports and masquerade")
 	}
 	return nil
 }

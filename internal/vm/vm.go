@@ -262,6 +262,8 @@ type NICSpec struct {
 	// Policed guests exchange packets only with their host until somebody sets their policies, where the network can enforce
 	// policies.
 	Policed bool `json:"policed,omitempty"`
+
+	Masquerade Masquerade `json:"masquerade,omitzero"`
 }
 
 // NIC is a network interface that exists: the network made it, the driver plugs it, the guest agent configures it.
@@ -280,6 +282,8 @@ type NIC struct {
 
 	Addresses []string `json:"addresses,omitempty"` // CIDR; set by the guest itself, in addition to IP
 	Routes    []Route  `json:"routes,omitempty"`    // in addition to the route to Gateway
+
+	Inside Inside `json:"inside,omitzero"` // what a masqueraded guest has instead of IP, IPv6, Addresses and Routes
 }
 
 // Route is one route of a guest.

@@ -381,7 +381,7 @@ func setupOf(r vm.Record) guest.Setup {
 		s.Process, s.Mounts = new(r.Process.Addressed(r.NICs)), r.Spec.Mounts
 	}
 	dns := r.Spec.DNS
-	for _, n := range r.NICs {
+	for _, n := range vm.GuestNICs(r.NICs) {
 		n.Tap, n.NetNS = "", ""
 		if dns != nil && dns.Own {
 			n.DNS = nil

@@ -1,7 +1,10 @@
 package convert
 
 import (
+	"cmp"
+	"math"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -13,7 +16,7 @@ import (
 // NICs returns the interfaces of pod's VM: the first is on the network of the pod, and has its ports of the host.
 func NICs(pod *corev1.Pod) []vm.NICSpec {
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
-	out := []vm.NICSpec{{Network: ask.Network, Ports: HostPorts(pod)}}
+	out := []vm.NICSpec{{Network: ask.Network, Ports: HostPorts(pod), Masquerade: masquerade(pod)}}
 	further, _ := contract.ParseNetworks(pod.Annotations)
 	for _, a := range further {
 		out = append(out, vm.NICSpec{Network: a.Name})
@@ -38,6 +41,13 @@ func checkNetworks(pod *corev1.Pod) field.ErrorList {
 	errs := badKeys(err)
 	no, path := forbid(&errs), annotationPath(contract.KeyNetworks)
 	ask, _ := contract.ParseVMSpec(pod.Annotations)
+	masked, err := contract.ParseMasquerade(pod.Annotations)
+	errs = append(errs, badKeys(err)...)
+	if masked != nil && err == nil {
+		if err := (vm.Spec{NICs: []vm.NICSpec{{Masquerade: masquerade(pod)}}}).ValidateMasquerade(); err != nil {
+			errs = append(errs, field.Invalid(annotationPath(contract.KeyMasquerade), pod.Annotations[contract.KeyMasquerade], err.Error()))
+		}
+	}
 	no(slices.ContainsFunc(list, func(a contract.Attachment) bool { return a.Name == ask.Network }), path, "network "+ask.Network+" is that of "+contract.KeyNetwork+" already")
 	chosen := macs(pod)
 	if n := len(NICs(pod)); len(chosen) > n {
@@ -51,4 +61,24 @@ func checkNetworks(pod *corev1.Pod) field.ErrorList {
 		}
 	}
 	return errs
+}
+
+// masquerade returns what the annotation asks for. Numbers that are no ports become 0, which the check refuses.
+func masquerade(pod *corev1.Pod) (out vm.Masquerade) {
+	m, err := contract.ParseMasquerade(pod.Annotations)
+	if m == nil || err != nil {
+		return out
+	}
+	out.CIDR, out.CIDR6 = cmp.Or(m.CIDR, vm.MasqueradeCIDR), cmp.Or(m.CIDR6, vm.MasqueradeCIDR6)
+	port := func(n int32) uint16 {
+		if n < 0 || n > math.MaxUint16 {
+			return 0
+		}
+		return uint16(n)
+	}
+	for _, p := range m.Ports {
+		protocol := vm.Protocol(strings.ToLower(cmp.Or(p.Protocol, string(corev1.ProtocolTCP))))
+		out.Ports = append(out.Ports, vm.PortRange{Protocol: protocol, First: port(p.Port), Last: port(cmp.Or(p.Last, p.Port))})
+	}
+	return out
 }

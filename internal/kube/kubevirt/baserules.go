@@ -65,7 +65,7 @@ var preferenceRules = rulebook{
 	"devices.preferredNetworkInterfaceMultiQueue": {Warned, "the node decides about queues"},
 	"devices.preferredTPM":                        {Honoured, "if the node has swtpm"},
 	"devices.preferredTPM.persistent":             {Honoured, "as for an instance"},
-	"devices.preferredInterfaceMasquerade":        {Warned, "the guest has the address of its pod itself, not 10.0.2.2"},
+	"devices.preferredInterfaceMasquerade":        {Warned, "the machine says which binding its interface has"},
 	"devices.preferredPanicDeviceModel":           {Honoured, "isa or pvpanic, for a panic device without a model"},
 	"devices.preferredVideoType":                  {Honoured, "vga only"}, "features.preferredHyperv": {Honoured, "with KVM; without, it has no effect. What a feature needs comes with it"},
 	"features.preferredKvm":            {Outcome: Honoured},

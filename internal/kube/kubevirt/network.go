@@ -1,6 +1,9 @@
 package kubevirt
 
 import (
+	"cmp"
+	"fmt"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -76,6 +79,7 @@ func (c *check) interfaces() {
 		if n.Bridge != nil && n.Masquerade != nil {
 			c.errs = append(c.errs, field.Forbidden(at, "an interface has one binding"))
 		}
+		c.masquerade(at, n)
 		if i > 0 && slices.Contains(main, n.Name) {
 			c.errs = append(c.errs, field.Forbidden(at, "the guest has the network of the pod as its first interface; put it first"))
 		}
@@ -85,6 +89,66 @@ func (c *check) interfaces() {
 			c.errs = append(c.errs, field.Required(at.Index(i), "the network needs an interface of its name"))
 		}
 	}
+}
+
+// masquerade checks the binding of an interface, and the ports for it.
+func (c *check) masquerade(at *field.Path, n v1.Interface) {
+	if n.Masquerade == nil {
+		return
+	}
+	network := networkOf(c.spec, n.Name)
+	if network == nil {
+		return
+	}
+	if network.Pod == nil {
+		c.errs = append(c.errs, field.Forbidden(at.Child("masquerade"), "it is for the network of pods; write bridge"))
+		return
+	}
+	check := func(at *field.Path, value any, m vm.Masquerade) {
+		if err := (vm.Spec{NICs: []vm.NICSpec{{Masquerade: m}}}).ValidateMasquerade(); err != nil {
+			c.invalid(at, value, err.Error())
+		}
+	}
+	pod := c.at.Child("networks").Index(slices.IndexFunc(c.spec.Networks, func(o v1.Network) bool { return o.Name == n.Name })).Child("pod")
+	check(pod.Child("vmNetworkCIDR"), network.Pod.VMNetworkCIDR, vm.Masquerade{CIDR: cmp.Or(network.Pod.VMNetworkCIDR, vm.MasqueradeCIDR), CIDR6: vm.MasqueradeCIDR6})
+	check(pod.Child("vmIPv6NetworkCIDR"), network.Pod.VMIPv6NetworkCIDR, vm.Masquerade{CIDR: vm.MasqueradeCIDR, CIDR6: cmp.Or(network.Pod.VMIPv6NetworkCIDR, vm.MasqueradeCIDR6)})
+	for i, p := range n.Ports {
+		at := at.Child("ports").Index(i)
+		only(c, at.Child("protocol"), p.Protocol, "", "TCP", "UDP")
+		if p.Port < 1 || p.Port > math.MaxUint16 {
+			c.invalid(at.Child("port"), p.Port, "a port is between 1 and 65535")
+		}
+	}
+	for i, p := range n.PortRanges {
+		at := at.Child("portRanges").Index(i)
+		only(c, at.Child("protocol"), p.Protocol, "TCP", "UDP")
+		if p.Start < 1 || p.End < p.Start || p.End > math.MaxUint16 {
+			c.invalid(at, fmt.Sprintf("%d-%d", p.Start, p.End), "a range is between 1 and 65535, and does not end before it starts")
+		}
+	}
+	if most := 256; len(n.Ports)+len(n.PortRanges) > most {
+		c.errs = append(c.errs, field.TooMany(at.Child("ports"), len(n.Ports)+len(n.PortRanges), most))
+	}
+}
+
+// masqueradeOf returns what the first interface says of the guest's own address; nil if it has that of its pod.
+func masqueradeOf(s *v1.VirtualMachineInstanceSpec) *contract.Masquerade {
+	if len(s.Domain.Devices.Interfaces) == 0 || s.Domain.Devices.Interfaces[0].Masquerade == nil {
+		return nil
+	}
+	n := s.Domain.Devices.Interfaces[0]
+	network := networkOf(s, n.Name)
+	if network == nil || network.Pod == nil {
+		return nil
+	}
+	out := &contract.Masquerade{CIDR: network.Pod.VMNetworkCIDR, CIDR6: network.Pod.VMIPv6NetworkCIDR}
+	for _, p := range n.Ports {
+		out.Ports = append(out.Ports, contract.MasqueradePort{Protocol: p.Protocol, Port: p.Port})
+	}
+	for _, p := range n.PortRanges {
+		out.Ports = append(out.Ports, contract.MasqueradePort{Protocol: p.Protocol, Port: p.Start, Last: p.End})
+	}
+	return out
 }
 
 // networks writes the networks of the instance to the annotations of its pod.
@@ -104,6 +168,9 @@ func networks(s *v1.VirtualMachineInstanceSpec, annotations map[string]string) {
 	}
 	if further != nil {
 		annotations[contract.KeyNetworks] = strings.Join(further, ",")
+	}
+	if m := masqueradeOf(s); m != nil {
+		m.Apply(annotations)
 	}
 }
 

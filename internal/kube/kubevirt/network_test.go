@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -148,6 +149,50 @@ func TestHardwareAddresses(t *testing.T) {
 		s.Domain.Devices.Interfaces[0].MacAddress, s.Domain.Devices.Interfaces[1].MacAddress = "02:00:00:00:00:01", text
 		if errs, _ := Check(s, field.NewPath("spec")); len(errs) != 1 || !strings.Contains(errs.ToAggregate().Error(), "spec.domain.devices.interfaces[1].macAddress: "+why) {
 			t.Errorf("%s: %v", text, errs)
+		}
+	}
+}
+
+func TestMasquerade(t *testing.T) {
+	s := wired(t, "pod", "lab")
+	first, pod := &s.Domain.Devices.Interfaces[0], s.Networks[0].Pod
+	first.Masquerade = &v1.InterfaceMasquerade{}
+	text := func() string {
+		if errs, warnings := Check(s, field.NewPath("spec")); len(errs) > 0 {
+			t.Fatal(errs, warnings)
+		}
+		out := map[string]string{}
+		networks(s, out)
+		return out[contract.KeyMasquerade]
+	}
+	if got := text(); got != "{}" {
+		t.Error(got)
+	}
+	pod.VMNetworkCIDR, pod.VMIPv6NetworkCIDR = "10.7.0.0/16", "fd07::/64"
+	first.Ports, first.PortRanges = []v1.Port{{Port: 80}}, []v1.PortRange{{Protocol: "UDP", Start: 5, End: 9}}
+	want := `{"cidr":"10.7.0.0/16","cidr6":"fd07::/64","ports":[{"port":80},{"protocol":"UDP","port":5,"last":9}]}`
+	if d := diff.Of(want, text()); d != "" {
+		t.Error(d)
+	}
+	good := s.DeepCopy()
+	for want, change := range map[string]func(s *v1.VirtualMachineInstanceSpec){
+		"spec.networks[0].pod.vmNetworkCIDR: Invalid":                           func(s *v1.VirtualMachineInstanceSpec) { s.Networks[0].Pod.VMNetworkCIDR = "10.7.0.1/16" },
+		"spec.networks[0].pod.vmIPv6NetworkCIDR: Invalid":                       func(s *v1.VirtualMachineInstanceSpec) { s.Networks[0].Pod.VMIPv6NetworkCIDR = "10.7.0.0/16" },
+		"spec.domain.devices.interfaces[0].ports[0].port: Invalid":              func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Ports[0].Port = 0 },
+		"spec.domain.devices.interfaces[0].ports[0].protocol: Unsupported":      func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].Ports[0].Protocol = "ICMP" },
+		"spec.domain.devices.interfaces[0].portRanges[0]: Invalid":              func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].PortRanges[0].End = 4 },
+		"spec.domain.devices.interfaces[0].portRanges[0].protocol: Unsupported": func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[0].PortRanges[0].Protocol = "" },
+		"spec.domain.devices.interfaces[1].masquerade: Forbidden": func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Interfaces[1].Masquerade = &v1.InterfaceMasquerade{}
+		},
+		"spec.domain.devices.interfaces[0].ports: Too many": func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Interfaces[0].Ports = slices.Repeat([]v1.Port{{Port: 1}}, 256)
+		},
+	} {
+		bad := good.DeepCopy()
+		change(bad)
+		if errs, _ := Check(bad, field.NewPath("spec")); len(errs) != 1 || !strings.Contains(errs.ToAggregate().Error(), want) {
+			t.Errorf("%v; want %s", errs, want)
 		}
 	}
 }

@@ -101,15 +101,16 @@ func (c *creation) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (
 // interfaces returns the NICs that pod asks for, if it names several networks. Else it returns as many NICs as the snapshot has, on the
 // network that pod names and with its ports of the host. nil means the NICs of the snapshot.
 func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
-	if nics := convert.NICs(pod); len(nics) > 1 {
-		return nics
+	asked := convert.NICs(pod)
+	if len(asked) > 1 {
+		return asked
 	}
-	asked := convert.NICs(pod)[0]
-	if asked.Network == "" && asked.Ports == nil && asked.MAC == "" || n <= 0 {
+	first := asked[0]
+	if first.Network == "" && first.Ports == nil && first.MAC == "" && !first.Masquerade.Asked() || n <= 0 {
 		return nil
 	}
-	nics := slices.Repeat([]vm.NICSpec{{Network: asked.Network}}, n)
-	nics[0] = asked
+	nics := slices.Repeat([]vm.NICSpec{{Network: first.Network}}, n)
+	nics[0] = first
 	return nics
 }
 

@@ -317,7 +317,7 @@ func hintCommands(rec *vm.Record) string {
 		facts.FixedMAC = facts.FixedMAC || i < len(rec.Resume.MACs) && !strings.EqualFold(rec.Resume.MACs[i], nic.MAC)
 	}
 	text, err := postclone.Commands(postclone.Classify(facts), postclone.Clone{
-		ID: rec.ID, Hostname: rec.Spec.Hostname, NICs: rec.NICs, MACs: rec.Resume.MACs, MachineID: rec.Resume.MachineID,
+		ID: rec.ID, Hostname: rec.Spec.Hostname, NICs: vm.GuestNICs(rec.NICs), MACs: rec.Resume.MACs, MachineID: rec.Resume.MachineID,
 	})
 	if err != nil {
 		return ""

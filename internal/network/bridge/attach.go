@@ -23,7 +23,7 @@ func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, 
 		if lv == nil {
 			return n.notUp()
 		}
-		nic, err = n.attach(ctx, lv, ipam.Request{ID: id, Name: name, Index: index, MAC: spec.MAC, Policed: spec.Policed}, spec.Ports)
+		nic, err = n.attach(ctx, lv, ipam.Request{ID: id, Name: name, Index: index, MAC: spec.MAC, Policed: spec.Policed}, spec)
 		return err
 	})
 	if err != nil {
@@ -33,7 +33,11 @@ func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, 
 	return nic, nil
 }
 
-func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request, open []vm.PortMapping) (nic vm.NIC, err error) {
+func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request, spec vm.NICSpec) (nic vm.NIC, err error) {
+	open := spec.Ports
+	if err := n.masquerades(lv, spec.Masquerade); err != nil {
+		return vm.NIC{}, err
+	}
 	if len(open) > 0 && n.cfg.Adopt {
 		return vm.NIC{}, errdefs.Preconditionf("ports of the host cannot lead to guests of bridge %s, whose owner routes for it; connect to the guest's own address", n.cfg.Bridge)
 	}
@@ -50,7 +54,7 @@ func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request, open []v
 	if fresh {
 		back.Push(func(context.Context) error { lv.pool.Cancel(l); return nil })
 	}
-	if err := n.ensureTap(lv, &l, &back); err != nil {
+	if err := n.ensureTap(lv, &l, spec.Masquerade, &back); err != nil {
 		return vm.NIC{}, err
 	}
 	if len(open) > 0 {
@@ -61,6 +65,18 @@ func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request, open []v
 	lv.pool.Attach(l.ID, l.Index, l.Tap)
 	back.Release()
 	return n.nic(lv, l), nil
+}
+
+// masquerades returns why the network cannot give a guest another address than that of its interface, nil if it can or need not. It
+// needs what policies need: all packets pass the host's rules, and senders are checked.
+func (n *Network) masquerades(lv *live, m vm.Masquerade) error {
+	if !m.Asked() {
+		return nil
+	}
+	if err := lv.rules.polices(lv.gate != nil); err != nil {
+		return errdefs.Preconditionf("its guest cannot be masqueraded: %w; ask for the address of the interface itself, or for another network", err)
+	}
+	return nil
 }
 
 // nic returns the NIC for a lease.
@@ -78,11 +94,16 @@ func (n *Network) nic(lv *live, l ipam.Lease) vm.NIC {
 	for _, d := range lv.dns {
 		out.DNS = append(out.DNS, d.String())
 	}
+	if g, ok := n.inside.at(l.Tap); ok {
+		if out.Inside = g.inside; out.IPv6 == "" {
+			out.Inside.IPv6, out.Inside.Prefix6, out.Inside.Gateway6 = "", 0, ""
+		}
+	}
 	return out
 }
 
 // ensureTap creates the tap of l, or finds it, and sets its name in l. It keeps the name that the lease has.
-func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
+func (n *Network) ensureTap(lv *live, l *ipam.Lease, m vm.Masquerade, back *undo.Stack) error {
 	br, err := netlink.LinkByName(n.cfg.Bridge)
 	if err != nil {
 		return errdefs.New(errdefs.FailedPrecondition, "bridge %s is missing: %w; restart the daemon to create it again", n.cfg.Bridge, err)
@@ -90,7 +111,7 @@ func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
 	for salt := range attempts {
 		name := tapName(n.cfg.owner(), l.ID, l.Index, salt)
 		l.Tap = name
-		err := n.openTap(lv, *l, br.Attrs().Index, back)
+		err := n.openTap(lv, *l, m, br.Attrs().Index, back)
 		if !errors.Is(err, host.ErrTaken) {
 			return err
 		}
@@ -102,10 +123,13 @@ func (n *Network) ensureTap(lv *live, l *ipam.Lease, back *undo.Stack) error {
 const attempts = 8
 
 // openTap creates the tap called l.Tap, or uses the existing one if its mark names the same interface.
-func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) error {
+func (n *Network) openTap(lv *live, l ipam.Lease, m vm.Masquerade, bridge int, back *undo.Stack) error {
+	if err := n.translate(lv, l, m); err != nil {
+		return err
+	}
 	if lv.gate != nil {
 		if err := lv.gate.admit(l); err != nil {
-			return err
+			return errors.Join(err, n.inside.dismiss(l.Tap))
 		}
 	}
 	err := n.turns.make(func() error { return n.makeTap(lv, l, bridge) })
@@ -123,7 +147,19 @@ func (n *Network) openTap(lv *live, l ipam.Lease, bridge int, back *undo.Stack) 
 	if lv.gate != nil {
 		err = errors.Join(err, lv.gate.dismiss(l))
 	}
-	return err
+	return errors.Join(err, n.inside.dismiss(l.Tap))
+}
+
+// translate gives the guest of l the address inside that m asks for, or none.
+func (n *Network) translate(lv *live, l ipam.Lease, m vm.Masquerade) error {
+	if !m.Asked() {
+		return n.inside.dismiss(l.Tap)
+	}
+	g, err := lv.rules.insiderOf(l, m)
+	if err != nil {
+		return err
+	}
+	return n.inside.admit(lv.rules, n.mac, g)
 }
 
 // findTap returns our tap called name, nil if there is none.
@@ -158,7 +194,7 @@ func (n *Network) detach(lv *live, l ipam.Lease) error {
 	}
 	lv.pool.Detach(l.MAC, l.Tap)
 	gone, err := n.dismiss(lv, l)
-	return errors.Join(err, n.flows.forget(gone...))
+	return errors.Join(err, n.inside.dismiss(l.Tap), n.flows.forget(gone...))
 }
 
 // dismiss removes what the host has for the guest of l, whose tap is gone. It returns the addresses whose connections the caller

@@ -40,6 +40,7 @@ type Network struct {
 	dirty chan struct{} // capacity 1: set if the lease file is out of date
 
 	police *policing
+	inside *inside
 
 	answers, answers6 tally // counts of DHCPv4 and DHCPv6 messages
 
@@ -84,6 +85,7 @@ func New(cfg Config, log *slog.Logger) (*Network, error) {
 		file:   ipam.NewFile(cfg.LeasePath),
 		dirty:  make(chan struct{}, 1),
 		police: newPolicing(cfg.policyTable(), filepath.Join(cfg.StateDir, "policies-"+cfg.Name+".json"), space),
+		inside: newInside(cfg.insideTable(), space),
 		ports:  &ports{table: cfg.table() + "_ports", flows: known},
 		flows:  known,
 	}, nil

@@ -232,6 +232,9 @@ func (c Config) table() string { return "cocoon-" + c.Instance + "-" + c.Name }
 // policyTable is the name of the table of policies. No name of a network ends like this.
 func (c Config) policyTable() string { return c.table() + "_policy" }
 
+// insideTable is the name of the tables that translate the addresses of guests.
+func (c Config) insideTable() string { return c.table() + "_inside" }
+
 // bridgeMAC is fixed, so that guests keep their ARP entries over a restart, and so that a bridge without alias is still
 // recognized as ours.
 func bridgeMAC(owner string) net.HardwareAddr {

@@ -157,7 +157,7 @@ func TestConversation6(t *testing.T) {
 	}
 }
 
-// Without the mode no server answers, and the port is closed.
+// Without the mode, guests that are not masqueraded get no answer.
 func TestSLAACHasNoDHCPv6(t *testing.T) {
 	n := start6(t, Config{NAT: true})
 	g := newGuest(t, n, "a").joined().settled()

@@ -206,7 +206,7 @@ func neighbours() []expr.Any {
 	})
 }
 
-// input6 is what guests may get from the host by IPv6: neighbour discovery, the router's answer, ping, and DHCPv6 if it is on.
+// input6 is what guests may get from the host by IPv6: neighbour discovery, the router's answer, ping, and DHCPv6, which all guests use or only masqueraded ones.
 func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
 	if !r.prefix6.IsValid() {
 		return nil
@@ -217,10 +217,7 @@ func (r rules) input6(from []expr.Any) (out [][]expr.Any) {
 	for _, a := range []netip.Addr{router6, gateway6(r.prefix6)} {
 		out = append(out, join(from, destination(a), icmpKind(unix.IPPROTO_ICMPV6, icmpEchoRequest6), accept()))
 	}
-	if r.stateful6 {
-		out = append(out, join(from, destination(dhcp.AllServers), proto(unix.IPPROTO_UDP), dport(portDHCPv6Server), accept()))
-	}
-	return out
+	return append(out, join(from, destination(dhcp.AllServers), proto(unix.IPPROTO_UDP), dport(portDHCPv6Server), accept()))
 }
 
 func (r rules) guests6(t *nftables.Table) *nftables.Set {

@@ -51,6 +51,7 @@ func (n *Network) Run(ctx context.Context) error {
 		g.Go(func() error {
 			radv.Serve(gctx, on.router, radv.Config{
 				Router: router6, Prefix: lv.prefix6, DNS: lv.dns, Search: n.cfg.Search, MTU: lv.mtu, Managed: lv.rules.stateful6, Routed: lv.rules.meeting == routed,
+				Apart: n.inside.macs,
 			}, n.log)
 			return nil
 		})
@@ -93,10 +94,13 @@ func (n *Network) listen(lv *live) (on sockets, err error) {
 	if !lv.prefix6.IsValid() {
 		return on, nil
 	}
-	if on.router, err = radv.Listen(n.cfg.Bridge, router6); err != nil || !lv.rules.stateful6 {
+	if on.router, err = radv.Listen(n.cfg.Bridge, router6); err != nil {
 		return on, err
 	}
-	on.dhcp6, err = dhcp.Listen6(n.cfg.Bridge)
+	if on.dhcp6, err = dhcp.Listen6(n.cfg.Bridge); err != nil && !lv.rules.stateful6 {
+		n.log.Warn("masqueraded guests get no ipv6 address by dhcp", "network", n.cfg.Name, "err", err)
+		return on, nil
+	}
 	return on, err
 }
 
@@ -147,7 +151,12 @@ type reservations struct {
 
 func (r reservations) Lookup(mac net.HardwareAddr) (dhcp.Reservation, bool) {
 	l, ok := r.pool.ByMAC(mac.String())
-	return dhcp.Reservation{IP: l.IP, Hostname: hostname(l.VM)}, ok
+	res := dhcp.Reservation{IP: l.IP, Hostname: hostname(l.VM)}
+	if g, inside := r.n.inside.at(l.Tap); ok && inside {
+		in := g.inner4()
+		res.IP, res.Router, res.Prefix = in.guest, in.gateway, g.net4()
+	}
+	return res, ok
 }
 
 func (r reservations) Answered(a dhcp.Answer) {
@@ -155,12 +164,12 @@ func (r reservations) Answered(a dhcp.Answer) {
 	if a.Kind == dhcp.Ack && r.pool.Renew(a.MAC.String(), time.Now()) {
 		r.n.markDirty()
 	}
-	if a.Kind == dhcp.Declined {
+	if l, _ := r.pool.ByMAC(a.MAC.String()); a.Kind == dhcp.Declined && a.IP == l.IP { // an address inside is nobody else's
 		r.pool.Decline(a.MAC.String(), time.Now())
 	}
 }
 
-// reservations6 makes a pool available to the DHCPv6 server. Its addresses need no record: they are made from the MAC, and a
+// reservations6 makes a pool available to the DHCPv6 server. Where guests make their own addresses, only masqueraded ones get one. The addresses need no record: they are made from the MAC, and a
 // guest that declines its address always gets the same one again.
 type reservations6 struct {
 	n  *Network
@@ -168,7 +177,13 @@ type reservations6 struct {
 }
 
 func (r reservations6) Lookup(mac net.HardwareAddr) (dhcp.Reservation, bool) {
-	_, ok := r.lv.pool.ByMAC(mac.String())
+	l, ok := r.lv.pool.ByMAC(mac.String())
+	if g, inside := r.n.inside.at(l.Tap); ok && inside && g.outer6.IsValid() {
+		return dhcp.Reservation{IP: g.inner6().guest}, true
+	}
+	if !r.lv.rules.stateful6 {
+		return dhcp.Reservation{}, ok
+	}
 	return dhcp.Reservation{IP: radv.Address(r.lv.prefix6, mac)}, ok
 }
 

@@ -261,6 +261,9 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 	if err := n.police.setup(lv.rules, lv.pool.Attached(), leases, unpoliced); err != nil {
 		return err
 	}
+	if err := n.inside.load(leases); err != nil {
+		return err
+	}
 	if lv.rules.guard && !checked {
 		n.log.Warn("source addresses of guests are not checked, this kernel has no nftables for bridges", "network", n.cfg.Name)
 	}
@@ -406,7 +409,7 @@ func (n *Network) unplug(taps []tap) (removed []string, err error) {
 			removed = append(removed, t.lease.Tap)
 		}
 	}
-	return removed, errors.Join(append(errs, n.flows.forget(gone...))...)
+	return removed, errors.Join(append(errs, n.inside.dismiss(removed...), n.flows.forget(gone...))...)
 }
 
 // Teardown implements network.Network. It needs no Setup in this process, and it is no error if nothing exists.
@@ -430,7 +433,7 @@ func (n *Network) teardown() error {
 	if n.live != nil {
 		errs = append(errs, n.live.gate.close())
 	}
-	errs = append(errs, n.removeBridge(), n.police.teardown(), rules{table: n.cfg.table()}.remove(), n.ports.remove(), n.restoreForward())
+	errs = append(errs, n.removeBridge(), n.police.teardown(), n.inside.teardown(), rules{table: n.cfg.table()}.remove(), n.ports.remove(), n.restoreForward())
 	n.live = nil
 	return errors.Join(errs...)
 }

@@ -30,6 +30,9 @@ func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, 
 		if r.MAC, err = parseMAC(spec.MAC); err != nil {
 			return err
 		}
+		if spec.Masquerade.Asked() {
+			return errdefs.Preconditionf("its guest cannot be masqueraded, because the plugins of the network decide about its address; ask for the address of the interface itself, or for another network")
+		}
 		nic, err = n.attach(ctx, r)
 		return err
 	})

@@ -58,6 +58,18 @@ func (c Config) Check() error {
 type Reservation struct {
 	IP       netip.Addr
 	Hostname string // "" for none
+
+	// Prefix and Router replace those of the configuration, whose routes are left out then. The zero value replaces nothing.
+	Prefix netip.Prefix
+	Router netip.Addr
+}
+
+// of returns what the guest of r is told.
+func (c Config) of(r Reservation) Config {
+	if r.Prefix.IsValid() {
+		c.Prefix, c.Router, c.Routes = r.Prefix, r.Router, nil
+	}
+	return c
 }
 
 // Kind says what an Answer is, or why there is none.
@@ -194,7 +206,7 @@ func (c Config) reply(a Answer, req *dhcpv4.DHCPv4, res Reservation, kind Kind) 
 	if kind != Offer {
 		resp.ClientIPAddr = req.ClientIPAddr
 	}
-	c.tell(resp, res)
+	c.of(res).tell(resp, res)
 	if !req.IsBroadcast() || addr(req.ClientIPAddr) == res.IP {
 		a.To = res.IP
 	}

@@ -62,6 +62,10 @@ func (c Config6) Answer(payload []byte, from netip.Addr, lookup func(net.Hardwar
 		a.Kind = Unknown
 		return a
 	}
+	if !res.IP.IsValid() { // it makes its own
+		a.Kind = Ignored
+		return a
+	}
 	a.IP, a.To = res.IP, from
 	var resp *dhcpv6.Message
 	if a.Kind, resp = c.decide(req, res.IP); resp != nil {

@@ -12,7 +12,7 @@ import (
 
 // Table holds the reservations. It is called from one goroutine.
 type Table interface {
-	// Lookup returns the reservation of mac.
+	// Lookup returns the reservation of mac. In DHCPv6, one without an address gets no answer.
 	Lookup(mac net.HardwareAddr) (Reservation, bool)
 	// Answered is called before an answer is sent, and also if there is none. After Ack the guest has the address for another
 	// lease time; after Declined another machine was found with it.

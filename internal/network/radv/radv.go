@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/mdlayher/ndp"
@@ -41,6 +42,15 @@ type Config struct {
 	Managed bool
 	// Routed tells guests to send to each other through the router too.
 	Routed bool
+	// Apart returns the MACs of guests that have no address in the prefix. They get advertisements of their own, which direct them to DHCPv6.
+	// Advertisements to all must be kept from them. nil: there are none.
+	Apart func() []net.HardwareAddr
+}
+
+// apart returns what guests without an address in the prefix are told.
+func (c Config) apart(mac net.HardwareAddr) *ndp.RouterAdvertisement {
+	c.Managed = true
+	return c.message(mac)
 }
 
 // Address returns the address that a guest with that MAC makes from a prefix: its modified EUI-64 (RFC 4291, appendix A). The
@@ -124,32 +134,88 @@ func Listen(name string, router netip.Addr) (*Socket, error) {
 	return &Socket{conn: c, mac: link.HardwareAddr}, nil
 }
 
-// Serve sends advertisements until ctx ends, and closes s. A request gets an immediate answer, sent to all guests. Answers are
-// at least gather apart.
+// requests are the addresses from which guests have asked since the last answer.
+type requests struct {
+	mu    sync.Mutex
+	from  map[netip.Addr]bool
+	asked chan struct{} // capacity 1
+}
+
+func (r *requests) add(from netip.Addr) {
+	r.mu.Lock()
+	r.from[from.WithZone("")] = true
+	r.mu.Unlock()
+	select {
+	case r.asked <- struct{}{}:
+	default:
+	}
+}
+
+func (r *requests) take() map[netip.Addr]bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.from
+	r.from = map[netip.Addr]bool{}
+	return out
+}
+
+// receivers says who gets an advertisement: all guests, and which of those apart. from is nil if nobody has asked. Who asks without an
+// address may be any guest.
+func (c Config) receivers(from map[netip.Addr]bool) (all bool, apart []netip.Addr) {
+	every := from == nil || from[netip.IPv6Unspecified()]
+	all = every
+	others := len(from)
+	if c.Apart != nil {
+		for _, mac := range c.Apart() {
+			a := Address(LinkLocal, mac)
+			if from[a] {
+				others--
+			}
+			if every || from[a] {
+				apart = append(apart, a)
+			}
+		}
+	}
+	return all || others > 0, apart
+}
+
+// advertise sends what is due.
+func (c Config) advertise(s *Socket, from map[netip.Addr]bool) error {
+	all, apart := c.receivers(from)
+	var errs []error
+	if all {
+		errs = append(errs, s.conn.WriteTo(c.message(s.mac), nil, everybody))
+	}
+	for _, a := range apart {
+		errs = append(errs, s.conn.WriteTo(c.apart(s.mac), nil, a))
+	}
+	return errors.Join(errs...)
+}
+
+// Serve sends advertisements until ctx ends, and closes s. A request gets an immediate answer, sent to all guests, or to the one apart
+// that asks. Answers are at least gather apart.
 func Serve(ctx context.Context, s *Socket, c Config, log *slog.Logger) {
 	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
 	defer stop()
 	defer s.conn.Close()
-	asked := make(chan struct{}, 1)
+	r := requests{from: map[netip.Addr]bool{}, asked: make(chan struct{}, 1)}
 	go func() {
 		for ctx.Err() == nil {
-			if _, _, _, err := s.conn.ReadFrom(); err != nil { // malformed, or the link is down, or ctx ended
+			_, _, from, err := s.conn.ReadFrom()
+			if err != nil { // malformed, or the link is down, or ctx ended
 				select {
 				case <-ctx.Done():
 				case <-time.After(gather):
 				}
 				continue
 			}
-			select {
-			case asked <- struct{}{}:
-			default:
-			}
+			r.add(from)
 		}
 	}()
-	m := c.message(s.mac)
 	failing := false
+	var from map[netip.Addr]bool
 	for {
-		err := s.conn.WriteTo(m, nil, everybody)
+		err := c.advertise(s, from)
 		if err != nil && !failing && ctx.Err() == nil {
 			log.Warn("router advertisement not sent", "err", err)
 		}
@@ -162,8 +228,10 @@ func Serve(ctx context.Context, s *Socket, c Config, log *slog.Logger) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-asked:
+		case <-r.asked:
+			from = r.take()
 		case <-time.After(minInterval + rand.N(maxInterval-minInterval)):
+			from = nil
 		}
 	}
 }

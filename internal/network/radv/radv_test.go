@@ -3,6 +3,7 @@ package radv
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/mdlayher/ndp"
@@ -84,6 +85,38 @@ func TestMessage(t *testing.T) {
 	for _, what := range []string{"prefix", "mtu", "mac", "dns", "search"} {
 		if !seen[what] {
 			t.Errorf("the option %s is missing or wrong in %+v", what, m.Options)
+		}
+	}
+}
+
+func TestApart(t *testing.T) {
+	one, two := net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	a, b, other, none := Address(LinkLocal, one), Address(LinkLocal, two), netip.MustParseAddr("fe80::9"), netip.IPv6Unspecified()
+	c := Config{Prefix: netip.MustParsePrefix("fd00:1::/64"), Apart: func() []net.HardwareAddr { return []net.HardwareAddr{one, two} }}
+	m := c.apart(one)
+	if p, ok := m.Options[2].(*ndp.PrefixInformation); !m.ManagedConfiguration || !ok || p.AutonomousAddressConfiguration {
+		t.Errorf("a guest apart is told %+v", m)
+	}
+	for _, x := range []struct {
+		from  []netip.Addr // nil: nobody has asked
+		all   bool
+		apart []netip.Addr
+	}{
+		{nil, true, []netip.Addr{a, b}},
+		{[]netip.Addr{none}, true, []netip.Addr{a, b}},
+		{[]netip.Addr{a}, false, []netip.Addr{a}},
+		{[]netip.Addr{other}, true, nil},
+		{[]netip.Addr{b, other}, true, []netip.Addr{b}},
+	} {
+		var from map[netip.Addr]bool
+		for _, addr := range x.from {
+			if from == nil {
+				from = map[netip.Addr]bool{}
+			}
+			from[addr] = true
+		}
+		if all, apart := c.receivers(from); all != x.all || !slices.Equal(apart, x.apart) {
+			t.Errorf("asked from %v: %v and %v", x.from, all, apart)
 		}
 	}
 }
