@@ -63,8 +63,8 @@ func (a nics) attach(ctx context.Context, r vm.Record, back *undo.Stack, fresh b
 			return nil, err
 		}
 		nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, want)
-		if errdefs.IsAlreadyExists(err) && !r.Owner.Operator() { // err may name the VM of another namespace
-			err = errdefs.Existsf("the hardware address %s is taken on network %s; choose another or none", want.MAC, n.Name())
+		if errdefs.IsAlreadyExists(err) && !r.Owner.Operator() { // err may name the VM of another namespace, and AlreadyExists is about names of VMs
+			err = errdefs.Preconditionf("the hardware address %s is taken on network %s; choose another or none", want.MAC, n.Name())
 		}
 		if err != nil {
 			return nil, err
