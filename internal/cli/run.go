@@ -29,7 +29,8 @@ type specFlags struct {
 	uefi                                                    vm.UEFI
 	accel, firmware, tpm, driver, keep                      string
 	cpus, nics                                              int
-	memory, storage                                         sizeFlag
+	growCPUs                                                int // 0: the VM keeps the CPUs that it starts with
+	memory, growMemory, storage                             sizeFlag
 	env, labels, offered, publish, volumes                  []string
 	entrypoint                                              string
 	tty, stdin, fc, paused, graphics, windows, virtio, huge bool
@@ -86,6 +87,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.BoolVar(&f.virtio, "virtio", false, "with --windows: the guest has the drivers of virtio, so its disks and interfaces are virtio")
 	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
 	fs.BoolVar(&f.uefi.Persistent, "keep-uefi", false, "with --firmware uefi: keep the variables of the firmware when the VM stops")
+	fs.IntVar(&f.growCPUs, "grow-cpu", 0, "for disk images: to how many CPUs the running VM can grow (cocoon vm resize)")
+	fs.Var(&f.growMemory, "grow-memory", "for disk images: to how much memory the running VM can grow (cocoon vm resize)")
 	fs.StringVar(&f.keep, "keep-firmware", "", "with --keep-uefi or --tpm persistent: what they keep outlives the VM, for the next one with its name and this key (cocoon vm firmware)")
 	cmd.SetFlagErrorFunc(hintAboutDashes)
 }
@@ -106,7 +109,12 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 		Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},
 	}
-	if h := (vm.Hardware{UEFI: f.uefi, TPM: vm.TPM(f.tpm), Keep: f.keep, HugePages: f.huge}); !h.Usual() {
+	growth := vm.Growth{Sockets: f.growCPUs, Memory: int64(f.growMemory)}
+	var topology vm.Topology
+	if growth.Sockets > 0 {
+		topology = vm.Topology{Sockets: f.cpus, Cores: 1, Threads: 1}
+	}
+	if h := (vm.Hardware{Topology: topology, Growth: growth, UEFI: f.uefi, TPM: vm.TPM(f.tpm), Keep: f.keep, HugePages: f.huge}); !h.Usual() {
 		s.Hardware = &h
 	}
 	if f.fc {
@@ -313,6 +321,14 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 		}
 		if f.tpm != "" && r.ImageType == vm.ImageOCI {
 			a.warn("--tpm has no effect: %s is a container image, whose kernel knows one machine", cell(r.Spec.Image))
+		}
+		for _, x := range []struct {
+			flag  string
+			given bool
+		}{{"--grow-cpu", f.growCPUs > 0}, {"--grow-memory", f.growMemory > 0}} {
+			if x.given && r.ImageType == vm.ImageOCI {
+				a.warn("%s has no effect: %s is a container image, whose guest has the size that it starts with", x.flag, cell(r.Spec.Image))
+			}
 		}
 		if f.huge && r.ImageType == vm.ImageOCI {
 			a.warn("--huge-pages has no effect: %s is a container image, whose memory its clones share", cell(r.Spec.Image))

@@ -111,7 +111,7 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	fixed, plugged := split(p.Disks)
 	buses := map[vm.DiskBus]int{}
 	for i, d := range fixed {
-		c.disk(i, d, p.Devices[d.Serial], p.Boot.Kernel == "", buses)
+		c.disk(i, d, p.Devices[d.Serial], p.Boot.Kernel == "", diskQueues(p), buses)
 	}
 	if p.Drive != nil {
 		c.drive(*p.Drive)
@@ -439,8 +439,18 @@ func (c *command) basics(p hypervisor.Plan) {
 // diskNode is QEMU's node name for the top of Plan.Disks[i].
 func diskNode(i int) string { return fmt.Sprintf("disk%d", i) }
 
+// diskQueues returns how many queues a virtio disk of p has; 0: one for each CPU with which QEMU starts. The saved state of a guest that has got
+// CPUs fits only disks with the queues that it had before, so they follow from its maximum.
+func diskQueues(p hypervisor.Plan) int {
+	const most = 16 // each takes memory of the guest
+	if p.Growth.Sockets == 0 {
+		return 0
+	}
+	return min(p.Growth.Sockets*p.Topology.Cores*p.Topology.Threads, most)
+}
+
 // disk adds the i-th disk. used counts the disks on each bus before it.
-func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, used map[vm.DiskBus]int) {
+func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, queues int, used map[vm.DiskBus]int) {
 	node, n := diskNode(i), used[as.Bus]
 	used[as.Bus]++
 	d.ReadOnly = d.ReadOnly || as.ReadOnly || as.CDROM
@@ -475,6 +485,9 @@ func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, used m
 		dev["lun"] = 0
 	case "", vm.DiskVirtio:
 		dev["driver"], dev["id"] = "virtio-blk-pci", "virtio-"+node
+		if queues > 0 {
+			dev["num-queues"] = queues
+		}
 		at(dev)
 	}
 	if as.Serial != "" {
