@@ -80,7 +80,7 @@ func TestKinds(t *testing.T) {
 	if out := c.Kubectl(t, "", "get", "vm", "a", "-o", "jsonpath={.spec.template.metadata.labels.app}"); out != "web" {
 		t.Errorf("the labels of the template became %q", out)
 	}
-	if out, err := c.TryKubectl(t, "", "patch", "vmi", "i", "--type=merge", "-p", `{"spec":{"domain":{"memory":{"guest":"1Gi"}}}}`); err == nil || !strings.Contains(out, "cannot change") {
+	if out, err := c.TryKubectl(t, "", "patch", "vmi", "i", "--type=merge", "-p", `{"spec":{"hostname":"other"}}`); err == nil || !strings.Contains(out, "cannot change") {
 		t.Errorf("the spec of an instance: %v: %s", err, out)
 	}
 	if out, err := c.TryKubectl(t, "", "patch", "vmirs", "s", "--type=merge", "-p", `{"spec":{"selector":{"matchLabels":{"tier":"front"}}}}`); err == nil || !strings.Contains(out, "create another set") {
