@@ -41,8 +41,8 @@ type Hardware struct {
 	Huge     bool     `json:"hugePages,omitempty"` // its memory is huge pages of 2 MiB
 	TPM      string   `json:"tpm,omitempty"`       // ephemeral or persistent
 	Keep     string   `json:"keep,omitempty"`      // what is persistent of UEFI and TPM stays on the node for the next pod of the VM with this key, as long as the VM is the node's (KeySticky)
-	// MaxSockets and MaxMemory are how far the guest can grow while it runs, when the pod is resized; 0: not at all. CPUShare is how many
-	// thousandths of a CPU the pod requests for each CPU of the guest. Its request then says how many CPUs, and so sockets, the guest has.
+	// A resize of the pod gives the running guest at most MaxSockets and MaxMemory. 0: it gets nothing. With CPUShare, the CPU request of the pod
+	// says how many CPUs the guest has: one for each CPUShare thousandths of a CPU.
 	MaxSockets int                   `json:"maxSockets,omitempty"`
 	MaxMemory  int64                 `json:"maxMemory,omitempty"` // bytes
 	CPUShare   int64                 `json:"cpuShare,omitempty"`

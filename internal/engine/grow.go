@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Resize gives a running VM the CPUs and memory that it lacks of a size, up to the growth of its hardware. It keeps them when it starts again.
+// Resize makes a running VM as large as to says, up to the growth of its hardware. The VM keeps that size when it starts again.
 // Idempotent.
 // Errors: NotFound, InvalidArgument, FailedPrecondition when the VM does not run or cannot have that size while it runs, Unsupported for a guest of
 // a container image or a driver that cannot do it, Unavailable. After an error the VM may have a part of it, which its record says.

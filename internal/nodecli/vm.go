@@ -48,7 +48,7 @@ func (c *Client) Reboot(ctx context.Context, ref string, hard bool) (vm.Record, 
 	return c.record(ctx, call{args: append(args, "--", ref)})
 }
 
-// Resize gives a running VM the CPUs and memory that it lacks of a size.
+// Resize makes a running VM as large as to says. It takes nothing away.
 func (c *Client) Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "resize", "--output=json", "--cpu", strconv.Itoa(to.CPUs), "--memory", strconv.FormatInt(to.Memory, 10), "--", ref}})
 }

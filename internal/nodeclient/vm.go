@@ -133,7 +133,7 @@ func (c *Client) AddContainer(ctx context.Context, ref string, add vm.Container)
 	return ask(ctx, c, c.vms.AddContainer, &nodev1.AddContainerRequest{Ref: ref, Container: nodewire.EncodeContainer(add)}, nodewire.DecodeRecord)
 }
 
-// Resize gives a running VM the CPUs and memory that it lacks of a size.
+// Resize makes a running VM as large as to says. It takes nothing away.
 func (c *Client) Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error) {
 	return ask(ctx, c, c.vms.Resize, &nodev1.ResizeRequest{Ref: ref, Cpus: int32(min(max(to.CPUs, 0), vm.MaxCPUs+1)), Memory: to.Memory}, nodewire.DecodeRecord)
 }

@@ -133,8 +133,8 @@ type VMsClient interface {
 	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
 	// none does: a memory limit below what its container uses is refused. Idempotent.
 	ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*Record, error)
-	// Resize gives a running VM the CPUs and memory that it lacks of a size, up to the maximum of its hardware. After an error the record says
-	// which part it has. Idempotent.
+	// Resize makes a running VM as large as the request says, up to the maximum of its hardware. It takes nothing away. After an error, the record
+	// says which size the VM has. Idempotent.
 	Resize(ctx context.Context, in *ResizeRequest, opts ...grpc.CallOption) (*Record, error)
 	// AttachVolume gives a VM, running or stopped, a volume of the volume store. A guest of a container image mounts it. Idempotent.
 	AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*Record, error)
@@ -635,8 +635,8 @@ type VMsServer interface {
 	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
 	// none does: a memory limit below what its container uses is refused. Idempotent.
 	ResizeContainers(context.Context, *ResizeContainersRequest) (*Record, error)
-	// Resize gives a running VM the CPUs and memory that it lacks of a size, up to the maximum of its hardware. After an error the record says
-	// which part it has. Idempotent.
+	// Resize makes a running VM as large as the request says, up to the maximum of its hardware. It takes nothing away. After an error, the record
+	// says which size the VM has. Idempotent.
 	Resize(context.Context, *ResizeRequest) (*Record, error)
 	// AttachVolume gives a VM, running or stopped, a volume of the volume store. A guest of a container image mounts it. Idempotent.
 	AttachVolume(context.Context, *AttachVolumeRequest) (*Record, error)

@@ -74,6 +74,9 @@ func (s *Store) move(from, at string, e entry) error {
 		if err := os.MkdirAll(at, 0o700); err != nil {
 			return err
 		}
+		if err := os.RemoveAll(to); err != nil { // an earlier state of the same VM
+			return err
+		}
 		if err := os.Rename(from, to); err != nil {
 			return err
 		}

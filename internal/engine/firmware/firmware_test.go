@@ -81,6 +81,10 @@ func TestStateOutlivesItsVM(t *testing.T) {
 	if got := laid(t, s, first); got != "second tpm/state" {
 		t.Errorf("after a second VM, the next one gets %q", got)
 	}
+	keep(t, s, record("prod", "web", "uid", "two"), written(t, "third")) // its removal failed, and it ran again
+	if got := laid(t, s, first); got != "third tpm/state" {
+		t.Errorf("after the second VM ran again, the next one gets %q", got)
+	}
 }
 
 // A crash between the steps of Keep loses neither the old nor the new state.

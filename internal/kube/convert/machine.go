@@ -86,7 +86,7 @@ func checkMachine(pod *corev1.Pod) field.ErrorList {
 	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod))
 }
 
-// checkKeep refuses to keep the state of firmware on the node for a VM that may start on another one.
+// checkKeep refuses a pod that keeps the state of firmware on its node, unless the VM stays on that node.
 func checkKeep(pod *corev1.Pod) (errs field.ErrorList) {
 	ask, err := contract.ParseSticky(pod.Annotations)
 	if h := hardware(pod); h != nil && h.Keep != "" && err == nil && !ask.Asked {

@@ -37,7 +37,7 @@ func maxSockets(s *v1.VirtualMachineInstanceSpec) int {
 	return int(min(c.MaxSockets, maxCPUs+1))
 }
 
-// maxMemory returns the most memory that the guest can have while it runs, in bytes; 0: it stays.
+// maxMemory returns how many bytes of memory the running guest can have at most. 0 means that its memory stays as it is.
 func maxMemory(s *v1.VirtualMachineInstanceSpec) int64 {
 	if m := s.Domain.Memory; m != nil && m.MaxGuest != nil && m.Guest != nil && m.Hugepages == nil {
 		return m.MaxGuest.Value()

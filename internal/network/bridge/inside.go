@@ -21,8 +21,8 @@ import (
 
 // inside translates the addresses of masqueraded guests, in two nftables tables of its own. Family bridge rewrites frames at the tap,
 // in front of all other rules, so that those see only the address of the interface. Family inet limits the ports by which others
-// reach such a guest. Each guest has chains of its own. The tables are the only record, and outlive the daemon, so a restart
-// changes nothing for guests. Methods run in the network's namespace.
+// reach such a guest. Each guest has chains of its own. No file records them: the kernel keeps the tables when the daemon ends, and the
+// next daemon reads them. Methods run in the network's namespace.
 type inside struct {
 	table  string
 	socket *socket
