@@ -26,15 +26,24 @@ func containerOf(name string, kind vm.ContainerKind, script string, mounts ...vm
 // until waits until ok accepts the state of the containers.
 func until(t *testing.T, k guest.ContainerKeeper, ok func([]vm.ContainerStatus) bool) (last []vm.ContainerStatus) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
-	enough := errors.New("enough")
-	err := k.Containers(ctx, func(all []guest.ContainerState) error {
+	untilStates(t, k, func(all []guest.ContainerState) bool {
 		last = nil
 		for _, s := range all {
 			last = append(last, s.Status)
 		}
-		if ok(last) {
+		return ok(last)
+	})
+	return last
+}
+
+func untilStates(t *testing.T, k guest.ContainerKeeper, ok func([]guest.ContainerState) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	var last []guest.ContainerState
+	enough := errors.New("enough")
+	err := k.Containers(ctx, func(all []guest.ContainerState) error {
+		if last = all; ok(all) {
 			return enough
 		}
 		return nil
@@ -42,7 +51,6 @@ func until(t *testing.T, k guest.ContainerKeeper, ok func([]vm.ContainerStatus) 
 	if err != nil && !errors.Is(err, enough) {
 		t.Fatalf("%v; last: %+v", err, last)
 	}
-	return last
 }
 
 func logOf(t *testing.T, k guest.ContainerKeeper, name, want string) []guest.LogEntry {

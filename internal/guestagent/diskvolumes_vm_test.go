@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -62,9 +63,14 @@ func withDisks(base, more map[string]string) map[string]string {
 	return all
 }
 
-// asRoot runs a script as root, in a container or in the guest.
+// asRoot runs a script as root, in a container as soon as that runs, or in the guest.
 func asRoot(t *testing.T, a guest.Agent, container, script string) string {
 	t.Helper()
+	if container != "" {
+		untilStates(t, a.(guest.ContainerKeeper), func(all []guest.ContainerState) bool {
+			return slices.ContainsFunc(all, func(s guest.ContainerState) bool { return s.Name == container && s.Status.State == vm.ContainerRunning })
+		})
+	}
 	e := sh(script)
 	e.User, e.Container = "root", container
 	return output(t, a, e)
