@@ -56,6 +56,7 @@ const (
 	KeyPaused               = PrefixVM + "paused"
 	KeyReboot               = PrefixVM + "reboot"
 	KeyVolumes              = PrefixVM + "volumes"
+	KeyMemoryDump           = PrefixVM + "memory-dump"
 	KeyRestoreFromHibernate = PrefixVM + "restore-from-hibernate"
 	KeyKeepSnapshot         = PrefixVM + "keep-snapshot-on-delete"
 	KeyGeneration           = PrefixSet + "generation"
@@ -79,6 +80,7 @@ const (
 	KeyLifecycleMessage   = PrefixVM + "lifecycle-state-message"
 	KeyRebooted           = PrefixVM + "rebooted"
 	KeyPlugged            = PrefixVM + "volumes-plugged"
+	KeyMemoryDumped       = PrefixVM + "memory-dumped"
 	KeyHibernatedOnNode   = PrefixSet + "hibernated-on-node"
 	KeyDeleteVMNames      = PrefixSet + "delete-vm-names"
 	KeyRebuildHistory     = PrefixSet + "rebuild-history"
@@ -109,7 +111,7 @@ const CommandPing = PrefixVM + "guest-agent-ping"
 // NodeAnnotations are the annotations that the node of a pod writes. A node must not change any other annotation of ours;
 // deploy/vk-cocoon/policy.yaml enforces this.
 func NodeAnnotations() []string {
-	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage, KeyRebooted, KeyPlugged}
+	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage, KeyRebooted, KeyPlugged, KeyMemoryDumped}
 }
 
 // The taint of a virtual node. A pod uses the same key in its toleration.

@@ -145,6 +145,11 @@ func (n *node) DetachVolume(_ context.Context, ref, volume string) (vm.Record, e
 	return n.record, nil
 }
 
+func (n *node) DumpMemory(_ context.Context, ref, volume, file string) error {
+	n.killed = append(n.killed, ref+" writes its memory to "+file+" of "+volume)
+	return nil
+}
+
 func (n *node) Console(context.Context, string) (io.ReadWriteCloser, error) { return n.console, nil }
 
 func (n *node) Display(_ context.Context, ref string, keep bool) (io.ReadWriteCloser, error) {

@@ -309,6 +309,15 @@ func (r *rig) has(rec vm.Record, where string) []string {
 			want = append(want, "copies/"+string(rec.ID))
 		}
 	}
+	all, err := r.world.Volumes().List(r.t.Context())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, v := range all {
+		if on := attachedAs(rec, v.ID); v.AttachedTo(rec.ID) != on {
+			r.t.Errorf("killed at %s: volume %s: in the store attached %v, on record %v", where, v.Name, !on, on)
+		}
+	}
 	r.hasVolumes(rec, where)
 	r.hasSize(rec, where)
 	used := map[string]bool{}
@@ -323,6 +332,10 @@ func (r *rig) has(rec vm.Record, where string) []string {
 		}
 	}
 	return want
+}
+
+func attachedAs(rec vm.Record, id vm.ID) bool {
+	return slices.ContainsFunc(rec.Attached, func(a vm.AttachedVolume) bool { return a.ID == id })
 }
 
 // alive starts a VM, if necessary, and checks its disk: neither lost nor older than its memory.

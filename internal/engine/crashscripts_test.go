@@ -295,6 +295,7 @@ func scripts() map[string]script {
 	maps.Copy(all, addScripts())
 	maps.Copy(all, resizeScripts())
 	maps.Copy(all, growScripts())
+	maps.Copy(all, dumpScripts())
 	maps.Copy(all, attachedScripts())
 	maps.Copy(all, attachScripts())
 	return all

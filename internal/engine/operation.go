@@ -33,6 +33,8 @@ const (
 	opAttachVolume = "attach volume"
 	opDetachVolume = "detach volume"
 
+	opDump = "dump memory"
+
 	stepAdopt    = "adopt"
 	stepDisks    = "disks"
 	stepNetwork  = "network"
@@ -51,6 +53,7 @@ const (
 	stepLeave    = "leave"
 	stepUnplug   = "unplug"
 	stepDetach   = "detach"
+	stepDump     = "dump"
 )
 
 // operation is one kind of change of a VM that the journal follows from its first step to its end. T is such a change

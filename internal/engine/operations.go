@@ -21,6 +21,7 @@ var operations = []recoverable{
 	growOperation,
 	attachOperation,
 	detachOperation,
+	dumpOperation,
 }
 
 // operationOf returns the operation of an intent; nil: this Cocoon does not know it.

@@ -94,6 +94,37 @@ func (w *Writer) Content(r io.Reader, size int64) (Extent, error) {
 	return e, w.err
 }
 
+// Stream lets fill write content whose length nobody knows before. It uses blocks even after an error.
+// Errors are those of fill, those of the file, and ResourceExhausted.
+func (w *Writer) Stream(fill func(io.Writer) error) (Extent, error) {
+	c := content{w: w, start: w.pos()}
+	err := fill(&c)
+	e := Extent{Block: w.block(), Size: w.pos() - c.start}
+	if e.Size > 0 {
+		e.Block = uint32(c.start / BlockSize)
+	}
+	w.pad()
+	if err == nil {
+		w.flush()
+		err = w.err
+	}
+	return e, err
+}
+
+// content is the content of one file in progress.
+type content struct {
+	w     *Writer
+	start int64 // where it starts in the file system
+}
+
+func (c *content) Write(p []byte) (int, error) {
+	if end := c.w.pos() + int64(len(p)); end-c.start > MaxFile || end > maxBlocks*BlockSize {
+		return 0, errdefs.Exhaustedf("a file of more than %d bytes does not fit into the file system", end-c.start-int64(len(p)))
+	}
+	c.w.write(p)
+	return len(p), c.w.err
+}
+
 // Finish writes the tree and completes the file system, which then has size bytes. id makes it distinguishable. Equal
 // calls give equal bytes.
 // Errors: InvalidArgument for what ext4 cannot hold, ResourceExhausted when it is too large, and those of the file.

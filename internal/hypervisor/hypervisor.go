@@ -252,6 +252,14 @@ type Snapshotter interface {
 	Save(ctx context.Context, p SavePlan) (Saved, error)
 }
 
+// MemoryDumper is the ability of an Instance to write the memory of its guest for somebody who examines it. No guest goes on from a dump.
+type MemoryDumper interface {
+	// DumpMemory writes the guest's memory and the registers of its CPUs to w, as a core file (ELF, with an address of physical memory for each
+	// part). The guest stands still meanwhile; then it is as before, also after an error, and if the caller is killed. Not during a save.
+	// Errors: those of w, Unavailable.
+	DumpMemory(ctx context.Context, w io.Writer) error
+}
+
 // SavePlan says where Save writes a state.
 type SavePlan struct {
 	State  string // path of a file that Save creates: devices and CPUs, in the driver's own format

@@ -86,6 +86,7 @@ type attacher interface {
 	Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error)
 	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
 	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
+	DumpMemory(ctx context.Context, ref, volume, file string) error
 }
 
 type states interface {

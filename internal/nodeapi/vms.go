@@ -145,6 +145,10 @@ func (v *vms) AttachVolume(ctx context.Context, r *nodev1.AttachVolumeRequest) (
 	return answer(nodewire.EncodeRecord)(v.attacher.AttachVolume(ctx, r.GetRef(), nodewire.DecodeVolumeUse(r.GetVolume()), r.GetPath()))
 }
 
+func (v *vms) DumpMemory(ctx context.Context, r *nodev1.DumpMemoryRequest) (*nodev1.DumpMemoryResponse, error) {
+	return &nodev1.DumpMemoryResponse{}, v.attacher.DumpMemory(ctx, r.GetRef(), r.GetVolume(), r.GetFile())
+}
+
 func (v *vms) DetachVolume(ctx context.Context, r *nodev1.DetachVolumeRequest) (*nodev1.Record, error) {
 	return answer(nodewire.EncodeRecord)(v.attacher.DetachVolume(ctx, r.GetRef(), r.GetVolume()))
 }

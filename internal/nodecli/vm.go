@@ -70,6 +70,11 @@ func (c *Client) DetachVolume(ctx context.Context, ref, volume string) (vm.Recor
 	return c.record(ctx, call{args: []string{"vm", "detach-volume", "--output=json", "--", ref, volume}})
 }
 
+// DumpMemory writes the memory of a running VM to a volume, as the file with that name.
+func (c *Client) DumpMemory(ctx context.Context, ref, volume, file string) error {
+	return c.do(ctx, call{args: []string{"vm", "dump-memory", "--file=" + file, "--", ref, volume}})
+}
+
 // Pause stops the CPUs of a running VM's guest until Unpause.
 func (c *Client) Pause(ctx context.Context, ref string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "pause", "--output=json", "--", ref}})

@@ -148,6 +148,11 @@ func (c *Client) DetachVolume(ctx context.Context, ref, volume string) (vm.Recor
 	return ask(ctx, c, c.vms.DetachVolume, &nodev1.DetachVolumeRequest{Ref: ref, Volume: volume}, nodewire.DecodeRecord)
 }
 
+// DumpMemory writes the memory of a running VM to a volume, as the file with that name.
+func (c *Client) DumpMemory(ctx context.Context, ref, volume, file string) error {
+	return do(ctx, c, c.vms.DumpMemory, &nodev1.DumpMemoryRequest{Ref: ref, Volume: volume, File: file})
+}
+
 // ResizeContainers changes what containers of a running VM may use; see guest.Containers.
 func (c *Client) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
 	return ask(ctx, c, c.vms.ResizeContainers, &nodev1.ResizeContainersRequest{Ref: ref, Containers: nodewire.EncodeResized(want)}, nodewire.DecodeRecord)

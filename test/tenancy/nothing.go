@@ -25,6 +25,7 @@ var nothing = map[string]string{
 
 	// Volumes of claims. A pod names a claim, which is looked up in the pod's namespace.
 	"KeyVolumes": "a claim is looked up in the namespace of the pod, and its volume in that of the VM", "KeyPlugged": "the node's own notes; by an ID in them it only takes a volume from the VM of the pod",
+	"KeyMemoryDump": "a claim is looked up in the namespace of the pod, and its volume in that of the VM", "KeyMemoryDumped": told, "MemoryDump.String": "the text of KeyMemoryDump", "MemoryDumped.String": "the text of KeyMemoryDumped",
 	"VolumesText": "the text of KeyVolumes", "PluggedText": "the text of KeyPlugged",
 	"VolumeDriver": word, "ParamFSType": word, "ParamKind": word, "KeyVolumeClaim": "a node writes it on a volume, and compares it with the claim that it serves",
 	"KeyVolumeProgress": told,

@@ -61,6 +61,7 @@ const (
 	VMs_Resize_FullMethodName           = "/cocoon.node.v1.VMs/Resize"
 	VMs_AttachVolume_FullMethodName     = "/cocoon.node.v1.VMs/AttachVolume"
 	VMs_DetachVolume_FullMethodName     = "/cocoon.node.v1.VMs/DetachVolume"
+	VMs_DumpMemory_FullMethodName       = "/cocoon.node.v1.VMs/DumpMemory"
 	VMs_Clone_FullMethodName            = "/cocoon.node.v1.VMs/Clone"
 	VMs_Restore_FullMethodName          = "/cocoon.node.v1.VMs/Restore"
 	VMs_Hibernate_FullMethodName        = "/cocoon.node.v1.VMs/Hibernate"
@@ -140,6 +141,8 @@ type VMsClient interface {
 	AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*Record, error)
 	// DetachVolume takes a volume from a VM. A guest that uses it refuses.
 	DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*Record, error)
+	// DumpMemory writes the memory of a running VM to a volume that no VM has attached, as the only file there. An earlier dump on it is lost.
+	DumpMemory(ctx context.Context, in *DumpMemoryRequest, opts ...grpc.CallOption) (*DumpMemoryResponse, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -529,6 +532,16 @@ func (c *vMsClient) DetachVolume(ctx context.Context, in *DetachVolumeRequest, o
 	return out, nil
 }
 
+func (c *vMsClient) DumpMemory(ctx context.Context, in *DumpMemoryRequest, opts ...grpc.CallOption) (*DumpMemoryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DumpMemoryResponse)
+	err := c.cc.Invoke(ctx, VMs_DumpMemory_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -642,6 +655,8 @@ type VMsServer interface {
 	AttachVolume(context.Context, *AttachVolumeRequest) (*Record, error)
 	// DetachVolume takes a volume from a VM. A guest that uses it refuses.
 	DetachVolume(context.Context, *DetachVolumeRequest) (*Record, error)
+	// DumpMemory writes the memory of a running VM to a volume that no VM has attached, as the only file there. An earlier dump on it is lost.
+	DumpMemory(context.Context, *DumpMemoryRequest) (*DumpMemoryResponse, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(context.Context, *CloneRequest) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -755,6 +770,9 @@ func (UnimplementedVMsServer) AttachVolume(context.Context, *AttachVolumeRequest
 }
 func (UnimplementedVMsServer) DetachVolume(context.Context, *DetachVolumeRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method DetachVolume not implemented")
+}
+func (UnimplementedVMsServer) DumpMemory(context.Context, *DumpMemoryRequest) (*DumpMemoryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DumpMemory not implemented")
 }
 func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
@@ -1282,6 +1300,24 @@ func _VMs_DetachVolume_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_DumpMemory_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DumpMemoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).DumpMemory(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_DumpMemory_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).DumpMemory(ctx, req.(*DumpMemoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CloneRequest)
 	if err := dec(in); err != nil {
@@ -1452,6 +1488,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DetachVolume",
 			Handler:    _VMs_DetachVolume_Handler,
+		},
+		{
+			MethodName: "DumpMemory",
+			Handler:    _VMs_DumpMemory_Handler,
 		},
 		{
 			MethodName: "Clone",

@@ -41,6 +41,8 @@ func (idle) Resize(context.Context, string, vm.Size) (vm.Record, error) {
 	return vm.Record{}, errNone
 }
 
+func (idle) DumpMemory(context.Context, string, string, string) error { return nil }
+
 func (idle) AttachVolume(context.Context, string, vm.VolumeUse, string) (vm.Record, error) {
 	return vm.Record{}, errNone
 }

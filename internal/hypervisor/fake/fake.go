@@ -44,6 +44,8 @@ const (
 	OpPlug     Op = "plug"
 	OpUnplug   Op = "unplug"
 	OpGrow     Op = "grow"
+	OpDump     Op = "dump"
+	OpDumped   Op = "dumped" // in the middle of a dump
 	OpResize   Op = "resize"
 	OpResized  Op = "resized" // in the middle of a resize: the guest has got its CPUs
 	OpReset    Op = "reset"

@@ -84,6 +84,7 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"Hold", testHold},
 		{"SaveFails", testSaveFails},
 		{"SaveDamaged", testSaveDamaged},
+		{"DumpMemory", testDumpMemory},
 		{"PlugDisks", testPlugDisks},
 		{"SavePlugged", testSavePlugged},
 		{"GrowDisks", testGrowDisks},

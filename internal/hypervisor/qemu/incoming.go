@@ -118,7 +118,7 @@ func (i *instance) settle(ctx context.Context, c *qmp.Client) error {
 	}
 }
 
-// finalizing is the pause between attempts while QEMU cleans up a migration that it has already reported as over.
+// finalizing is the pause between attempts while QEMU cleans up a migration that it has already reported as over, or a dump that nobody reads.
 const finalizing = time.Millisecond
 
 // cont makes the guest run. It is no error if it runs already.
@@ -132,7 +132,7 @@ func cont(ctx context.Context, c *qmp.Client) error {
 		if serr != nil {
 			return false, backoff.Permanent(errors.Join(err, serr))
 		}
-		last = now != "finish-migrate" // the migration may have ended between the two requests: retry once more
+		last = now != "finish-migrate" && now != "save-vm" // the migration or the dump may have ended between the two requests: retry once more
 		return false, err
 	}, backoff.WithBackOff(backoff.NewConstantBackOff(finalizing)), backoff.WithMaxElapsedTime(0))
 	return err

@@ -33,6 +33,7 @@ const (
 	actUnpause                      // lets the paused guest continue
 	actPlug                         // plugs a volume into the running VM, or takes one away
 	actReboot                       // starts the guest again, in its process
+	actDump                         // writes the memory of the guest to a volume
 	actStopForKill                  // stops the VM because a probe or hook requires that
 	actHibernate                    // hibernates the VM
 	actStore                        // stores the state of the hibernated VM in the registry, if the node has one
@@ -56,6 +57,7 @@ type observation struct {
 	node    abilities
 	left    time.Duration // time until the pod's active deadline
 	reboot  bool          // somebody asked to start the guest again
+	dump    bool          // somebody asked for the memory of the guest
 	kill    bool          // a probe or hook requires that the VM is stopped
 	answers bool          // the guest answers at its address
 	killed  time.Time     // start of the run that was stopped for a probe or hook
@@ -76,7 +78,7 @@ type abilities struct {
 type waits struct {
 	hibernate, wake time.Duration
 	add, resize     time.Duration
-	plug            time.Duration
+	plug, dump      time.Duration
 	pause           time.Duration // also for unpausing
 	start           time.Duration
 	scheduled       bool // start is set for the last end of the VM
@@ -120,6 +122,14 @@ func decide(s observation) (action, turn) {
 }
 
 func (s observation) running() (action, turn) {
+	what, next := s.runs()
+	if s.dump {
+		next = sooner(next, after(s.waits.dump))
+	}
+	return what, next
+}
+
+func (s observation) runs() (action, turn) {
 	switch {
 	case s.kill:
 		return actStopForKill, whenWoken
@@ -132,6 +142,8 @@ func (s observation) running() (action, turn) {
 		return actKeep, after(s.waits.pause)
 	case s.reboot:
 		return actReboot, whenWoken
+	case s.dump && s.waits.dump <= 0:
+		return actDump, whenWoken
 	case !contract.Hibernate(s.pod.Annotations) || !s.node.snapshots:
 		return s.keeps()
 	case !podstatus.Up(s.rec) || !hasIdentity(s.rec, s.answers): // a VM can be saved only when its guest has its own identity

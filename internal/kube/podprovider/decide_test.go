@@ -79,6 +79,10 @@ func TestDecide(t *testing.T) {
 		"paused":                                   {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.rec.Paused, s.adds, s.resize = vm.PausedOnRequest, true, true }), actKeep, whenWoken},
 		"to reboot":                                {with(seen(vm.StateRunning), func(s *observation) { s.reboot = true }), actReboot, whenWoken},
 		"to reboot, paused":                        {with(seen(vm.StateRunning), func(s *observation) { s.reboot, s.rec.Paused = true, vm.PausedOnRequest }), actUnpause, whenWoken},
+		"to dump":                                  {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.dump = true }), actDump, after(0)},
+		"to dump, paused":                          {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.dump, s.rec.Paused = true, vm.PausedOnRequest }), actDump, after(0)},
+		"to dump, retry is not due":                {with(seen(vm.StateRunning), func(s *observation) { s.dump, s.waits.dump = true, soon }), actKeep, after(soon)},
+		"to dump, stopped":                         {with(seen(vm.StateStopped), func(s *observation) { s.dump = true }), actSchedule, whenWoken},
 		"to unpause":                               {with(seen(vm.StateRunning), func(s *observation) { s.rec.Paused = vm.PausedAtStart }), actUnpause, whenWoken},
 		"to hibernate":                             {seen(vm.StateRunning, hibernated...), actHibernate, whenWoken},
 		"to hibernate, retry is not due":           {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.waits.hibernate = soon }), actKeep, after(soon)},
@@ -142,10 +146,13 @@ type model struct {
 // event lets a random event happen to the pod, the VM or the node.
 func (w *model) event() string {
 	running := w.rec != nil && w.rec.State == vm.StateRunning
-	switch n := w.r.IntN(15); {
+	switch n := w.r.IntN(16); {
 	case n == 11:
 		w.plug = true
 		return "the pod gets a volume"
+	case n == 14:
+		w.dump = true
+		return "somebody asks for a dump"
 	case n == 13:
 		w.reboot = true
 		return "somebody asks for a reboot"
@@ -176,7 +183,7 @@ func (w *model) event() string {
 		w.leaving = true
 		return "the pod is deleted"
 	case n == 7:
-		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, resize: time.Second, plug: time.Second, pause: time.Second, scheduled: w.waits.scheduled}
+		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, resize: time.Second, plug: time.Second, dump: time.Second, pause: time.Second, scheduled: w.waits.scheduled}
 		return "something failed"
 	case n == 9:
 		w.adds = true
@@ -225,6 +232,8 @@ func (w *model) do(what action) bool {
 		w.plug = false
 	case actReboot:
 		w.reboot = false
+	case actDump:
+		w.dump = false
 	case actPause:
 		w.rec.Paused = vm.PausedOnRequest
 	case actUnpause:

@@ -62,6 +62,8 @@ const (
 	eventPlugFailed          = "VolumePlugFailed"
 	eventUnplugged           = "VolumeUnplugged"
 	eventUnplugFailed        = "VolumeUnplugFailed"
+	eventDumped              = "MemoryDumped"
+	eventDumpFailed          = "MemoryDumpFailed"
 	eventRebooted            = "Rebooted"
 	eventRebootFailed        = "RebootFailed"
 	eventUnpaused            = "Unpaused"

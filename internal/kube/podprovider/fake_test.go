@@ -324,57 +324,6 @@ func (e *engine) setPaused(ctx context.Context, call, ref string, paused vm.Paus
 	return *r, nil
 }
 
-func (e *engine) Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error) {
-	return e.plug(ctx, fmt.Sprintf("resize %d %d", to.CPUs, to.Memory>>20), ref, func(r *vm.Record) error {
-		next, err := r.Spec.Grown(to)
-		r.Spec = next
-		return err
-	})
-}
-
-func (e *engine) AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error) {
-	return e.plug(ctx, "attach "+use.Ref+path, ref, func(r *vm.Record) error {
-		if !slices.ContainsFunc(r.Attached, func(a vm.AttachedVolume) bool { return string(a.ID) == use.Ref }) {
-			r.Attached = append(slices.Clip(r.Attached), vm.AttachedVolume{Volume: "pvc-" + use.Ref, ID: vm.ID(use.Ref), Serial: "serial-" + use.Ref})
-		}
-		if e.plugged != nil {
-			e.plugged()
-		}
-		return nil
-	})
-}
-
-func (e *engine) DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error) {
-	return e.plug(ctx, "detach "+volume, ref, func(r *vm.Record) error {
-		i := slices.IndexFunc(r.Attached, func(a vm.AttachedVolume) bool { return string(a.ID) == volume })
-		if i < 0 {
-			return errdefs.NotFoundf("it has no volume %s attached", volume)
-		}
-		r.Attached = slices.Delete(slices.Clone(r.Attached), i, i+1)
-		return nil
-	})
-}
-
-func (e *engine) plug(ctx context.Context, call, ref string, change func(*vm.Record) error) (vm.Record, error) {
-	leave, err := e.enter(call)
-	if err != nil {
-		return vm.Record{}, err
-	}
-	defer leave()
-	r := e.findFor(ctx, ref)
-	if r == nil {
-		return vm.Record{}, errdefs.NotFoundf("no VM %s", ref)
-	}
-	if e.plugAs != nil {
-		return vm.Record{}, e.plugAs
-	}
-	if err := change(r); err != nil {
-		return vm.Record{}, err
-	}
-	e.note(vm.EventModified, r)
-	return *r, nil
-}
-
 func (e *engine) Remove(ctx context.Context, ref string, _ bool) error {
 	leave, err := e.enter("remove")
 	if err != nil {

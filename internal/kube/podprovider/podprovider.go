@@ -72,6 +72,8 @@ type machines interface {
 	// the VM has it so already. DetachVolume takes it away; NotFound if the VM does not have it.
 	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
 	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
+	// DumpMemory writes the memory of the running VM to a volume that no VM has, as the file with that name.
+	DumpMemory(ctx context.Context, ref, volume, file string) error
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
 }

@@ -85,8 +85,9 @@ type lifecycle struct {
 	life contract.Lifecycle
 	tidy bool // no hibernated state is left in the registry
 
-	rebooted contract.Rebooted  // the last request to reboot that this process has done
-	plugged  []contract.Plugged // volumes that are plugged, or shall be; see plugger
+	rebooted contract.Rebooted     // the last request to reboot that this process has done
+	dumped   contract.MemoryDumped // the last dump that this process has done
+	plugged  []contract.Plugged    // volumes that are plugged, or shall be; see plugger
 }
 
 // pulled is an image of the pod's VM, as this process pulled it or read it from the status.

@@ -123,6 +123,10 @@ func (v ownMachines) DetachVolume(ctx context.Context, ref, volume string) (vm.R
 	return v.r.DetachVolume(vm.OnBehalf(ctx, v.o), ref, volume)
 }
 
+func (v ownMachines) DumpMemory(ctx context.Context, ref, volume, file string) error {
+	return v.r.DumpMemory(vm.OnBehalf(ctx, v.o), ref, volume, file)
+}
+
 func (v ownMachines) Remove(ctx context.Context, ref string, force bool) error {
 	return v.r.Remove(vm.OnBehalf(ctx, v.o), ref, force)
 }

@@ -26,6 +26,7 @@ type worker struct {
 	pauses   *pauser
 	plugs    *plugger
 	reboots  *rebooter
+	dumps    *dumper
 	end      *teardown
 	trusted  bool // the guest was ready at the last check of an earlier process
 }
@@ -37,7 +38,7 @@ func newWorker(c *common, s, prior *podState) *worker {
 	return &worker{
 		base: b, asleep: asleep,
 		creation: &creation{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
-		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b), resizes: &resizes{base: b}, pauses: &pauser{base: b}, plugs: &plugger{base: b}, reboots: &rebooter{base: b},
+		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b), resizes: &resizes{base: b}, pauses: &pauser{base: b}, plugs: &plugger{base: b}, reboots: &rebooter{base: b}, dumps: &dumper{base: b},
 		trusted: slices.ContainsFunc(s.look().status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready }),
 	}
 }
@@ -85,6 +86,7 @@ func (w *worker) observe(cancel context.CancelFunc) (observation, *removal) {
 		s.adds, s.waits.add = w.adds.due(f)
 		s.resize, s.waits.resize = w.resizes.due(f)
 		s.plug, s.waits.plug = w.plugs.due(f)
+		s.dump, s.waits.dump = w.dumps.due(f)
 		s.stored = w.asleep.kept != "" && w.asleep.kept == f.rec.Snapshot
 		s.waits.scheduled = w.runs.dueFor.Equal(f.rec.StoppedAt) && !w.runs.due.IsZero()
 	}
@@ -145,6 +147,9 @@ func (w *worker) act(ctx context.Context, what action, s observation, next turn)
 		next = atOnce
 	case actReboot:
 		w.reboots.act(ctx, pod, rec)
+		next = atOnce
+	case actDump:
+		w.dumps.act(ctx, pod, rec)
 		next = atOnce
 	case actStopForKill:
 		next = w.runs.stopForKill(ctx, pod, rec, w.health.StopRequested(rec))

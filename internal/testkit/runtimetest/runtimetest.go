@@ -37,6 +37,7 @@ type plugger interface {
 	Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error)
 	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
 	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
+	DumpMemory(ctx context.Context, ref, volume, file string) error
 }
 
 type watcher interface {
@@ -150,6 +151,9 @@ func plugs(ctx context.Context, t T, r plugger) {
 		t.Errorf("a size for a VM that cannot grow: %v", err)
 	}
 	for _, of := range []string{"nothing", "one"} {
+		if err := r.DumpMemory(ctx, of, "none", "dump"); !errdefs.IsNotFound(err) {
+			t.Errorf("a dump of %s to a volume that is not: %v", of, err)
+		}
 		if _, err := r.DetachVolume(ctx, of, "none"); !errdefs.IsNotFound(err) {
 			t.Errorf("a volume that %s does not have is taken away: %v", of, err)
 		}
