@@ -87,7 +87,11 @@ func (k *Keeper) makeStore(ctx context.Context, v vm.Volume, dev string) error {
 		}
 		k.disks.add(v, root)
 	}
-	if v.Disk.ReadOnly {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(root.Fd()), &fs); err != nil {
+		return fmt.Errorf("look at the file system: %w", err)
+	}
+	if v.Disk.ReadOnly || fs.Flags&unix.ST_RDONLY != 0 { // some say of themselves that they can only be read, such as that of a memory dump
 		return nil
 	}
 	if err := growStore(root, dev); err != nil {

@@ -234,8 +234,8 @@ spec: {nodeName: node, containers: [{name: compute, image: none, stdin: true, tt
 	run("stop/start already underway", "restart", "web")
 	run("VMI is not paused", "unpause", "vm", "web")
 	run("Cocoon does not offer live migration yet", "migrate", "web")
-	run("Cocoon does not offer memory dumps: a dump is a file", "memory-dump", "get", "web", "--claim-name", "data")
-	run("Cocoon does not offer memory dumps: a dump is a file", "memory-dump", "remove", "web")
+	run("PersistentVolumeClaim data does not exist", "memory-dump", "get", "web", "--claim-name", "data")
+	run("no association found", "memory-dump", "remove", "web")
 	run("a VirtualMachineExport is not offered", "vmexport", "create", "out", "--vm", "web")
 	run("the server reported a conflict", "guestosinfo", "web") // of a GET, virtctl prints no reason
 

@@ -275,7 +275,7 @@ func TestUnoffered(t *testing.T) {
 	r := start(t, machine("Always"), instance("web", v1.Running))
 	for name, to := range served {
 		resource, sub, _ := strings.Cut(name, "/")
-		if offered := []string{"start", "stop", "restart", "pause", "unpause", "reset", "softreboot", "freeze", "unfreeze", "addvolume", "removevolume", "guestosinfo", "userlist", "filesystemlist", "expand-spec", screenshotSubresource, cancelSubresource, ""}; to.stream || slices.Contains(offered, sub) {
+		if offered := []string{"start", "stop", "restart", "pause", "unpause", "reset", "softreboot", "freeze", "unfreeze", "addvolume", "removevolume", "memorydump", "removememorydump", "guestosinfo", "userlist", "filesystemlist", "expand-spec", screenshotSubresource, cancelSubresource, ""}; to.stream || slices.Contains(offered, sub) {
 			continue
 		}
 		code, body, _ := r.do(call{method: to.method, path: prefix + resource + "/web/" + sub, cert: r.proxy, body: `{"any":["thing"]}`})

@@ -36,8 +36,6 @@ type route struct {
 	serve  func(*Server, http.ResponseWriter, *http.Request, target) error
 }
 
-const memoryDumps = "memory dumps: a dump is a file, and a claim is a disk without a file system of ours; `cocoon snapshot save` on the node of the VM keeps its memory"
-
 // served are the subresources, by RESOURCE/SUBRESOURCE, and a resource that has no objects.
 var served = map[string]route{
 	machines + "/start":   {method: http.MethodPut, serve: (*Server).start},
@@ -68,8 +66,8 @@ var served = map[string]route{
 	machines + "/addvolume":        {method: http.MethodPut, serve: (*Server).addVolume},
 	machines + "/removevolume":     {method: http.MethodPut, serve: (*Server).removeVolume},
 	machines + "/migrate":          {method: http.MethodPut, serve: unoffered("live migration yet")},
-	machines + "/memorydump":       {method: http.MethodPut, serve: unoffered(memoryDumps)},
-	machines + "/removememorydump": {method: http.MethodPut, serve: unoffered(memoryDumps)},
+	machines + "/memorydump":       {method: http.MethodPut, serve: (*Server).memoryDump},
+	machines + "/removememorydump": {method: http.MethodPut, serve: (*Server).removeMemoryDump},
 
 	instances + "/" + cancelSubresource: {method: http.MethodPut, serve: (*Server).cancelEvacuation},
 	machines + "/" + cancelSubresource:  {method: http.MethodPut, serve: (*Server).cancelEvacuation},

@@ -216,9 +216,9 @@ func (c *check) memory(domain *field.Path) {
 
 // disks checks that disks and volumes are pairs, and what disks are like.
 func (c *check) disks() {
-	volumes := map[string]bool{}
+	volumes, dumps := map[string]bool{}, map[string]bool{}
 	for _, v := range c.spec.Volumes {
-		volumes[v.Name] = true
+		volumes[v.Name], dumps[v.Name] = true, v.MemoryDump != nil
 	}
 	seen, orders, used, serials := map[string]bool{}, map[uint]bool{}, map[string]int{}, map[string]bool{}
 	for i, d := range c.spec.Domain.Devices.Disks {
@@ -230,6 +230,9 @@ func (c *check) disks() {
 			c.errs = append(c.errs, field.NotFound(at.Child("name"), d.Name))
 		}
 		seen[d.Name] = true
+		if dumps[d.Name] {
+			c.errs = append(c.errs, field.Forbidden(at, "the volume memoryDump is no disk; leave the disk out"))
+		}
 		c.device(d, at)
 		if d.Serial != "" && serials[d.Serial] {
 			c.errs = append(c.errs, field.Duplicate(at.Child("serial"), d.Serial))

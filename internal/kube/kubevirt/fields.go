@@ -211,6 +211,7 @@ var rules = rulebook{
 	"volumes[].serviceAccount.serviceAccountName":         {Honoured, "as a read-only disk cfgdata with token, ca.crt and namespace; the token is not renewed while the VM runs, and ends with it"},
 	"volumes[].ephemeral":                                 {Honoured, "a copy of the volume of the claim, which goes with the instance; the driver of the claim must be able to copy volumes"},
 	"volumes[].sysprep":                                   {Honoured, "as a read-only disk unattendCD with its files; make it a cdrom"},
+	"volumes[].memoryDump":                                {Warned, "it is no disk; `virtctl memory-dump` writes to the claim, and the status of the machine names it"},
 	"volumes[]":                                           {Refused, "volumes are containerDisk, dataVolume, persistentVolumeClaim, ephemeral, emptyDisk, cloud-init, configMap, secret, downwardAPI, serviceAccount and sysprep"},
 
 	"networks[].name":                  {Outcome: Honoured},

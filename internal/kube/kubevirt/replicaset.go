@@ -57,6 +57,7 @@ func Instance(owner metav1.Object, kind schema.GroupVersionKind, template *v1.Vi
 		},
 		Spec: *template.Spec.DeepCopy(),
 	}
+	requestMemory(&vmi.Spec)
 	SetPhase(&vmi.Status, v1.Pending, now)
 	return vmi
 }

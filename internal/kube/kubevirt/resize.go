@@ -2,6 +2,7 @@ package kubevirt
 
 import (
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -62,6 +63,34 @@ func (c *check) growth() {
 	}
 }
 
+// SpecOf returns the spec that an instance like vmi has when it is made from a template now.
+func SpecOf(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstanceTemplateSpec) v1.VirtualMachineInstanceSpec {
+	spec := *template.Spec.DeepCopy()
+	if _, asks := vmi.Spec.Domain.Resources.Requests[corev1.ResourceMemory]; asks { // one of an earlier release may not
+		requestMemory(&spec)
+	}
+	return spec
+}
+
+// requestMemory makes an instance that requests no memory request that of its guest, as KubeVirt does: programs such as virtctl read the request
+// where the size of the guest is meant. The pod is the same.
+func requestMemory(s *v1.VirtualMachineInstanceSpec) {
+	size, ok := memory(s)
+	if _, asks := s.Domain.Resources.Requests[corev1.ResourceMemory]; asks || !ok {
+		return
+	}
+	requests := corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(size, resource.BinarySI)}
+	maps.Copy(requests, s.Domain.Resources.Requests)
+	s.Domain.Resources.Requests = requests
+}
+
+// requestsGuest reports whether s requests exactly the memory of its guest.
+func requestsGuest(s *v1.VirtualMachineInstanceSpec) bool {
+	size, _ := memory(s)
+	q, asks := s.Domain.Resources.Requests[corev1.ResourceMemory]
+	return asks && q.Value() == size
+}
+
 // Live returns the spec of a running instance with the CPUs and the memory of want, if nothing else differs and the guest can get them while it
 // runs. Otherwise why says what stands against it; "" if more than these differ.
 func Live(is, want v1.VirtualMachineInstanceSpec) (next *v1.VirtualMachineInstanceSpec, why string) {
@@ -72,6 +101,9 @@ func Live(is, want v1.VirtualMachineInstanceSpec) (next *v1.VirtualMachineInstan
 	if m, w := next.Domain.Memory, want.Domain.Memory; m != nil && w != nil && m.Guest != nil && w.Guest != nil {
 		guest := w.Guest.DeepCopy()
 		m.Guest = &guest
+	}
+	if requestsGuest(&is) && requestsGuest(&want) {
+		next.Domain.Resources.Requests[corev1.ResourceMemory] = want.Domain.Resources.Requests[corev1.ResourceMemory]
 	}
 	if !apiequality.Semantic.DeepEqual(*next, want) {
 		return nil, ""

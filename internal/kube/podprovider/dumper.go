@@ -35,7 +35,7 @@ func (d *dumper) due(f facts) (some bool, left time.Duration) {
 // may get it.
 func (d *dumper) act(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	ask, begun := d.of, time.Now()
-	use, err := d.volumes.Plug(ctx, pod, ask.Claim)
+	use, err := d.volumes.Unnamed(ctx, pod, ask.Claim)
 	if err == nil && use.ReadOnly {
 		err = errdefs.Preconditionf("persistentvolumeclaim %q is to be read only", ask.Claim)
 	}

@@ -66,9 +66,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		log.FromContext(ctx).Info("a KubeVirt that is not Cocoon's is in this cluster; remove one of the two", "object", req.String())
 		return ctrl.Result{}, nil
 	}
-	config := &cdi.CDIConfig{ObjectMeta: metav1.ObjectMeta{Name: Config, Labels: map[string]string{part: whole}}}
-	if err := r.Client.Create(ctx, config); err != nil && !apierrors.IsAlreadyExists(err) {
-		return ctrl.Result{}, fmt.Errorf("create CDIConfig %s: %w", Config, err)
+	if err := r.config(ctx); err != nil {
+		return ctrl.Result{}, err
 	}
 	before := k.DeepCopy()
 	k.Status.Phase, k.Status.OperatorVersion = kubevirtv1.KubeVirtPhaseDeployed, "cocoon "+version.Version
@@ -80,4 +79,24 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, fmt.Errorf("write status of KubeVirt %s: %w", req, err)
 	}
 	return ctrl.Result{}, nil
+}
+
+// overhead is what a claim needs beside its content: nothing, because a claim is the disk itself. virtctl makes no claim before it is known.
+var overhead = cdi.FilesystemOverhead{Global: "0"}
+
+// config makes the CDIConfig. One that exists keeps what it says.
+func (r *Reconciler) config(ctx context.Context) error {
+	config := &cdi.CDIConfig{ObjectMeta: metav1.ObjectMeta{Name: Config, Labels: map[string]string{part: whole}}, Status: cdi.CDIConfigStatus{FilesystemOverhead: overhead.DeepCopy()}}
+	err := r.Client.Create(ctx, config)
+	if apierrors.IsAlreadyExists(err) {
+		if err = r.Client.Get(ctx, client.ObjectKeyFromObject(config), config); err == nil && config.Status.FilesystemOverhead == nil {
+			before := config.DeepCopy()
+			config.Status.FilesystemOverhead = overhead.DeepCopy()
+			err = r.Client.Patch(ctx, config, client.MergeFrom(before))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make CDIConfig %s: %w", Config, err)
+	}
+	return nil
 }

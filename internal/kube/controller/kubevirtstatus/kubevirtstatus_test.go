@@ -32,6 +32,7 @@ func TestReconcile(t *testing.T) {
 		"none yet":               {nil, "kubevirt", kubevirtv1.KubeVirtPhaseDeployed, false},
 		"ours":                   {[]client.Object{object("kubevirt", whole)}, "kubevirt", kubevirtv1.KubeVirtPhaseDeployed, false},
 		"of an earlier release":  {[]client.Object{&kubevirtv1.KubeVirt{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevirt", Name: "kubevirt", Labels: map[string]string{"app.kubernetes.io/managed-by": "cocoon-up"}}}}, "kubevirt", kubevirtv1.KubeVirtPhaseDeployed, false},
+		"ours, with a config":    {[]client.Object{object("kubevirt", whole), &cdi.CDIConfig{ObjectMeta: metav1.ObjectMeta{Name: Config}}}, "kubevirt", kubevirtv1.KubeVirtPhaseDeployed, false},
 		"of another KubeVirt":    {[]client.Object{object("kubevirt", "kubevirt")}, "kubevirt", "", false},
 		"ours, by another name":  {[]client.Object{object("mine", whole)}, "mine", kubevirtv1.KubeVirtPhaseDeployed, false},
 		"another one is deleted": {nil, "mine", "", true},
@@ -48,8 +49,9 @@ func TestReconcile(t *testing.T) {
 		if apierrors.IsNotFound(err) != tc.none || k.Status.Phase != tc.want {
 			t.Errorf("%s: phase %q, %v", what, k.Status.Phase, err)
 		}
-		if err := c.Get(t.Context(), types.NamespacedName{Name: Config}, &cdi.CDIConfig{}); (err == nil) != (tc.want != "") {
-			t.Errorf("%s: the CDIConfig: %v", what, err)
+		config := &cdi.CDIConfig{}
+		if err := c.Get(t.Context(), types.NamespacedName{Name: Config}, config); (err == nil) != (tc.want != "") || err == nil && config.Status.FilesystemOverhead.Global != "0" {
+			t.Errorf("%s: the CDIConfig: %+v, %v", what, config.Status, err)
 		}
 	}
 }

@@ -22,10 +22,11 @@ const (
 
 // step is what happens next to a VirtualMachine.
 type step struct {
-	start  bool                           // its instance is created
-	live   *v1.VirtualMachineInstanceSpec // nil: the spec of its instance stays
-	stop   bool                           // its instance is deleted
-	wait   time.Duration                  // until the machine is looked at again; 0: when something changes
+	start  bool                             // its instance is created
+	live   *v1.VirtualMachineInstanceSpec   // nil: the spec of its instance stays
+	told   *v1.VirtualMachineInstanceStatus // nil: nothing is asked of its instance
+	stop   bool                             // its instance is deleted
+	wait   time.Duration                    // until the machine is looked at again; 0: when something changes
 	status v1.VirtualMachineStatus
 }
 
@@ -64,6 +65,7 @@ func decide(x seen) step {
 		strategy = vm.Status.RunStrategy
 	}
 	s.describe(x, strategy)
+	s.dump(x)
 	s.status.PrintableStatus = s.printable(x, asked)
 	return s
 }
@@ -206,7 +208,7 @@ func changed(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstance
 }
 
 func compared(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstanceTemplateSpec) (is, want v1.VirtualMachineInstanceSpec) {
-	is, want = vmi.Spec, template.Spec
+	is, want = vmi.Spec, kubevirt.SpecOf(vmi, template)
 	want.StartStrategy = is.StartStrategy
 	for _, v := range vmi.Status.VolumeStatus {
 		if v.HotplugVolume != nil {

@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	v1 "kubevirt.io/api/core/v1"
+
+	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 )
 
 // A change of the size that the running guest can have goes to its instance, any other waits for a restart.
@@ -54,5 +56,31 @@ func TestLiveUpdate(t *testing.T) {
 	vmi.Status.Phase = v1.Scheduled
 	if s := look(); s.live != nil || required(s) == "" {
 		t.Errorf("it does not run yet: %+v", s)
+	}
+}
+
+// An instance requests the memory of its guest, which grows with it. One of an earlier release that does not request it is not changed.
+func TestMemoryRequest(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	guest, more, most := resource.MustParse("1Gi"), resource.MustParse("1152Mi"), resource.MustParse("2Gi")
+	vm := machine(v1.RunStrategyAlways)
+	vm.Spec.Template.Spec.Domain.Memory = &v1.Memory{Guest: &guest, MaxGuest: &most}
+	vmi := instance(vm, vm.Spec.Template, kubevirt.Base{}, now)
+	vmi.Status.Phase = v1.Running
+	if q := vmi.Spec.Domain.Resources.Requests.Memory(); q.Cmp(guest) != 0 || len(vm.Spec.Template.Spec.Domain.Resources.Requests) > 0 {
+		t.Errorf("it requests %s", q)
+	}
+	earlier := vmi.DeepCopy()
+	earlier.Spec.Domain.Resources.Requests = nil
+	for name, vmi := range map[string]*v1.VirtualMachineInstance{"new": vmi, "of an earlier release": earlier} {
+		vm.Spec.Template.Spec.Domain.Memory.Guest = &guest
+		if s := decide(seen{vm: vm, template: vm.Spec.Template, vmi: vmi, now: now}); s.live != nil || changed(vmi, vm.Spec.Template) {
+			t.Errorf("%s: nothing has changed: %+v", name, s)
+		}
+		vm.Spec.Template.Spec.Domain.Memory.Guest = &more
+		s := decide(seen{vm: vm, template: vm.Spec.Template, vmi: vmi, now: now})
+		if s.live == nil || s.live.Domain.Memory.Guest.Cmp(more) != 0 || name == "new" && s.live.Domain.Resources.Requests.Memory().Cmp(more) != 0 {
+			t.Errorf("%s: it grows: %+v", name, s.live)
+		}
 	}
 }

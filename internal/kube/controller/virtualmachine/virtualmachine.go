@@ -115,6 +115,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if rest := silence(vm, vmi, s, x.now); rest > 0 {
 		return reconcile.Result{RequeueAfter: rest}, nil
 	}
+	if s.told != nil {
+		if err := r.tell(ctx, vmi, *s.told); err != nil {
+			return reconcile.Result{}, controller.IgnoreStale(err) // the instance that was read has changed
+		}
+	}
+	if err := r.noteDump(ctx, vm, s.status.MemoryDumpRequest); err != nil {
+		return reconcile.Result{}, err
+	}
 	// What a deleted instance leaves behind is in the status, so the status is written first.
 	if err := r.write(ctx, vm, s.status); err != nil {
 		return reconcile.Result{}, err

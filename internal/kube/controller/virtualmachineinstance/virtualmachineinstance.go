@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/kube/controller"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 )
@@ -156,6 +157,9 @@ func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance
 	if err := r.resize(ctx, vmi, pod, &s); err != nil {
 		return reconcile.Result{}, err
 	}
+	if err := r.dump(ctx, vmi, pod); err != nil {
+		return reconcile.Result{}, err
+	}
 	if rest := r.silence(vmi, pod, s); rest > 0 {
 		return reconcile.Result{RequeueAfter: rest}, nil
 	}
@@ -200,6 +204,17 @@ func (r *Reconciler) resize(ctx context.Context, vmi *v1.VirtualMachineInstance,
 	}
 	r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonResized, "Resize", "the pod %s is to have %s CPUs and %s of memory", pod.Name, want.Requests.Cpu(), want.Limits.Memory())
 	return nil
+}
+
+// dump asks the node of the pod for the memory that the status of vmi asks for. The node does each request once.
+func (r *Reconciler) dump(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) error {
+	ask := kubevirt.AskedDump(vmi)
+	if ask.File == "" || pod.Annotations[contract.KeyMemoryDump] == ask.String() {
+		return nil
+	}
+	next := pod.DeepCopy()
+	metav1.SetMetaDataAnnotation(&next.ObjectMeta, contract.KeyMemoryDump, ask.String())
+	return controller.IgnoreStale(r.Client.Patch(ctx, next, client.MergeFromWithOptions(pod, client.MergeFromWithOptimisticLock{})))
 }
 
 // pod returns the pod of vmi, nil if it does not exist. The cache may not have heard of a pod that was just created, so what is not in

@@ -168,7 +168,7 @@ func (s *step) replace(x seen, finished []*v1.VirtualMachineInstance) {
 		return cmp.Or(ended(a).Compare(ended(b)), cmp.Compare(a.Name, b.Name))
 	})
 	for _, vmi := range finished {
-		if early(vmi) && apiequality.Semantic.DeepEqual(vmi.Spec, x.set.Spec.Template.Spec) {
+		if early(vmi) && apiequality.Semantic.DeepEqual(vmi.Spec, kubevirt.SpecOf(vmi, x.set.Spec.Template)) {
 			if c := s.failure(); c == nil || c.Reason != ReasonCreateFailed { // that one is cleared first: it bounds the creations
 				s.fail(ReasonStartFailed, reasonOf(vmi), ended(vmi), ended(vmi))
 			}
