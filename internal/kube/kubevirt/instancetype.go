@@ -219,6 +219,10 @@ func (u *unfolding) cpu(t *v1beta1.CPUInstancetype, at *field.Path) {
 	if u.base.Preference != nil {
 		preference = &u.base.Preference.Spec
 	}
+	u.conflict(d.CPU.MaxSockets != 0 && t.MaxSockets != nil, atDomain.Child("cpu", "maxSockets"))
+	if t.MaxSockets != nil {
+		d.CPU.MaxSockets = *t.MaxSockets
+	}
 	var why string
 	d.CPU.Sockets, d.CPU.Cores, d.CPU.Threads, why = topology(t.Guest, preference)
 	if why != "" {
@@ -240,6 +244,10 @@ func (u *unfolding) memory(t *v1beta1.MemoryInstancetype) {
 	u.conflict(d.Memory.Hugepages != nil && t.Hugepages != nil, atDomain.Child("memory", "hugepages"))
 	guest := t.Guest.DeepCopy()
 	d.Memory.Guest = &guest
+	if t.MaxGuest != nil {
+		most := t.MaxGuest.DeepCopy()
+		d.Memory.MaxGuest = &most
+	}
 	if t.Hugepages != nil {
 		d.Memory.Hugepages = t.Hugepages.DeepCopy()
 	}
@@ -264,6 +272,10 @@ func (b Base) attribute(errs field.ErrorList) field.ErrorList {
 			e.Field = at.Child("memory", "guest").String()
 		case atDomain.Child("memory", "hugepages", "pageSize").String():
 			e.Field = at.Child("memory", "hugepages", "pageSize").String()
+		case atDomain.Child("memory", "maxGuest").String():
+			e.Field = at.Child("memory", "maxGuest").String()
+		case atDomain.Child("cpu", "maxSockets").String():
+			e.Field = at.Child("cpu", "maxSockets").String()
 		case atDomain.Child("cpu").String():
 			e.Field = at.Child("cpu", "guest").String()
 		}

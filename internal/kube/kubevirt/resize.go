@@ -84,13 +84,6 @@ func requestMemory(s *v1.VirtualMachineInstanceSpec) {
 	s.Domain.Resources.Requests = requests
 }
 
-// requestsGuest reports whether s requests exactly the memory of its guest.
-func requestsGuest(s *v1.VirtualMachineInstanceSpec) bool {
-	size, _ := memory(s)
-	q, asks := s.Domain.Resources.Requests[corev1.ResourceMemory]
-	return asks && q.Value() == size
-}
-
 // Live returns the spec of a running instance with the CPUs and the memory of want, if nothing else differs and the guest can get them while it
 // runs. Otherwise why says what stands against it; "" if more than these differ.
 func Live(is, want v1.VirtualMachineInstanceSpec) (next *v1.VirtualMachineInstanceSpec, why string) {
@@ -102,14 +95,15 @@ func Live(is, want v1.VirtualMachineInstanceSpec) (next *v1.VirtualMachineInstan
 		guest := w.Guest.DeepCopy()
 		m.Guest = &guest
 	}
-	if requestsGuest(&is) && requestsGuest(&want) {
-		next.Domain.Resources.Requests[corev1.ResourceMemory] = want.Domain.Resources.Requests[corev1.ResourceMemory]
+	was, _ := memory(&is)
+	now, _ := memory(next)
+	q, asks := want.Domain.Resources.Requests[corev1.ResourceMemory]
+	if _, asked := next.Domain.Resources.Requests[corev1.ResourceMemory]; asks && asked && now > was { // what it requests grows with its guest
+		next.Domain.Resources.Requests[corev1.ResourceMemory] = q
 	}
 	if !apiequality.Semantic.DeepEqual(*next, want) {
 		return nil, ""
 	}
-	was, _ := memory(&is)
-	now, _ := memory(next)
 	switch more := cpus(next) - cpus(&is); {
 	case more < 0 || now < was:
 		return nil, "CPUs and memory are not taken from a running guest"

@@ -129,3 +129,28 @@ func TestGrowthIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// A machine grows by its instancetype, also one whose pod requests less memory than the guest has.
+func TestLiveByInstancetype(t *testing.T) {
+	vm := machineOf(t, plain)
+	vm.Spec.Preference = nil
+	of := func(text string) v1.VirtualMachineInstanceSpec {
+		whole, errs, _ := Unfold(vm, Base{Instancetype: instancetypeOf(t, text)})
+		if len(errs) > 0 {
+			t.Fatal(errs)
+		}
+		return whole.Spec.Template.Spec
+	}
+	const maxima = "maxSockets: 4}, memory: {overcommitPercent: 50, maxGuest: 4Gi, guest: "
+	small := of("{cpu: {guest: 1, " + maxima + "1Gi}}")
+	next, why := Live(small, of("{cpu: {guest: 2, "+maxima+"2Gi}}"))
+	if next == nil || next.Domain.CPU.Sockets != 2 || next.Domain.Memory.Guest.String() != "2Gi" || next.Domain.Resources.Requests.Memory().String() != "1Gi" {
+		t.Errorf("%+v, %q", next, why)
+	}
+	if next, why := Live(small, of("{cpu: {guest: 8, "+maxima+"2Gi}}")); next != nil || why == "" {
+		t.Errorf("beyond the maximum: %+v, %q", next, why)
+	}
+	if next, _ := Live(small, of("{cpu: {guest: 1, maxSockets: 4}, memory: {maxGuest: 4Gi, guest: 1Gi}}")); next != nil {
+		t.Errorf("less overcommitted: %+v", next)
+	}
+}

@@ -49,7 +49,7 @@ func TestPlan(t *testing.T) {
 		t.Error("the machine waits for something else")
 	}
 	small := &v1beta1.VirtualMachineClusterInstancetype{ObjectMeta: metav1.ObjectMeta{Name: "small", UID: "s"}}
-	small.Spec.CPU.Guest, small.Spec.Memory.Guest, small.Spec.CPU.MaxSockets = 2, resource.MustParse("1Gi"), new(uint32)
+	small.Spec.CPU.Guest, small.Spec.Memory.Guest, small.Spec.IOThreadsPolicy = 2, resource.MustParse("1Gi"), ptr[v1.IOThreadsPolicy]("shared")
 	if err := c.Create(t.Context(), small); err != nil {
 		t.Fatal(err)
 	}
