@@ -121,8 +121,9 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	s := x.Record.Spec.Clone()
 	s.Name, s.Hostname, s.Labels, s.Offered, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Image
 	if !live {
-		s = s.Booted()
+		s = s.Created()
 	}
+	places := s.NICs
 	s.Domain = "" // of the source's name
 	s.SMBIOS = s.SMBIOS.Anew()
 	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
@@ -152,7 +153,10 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 		s.NICs = vm.Spec{NICs: spec.NICs}.Clone().NICs
 	}
 	for i := range s.NICs {
-		s.NICs[i].Policed = spec.Policed
+		s.NICs[i].Policed, s.NICs[i].Place = spec.Policed, 0
+		if live && i < len(places) {
+			s.NICs[i].Place = places[i].Place
+		}
 	}
 	return s.Default(), nil
 }

@@ -43,6 +43,9 @@ const (
 	OpLink     Op = "link"
 	OpPlug     Op = "plug"
 	OpUnplug   Op = "unplug"
+
+	OpPlugNIC   Op = "plug nic"
+	OpUnplugNIC Op = "unplug nic"
 	OpGrow     Op = "grow"
 	OpResize   Op = "resize"
 	OpResized  Op = "resized" // in the middle of a resize: the guest has got its CPUs
