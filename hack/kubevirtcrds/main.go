@@ -67,8 +67,8 @@ var kinds = map[string]kind{
 			{name: "Live-Migratable", kind: "string", path: condition("LiveMigratable"), wide: true},
 			{name: "Paused", kind: "string", path: condition("Paused"), wide: true},
 		},
-		constant: map[string][]string{"": {"domain"}, "domain": {"cpu", "memory"}, "domain.cpu": {"sockets"}, "domain.memory": {"guest"}},
-		message:  "the spec of a VirtualMachineInstance cannot change, except domain.cpu.sockets and domain.memory.guest; change its VirtualMachine and restart it",
+		constant: map[string][]string{"": {"domain", "networks"}, "domain": {"cpu", "devices", "memory"}, "domain.cpu": {"sockets"}, "domain.devices": {"interfaces"}, "domain.memory": {"guest"}},
+		message:  "the spec of a VirtualMachineInstance cannot change, except domain.cpu.sockets, domain.memory.guest, domain.devices.interfaces and networks; change its VirtualMachine and restart it",
 	},
 	"virtualmachineinstancereplicasets": {
 		shortNames: []string{"vmirs", "vmirss"},

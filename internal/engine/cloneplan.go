@@ -123,7 +123,6 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	if !live {
 		s = s.Created()
 	}
-	places := s.NICs
 	s.Domain = "" // of the source's name
 	s.SMBIOS = s.SMBIOS.Anew()
 	s.CPUs, s.Memory, s.Storage = x.CPU, x.Memory, x.Storage
@@ -154,8 +153,8 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	}
 	for i := range s.NICs {
 		s.NICs[i].Policed, s.NICs[i].Place = spec.Policed, 0
-		if live && i < len(places) {
-			s.NICs[i].Place = places[i].Place
+		if live && i < len(x.Record.Spec.NICs) { // as its guest knows it
+			s.NICs[i].Place = x.Record.Spec.NICs[i].Place
 		}
 	}
 	return s.Default(), nil

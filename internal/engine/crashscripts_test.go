@@ -297,5 +297,6 @@ func scripts() map[string]script {
 	maps.Copy(all, growScripts())
 	maps.Copy(all, attachedScripts())
 	maps.Copy(all, attachScripts())
+	maps.Copy(all, nicScripts())
 	return all
 }

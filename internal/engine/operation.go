@@ -33,6 +33,9 @@ const (
 	opAttachVolume = "attach volume"
 	opDetachVolume = "detach volume"
 
+	opAttachNIC = "attach nic"
+	opDetachNIC = "detach nic"
+
 	stepAdopt    = "adopt"
 	stepDisks    = "disks"
 	stepNetwork  = "network"

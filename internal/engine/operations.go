@@ -21,6 +21,8 @@ var operations = []recoverable{
 	growOperation,
 	attachOperation,
 	detachOperation,
+	attachNICOperation,
+	detachNICOperation,
 }
 
 // operationOf returns the operation of an intent; nil: this Cocoon does not know it.

@@ -219,7 +219,7 @@ func stopped(r *vm.Record, how ending, at time.Time) {
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused = vm.StateStopped, nil, 0, false, at, ""
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
 	r.Ephemeral, r.Disks = endedWith(r.Ephemeral, at), withoutPlugged(r.Disks)
-	r.Spec = r.Spec.Booted()
+	r.Spec, r.Moving = r.Spec.Booted(), nil
 	if vm.Passing(r.Reason) {
 		r.Reason, r.Message = "", ""
 	}

@@ -86,6 +86,8 @@ type attacher interface {
 	Resize(ctx context.Context, ref string, to vm.Size) (vm.Record, error)
 	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
 	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
+	AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error)
+	DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error)
 }
 
 type states interface {

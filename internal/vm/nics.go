@@ -97,6 +97,16 @@ func (s Spec) WithoutNIC(i int, running bool) Spec {
 	return s
 }
 
+// NICIn returns the index of the interface of s in a place; -1: there is none.
+func (s Spec) NICIn(place int) int {
+	for i := range s.NICs {
+		if s.Place(i) == place {
+			return i
+		}
+	}
+	return -1
+}
+
 // NICOn returns the index of the further interface of s that ref names: by its network, or by its hardware address in nics. Errors: NotFound,
 // InvalidArgument for the first interface.
 func (s Spec) NICOn(ref string, nics []NIC) (int, error) {
@@ -110,6 +120,61 @@ func (s Spec) NICOn(ref string, nics []NIC) (int, error) {
 		}
 	}
 	return 0, errdefs.NotFoundf("it has no further network interface on %q", ref)
+}
+
+// WithNIC returns r with one more interface, which exists as nic.
+func (r Record) WithNIC(want NICSpec, nic NIC, running bool) Record {
+	r.Spec = r.Spec.WithNIC(want, running)
+	nic.Place = r.Spec.NICs[len(r.Spec.NICs)-1].Place
+	r.NICs = append(slices.Clip(r.NICs), nic)
+	if r.Resume != nil && len(r.Resume.MACs) > 0 { // the guest will have no other
+		resume := *r.Resume
+		resume.MACs = append(slices.Clip(resume.MACs), nic.MAC)
+		r.Resume = &resume
+	}
+	return r
+}
+
+// WithoutNIC returns r without its i-th interface.
+func (r Record) WithoutNIC(i int, running bool) Record {
+	place := r.Spec.Place(i)
+	r.Spec = r.Spec.WithoutNIC(i, running)
+	r.NICs = slices.Delete(slices.Clone(r.NICs), i, i+1)
+	for at := range r.NICs {
+		r.NICs[at].Place = r.Spec.NICs[at].Place
+	}
+	if r.Resume != nil && i < len(r.Resume.MACs) {
+		resume := *r.Resume
+		resume.MACs = slices.Delete(slices.Clone(resume.MACs), i, i+1)
+		r.Resume = &resume
+	}
+	return r.Settled(place)
+}
+
+// Settled returns r with an interface that is no longer Moving.
+func (r Record) Settled(place int) Record {
+	r.Moving = slices.DeleteFunc(slices.Clone(r.Moving), func(p int) bool { return p == place })
+	if len(r.Moving) == 0 {
+		r.Moving = nil
+	}
+	return r
+}
+
+// Unsettled returns r with an interface that is Moving.
+func (r Record) Unsettled(place int) Record {
+	r = r.Settled(place)
+	r.Moving = append(slices.Clip(r.Moving), place)
+	return r
+}
+
+// Plugged returns the interfaces of r that its guest has.
+func (r Record) Plugged() (out []NIC) {
+	for i, n := range r.NICs {
+		if !slices.Contains(r.Moving, PlaceOf(r.NICs, i)) {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // SameNICs reports whether the guests of s and o have the same interfaces in the same places.

@@ -64,7 +64,7 @@ type Spec struct {
 	Hostname  string            `json:"hostname,omitempty"`
 	Process   Process           `json:"process"` // OCI guests only: overrides of the image's own configuration
 	NICs      []NICSpec         `json:"nics,omitempty"`
-	BootNICs  int               `json:"boot_nics,omitempty"` // Width when the guest booted, once its interfaces have changed; 0: they have not. The VM sets it
+	BootNICs  int               `json:"boot_nics,omitempty"`  // Width when the guest booted, once its interfaces have changed; 0: they have not. The VM sets it
 	Paused    bool              `json:"paused,omitempty"`     // each boot by Cocoon begins paused, before the guest's first instruction
 	StopGrace time.Duration     `json:"stop_grace,omitempty"` // nanoseconds between asking the guest to stop and killing it
 	CloudInit *CloudInit        `json:"cloud_init,omitempty"` // disk guests only; nil: only the generated documents
@@ -368,6 +368,9 @@ type Record struct {
 	Process     Process   `json:"process"` // resolved: image configuration and spec merged
 	Disks       []Disk    `json:"disks,omitempty"`
 	NICs        []NIC     `json:"nics,omitempty"`
+
+	// Moving are the places of interfaces that its running guest is getting or giving back. Nobody expects them in the guest.
+	Moving []int `json:"moving,omitempty"`
 
 	Containers []ContainerRecord `json:"containers,omitempty"` // those of Spec.Containers; Process is empty then
 	Ephemeral  []Ephemeral       `json:"ephemeral,omitempty"`  // added while it ran, the oldest first; also those that have ended

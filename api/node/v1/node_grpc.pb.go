@@ -61,6 +61,8 @@ const (
 	VMs_Resize_FullMethodName           = "/cocoon.node.v1.VMs/Resize"
 	VMs_AttachVolume_FullMethodName     = "/cocoon.node.v1.VMs/AttachVolume"
 	VMs_DetachVolume_FullMethodName     = "/cocoon.node.v1.VMs/DetachVolume"
+	VMs_AttachNIC_FullMethodName        = "/cocoon.node.v1.VMs/AttachNIC"
+	VMs_DetachNIC_FullMethodName        = "/cocoon.node.v1.VMs/DetachNIC"
 	VMs_Clone_FullMethodName            = "/cocoon.node.v1.VMs/Clone"
 	VMs_Restore_FullMethodName          = "/cocoon.node.v1.VMs/Restore"
 	VMs_Hibernate_FullMethodName        = "/cocoon.node.v1.VMs/Hibernate"
@@ -140,6 +142,10 @@ type VMsClient interface {
 	AttachVolume(ctx context.Context, in *AttachVolumeRequest, opts ...grpc.CallOption) (*Record, error)
 	// DetachVolume takes a volume from a VM. A guest that uses it refuses.
 	DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*Record, error)
+	// AttachNIC gives a VM, running or stopped, one more interface, on a network on which it has no further one. Idempotent.
+	AttachNIC(ctx context.Context, in *AttachNICRequest, opts ...grpc.CallOption) (*Record, error)
+	// DetachNIC takes an interface that is not the first from a VM, and releases its addresses.
+	DetachNIC(ctx context.Context, in *DetachNICRequest, opts ...grpc.CallOption) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -529,6 +535,26 @@ func (c *vMsClient) DetachVolume(ctx context.Context, in *DetachVolumeRequest, o
 	return out, nil
 }
 
+func (c *vMsClient) AttachNIC(ctx context.Context, in *AttachNICRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_AttachNIC_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) DetachNIC(ctx context.Context, in *DetachNICRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_DetachNIC_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -642,6 +668,10 @@ type VMsServer interface {
 	AttachVolume(context.Context, *AttachVolumeRequest) (*Record, error)
 	// DetachVolume takes a volume from a VM. A guest that uses it refuses.
 	DetachVolume(context.Context, *DetachVolumeRequest) (*Record, error)
+	// AttachNIC gives a VM, running or stopped, one more interface, on a network on which it has no further one. Idempotent.
+	AttachNIC(context.Context, *AttachNICRequest) (*Record, error)
+	// DetachNIC takes an interface that is not the first from a VM, and releases its addresses.
+	DetachNIC(context.Context, *DetachNICRequest) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(context.Context, *CloneRequest) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -755,6 +785,12 @@ func (UnimplementedVMsServer) AttachVolume(context.Context, *AttachVolumeRequest
 }
 func (UnimplementedVMsServer) DetachVolume(context.Context, *DetachVolumeRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method DetachVolume not implemented")
+}
+func (UnimplementedVMsServer) AttachNIC(context.Context, *AttachNICRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method AttachNIC not implemented")
+}
+func (UnimplementedVMsServer) DetachNIC(context.Context, *DetachNICRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method DetachNIC not implemented")
 }
 func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
@@ -1282,6 +1318,42 @@ func _VMs_DetachVolume_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_AttachNIC_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AttachNICRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).AttachNIC(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_AttachNIC_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).AttachNIC(ctx, req.(*AttachNICRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_DetachNIC_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetachNICRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).DetachNIC(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_DetachNIC_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).DetachNIC(ctx, req.(*DetachNICRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CloneRequest)
 	if err := dec(in); err != nil {
@@ -1452,6 +1524,14 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DetachVolume",
 			Handler:    _VMs_DetachVolume_Handler,
+		},
+		{
+			MethodName: "AttachNIC",
+			Handler:    _VMs_AttachNIC_Handler,
+		},
+		{
+			MethodName: "DetachNIC",
+			Handler:    _VMs_DetachNIC_Handler,
 		},
 		{
 			MethodName: "Clone",

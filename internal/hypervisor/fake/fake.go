@@ -46,11 +46,11 @@ const (
 
 	OpPlugNIC   Op = "plug nic"
 	OpUnplugNIC Op = "unplug nic"
-	OpGrow     Op = "grow"
-	OpResize   Op = "resize"
-	OpResized  Op = "resized" // in the middle of a resize: the guest has got its CPUs
-	OpReset    Op = "reset"
-	OpDisplay  Op = "display"
+	OpGrow      Op = "grow"
+	OpResize    Op = "resize"
+	OpResized   Op = "resized" // in the middle of a resize: the guest has got its CPUs
+	OpReset     Op = "reset"
+	OpDisplay   Op = "display"
 )
 
 // Behaviour is how one VM behaves.

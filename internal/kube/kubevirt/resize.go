@@ -62,10 +62,12 @@ func (c *check) growth() {
 	}
 }
 
-// Live returns the spec of a running instance with the CPUs and the memory of want, if nothing else differs and the guest can get them while it
-// runs. Otherwise why says what stands against it; "" if more than these differ.
+// Live returns the spec of a running instance with the CPUs, the memory and the interfaces of want, if nothing else differs and the guest can get them
+// while it runs. Otherwise why says what stands against it; "" if more than these differ.
 func Live(is, want v1.VirtualMachineInstanceSpec) (next *v1.VirtualMachineInstanceSpec, why string) {
+	want = Known(want, is)
 	next = is.DeepCopy()
+	next.Networks, next.Domain.Devices.Interfaces = want.Networks, want.Domain.Devices.Interfaces
 	if c, w := next.Domain.CPU, want.Domain.CPU; c != nil && w != nil {
 		c.Sockets = w.Sockets
 	}
@@ -75,6 +77,9 @@ func Live(is, want v1.VirtualMachineInstanceSpec) (next *v1.VirtualMachineInstan
 	}
 	if !apiequality.Semantic.DeepEqual(*next, want) {
 		return nil, ""
+	}
+	if ok, why := liveInterfaces(&is, next); !ok {
+		return nil, why
 	}
 	was, _ := memory(&is)
 	now, _ := memory(next)

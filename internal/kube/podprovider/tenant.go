@@ -123,6 +123,14 @@ func (v ownMachines) DetachVolume(ctx context.Context, ref, volume string) (vm.R
 	return v.r.DetachVolume(vm.OnBehalf(ctx, v.o), ref, volume)
 }
 
+func (v ownMachines) AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error) {
+	return v.r.AttachNIC(vm.OnBehalf(ctx, v.o), ref, want)
+}
+
+func (v ownMachines) DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error) {
+	return v.r.DetachNIC(vm.OnBehalf(ctx, v.o), ref, nic)
+}
+
 func (v ownMachines) Remove(ctx context.Context, ref string, force bool) error {
 	return v.r.Remove(vm.OnBehalf(ctx, v.o), ref, force)
 }
