@@ -188,6 +188,34 @@ func TestAttachNIC(t *testing.T) {
 	r.clean()
 }
 
+// A namespace chooses no hardware address on a link with other machines, as for the interfaces of a new VM, and a VM without any interface gets none.
+func TestAttachNICRefuses(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	db := r.must(r.Launch(r.as("prod"), spec("db")))
+	r.await(string(db.ID), "ready", ready)
+	chosen := vm.NICSpec{Network: "lab", MAC: "02:00:00:00:00:99"}
+	_, err := r.AttachNIC(r.as("prod"), "db", chosen)
+	r.refused("an address of a namespace", errdefs.FailedPrecondition, err)
+	chosen.MAC = "03:00:00:00:00:99"
+	_, err = r.AttachNIC(ctx, "prod/db", chosen)
+	r.refused("a multicast address", errdefs.InvalidArgument, err)
+	bare := spec("bare")
+	bare.NICs = nil
+	r.must(r.Launch(ctx, bare))
+	_, err = r.AttachNIC(ctx, "bare", vm.NICSpec{Network: "lab"})
+	r.refused("a VM without an interface", errdefs.FailedPrecondition, err)
+	r.await("bare", "ready", ready)
+	r.must(r.Pause(ctx, "prod/db"))
+	_, err = r.AttachNIC(ctx, "prod/db", vm.NICSpec{Network: "lab"})
+	r.refused("a paused VM", errdefs.FailedPrecondition, err)
+	for _, name := range []string{"prod/db", "bare"} {
+		if err := r.Remove(ctx, name, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.clean()
+}
+
 // After an error the VM is as before. What its guest does not give back stays with the VM until it is detached.
 func TestAttachNICFails(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
