@@ -150,6 +150,9 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	}
 	if len(spec.NICs) > 0 {
 		s.NICs = vm.Spec{NICs: spec.NICs}.Clone().NICs
+		if live {
+			s.NICs = vm.InOrderOf(s.NICs, x.NIC)
+		}
 	}
 	for i := range s.NICs {
 		s.NICs[i].Policed, s.NICs[i].Place = spec.Policed, 0

@@ -198,3 +198,19 @@ func (s Spec) unplaced() Spec {
 	}
 	return s
 }
+
+// InOrderOf returns want in the order in which a guest has its interfaces on the same networks; as it is, if the networks differ. The first stays first.
+func InOrderOf(want []NICSpec, has []NIC) []NICSpec {
+	if len(want) != len(has) || len(want) == 0 {
+		return want
+	}
+	rest, out := slices.Clone(want[1:]), want[:1:1]
+	for _, n := range has[1:] {
+		at := slices.IndexFunc(rest, func(w NICSpec) bool { return w.Network == n.Network })
+		if at < 0 {
+			return want
+		}
+		out, rest = append(out, rest[at]), slices.Delete(rest, at, at+1)
+	}
+	return out
+}
