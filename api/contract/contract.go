@@ -104,6 +104,10 @@ const ConditionAgent = PrefixVM + "AgentConnected"
 // reason when it refuses them. A pod without that annotation lacks it, and so does a pod whose agent has not answered yet.
 const ConditionLogins = PrefixVM + "LoginsSynchronized"
 
+// ConditionNetworks is the condition of a pod that is False, with the reason, while its running VM cannot be attached to a network that KeyNetworks
+// names, or detached from one that it does not name any more. A pod for which that never failed lacks it.
+const ConditionNetworks = PrefixVM + "NetworksSynchronized"
+
 // CommandPing is the command, of this one word, of an exec probe that succeeds if the qemu-guest-agent of a guest that boots itself answers. No
 // program is run.
 const CommandPing = PrefixVM + "guest-agent-ping"

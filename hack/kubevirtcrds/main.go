@@ -67,8 +67,11 @@ var kinds = map[string]kind{
 			{name: "Live-Migratable", kind: "string", path: condition("LiveMigratable"), wide: true},
 			{name: "Paused", kind: "string", path: condition("Paused"), wide: true},
 		},
-		constant: map[string][]string{"": {"domain"}, "domain": {"cpu", "memory", "resources"}, "domain.resources": {"requests"}, "domain.cpu": {"sockets"}, "domain.memory": {"guest"}},
-		message:  "the spec of a VirtualMachineInstance cannot change, except domain.cpu.sockets, domain.memory.guest and domain.resources.requests; change its VirtualMachine and restart it",
+		constant: map[string][]string{
+			"": {"domain", "networks"}, "domain": {"cpu", "devices", "memory", "resources"}, "domain.cpu": {"sockets"}, "domain.devices": {"interfaces"}, "domain.memory": {"guest"},
+			"domain.resources": {"requests"},
+		},
+		message: "the spec of a VirtualMachineInstance cannot change, except domain.cpu.sockets, domain.memory.guest, domain.resources.requests, domain.devices.interfaces and networks; change its VirtualMachine and restart it",
 	},
 	"virtualmachineinstancereplicasets": {
 		shortNames: []string{"vmirs", "vmirss"},

@@ -55,6 +55,9 @@ func (m *machine) capture(ctx context.Context, quiesce bool) (capture, error) {
 	if r.Reason == vm.ReasonDiskFull {
 		return c, errdefs.Preconditionf("it cannot be saved now: %s", r.Message)
 	}
+	if len(r.Moving) > 0 {
+		return c, errdefs.Preconditionf("its guest has not given back a network interface; detach it again, or restart the VM")
+	}
 	c.proc, c.fresh = m.run.Load(), fresh(r)
 	if c.proc == nil || c.proc.Over() {
 		return c, errdefs.Preconditionf("its process has just ended; try again")

@@ -195,7 +195,7 @@ func (c *clone) buildClaimed(ctx context.Context) (outcome, error) {
 		if err != nil {
 			return outcome{}, err
 		}
-		if nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, want); err != nil {
+		if nic, err := attachOne(ctx, n, r, r.Spec.Place(i), want); err != nil {
 			return outcome{}, err
 		} else if nic.MAC != en.Rec.NICs[i].MAC || nic.Tap != en.Rec.NICs[i].Tap {
 			return outcome{}, errdefs.New(errdefs.Internal, "interface %d had MAC %s and tap %s in the pool, but now has MAC %s and tap %s", i, en.Rec.NICs[i].MAC, en.Rec.NICs[i].Tap, nic.MAC, nic.Tap)

@@ -121,7 +121,7 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	s := x.Record.Spec.Clone()
 	s.Name, s.Hostname, s.Labels, s.Offered, s.Image = spec.Name, spec.Hostname, spec.Labels, nil, x.Image
 	if !live {
-		s = s.Booted()
+		s = s.Created()
 	}
 	s.Domain = "" // of the source's name
 	s.SMBIOS = s.SMBIOS.Anew()
@@ -150,9 +150,15 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	}
 	if len(spec.NICs) > 0 {
 		s.NICs = vm.Spec{NICs: spec.NICs}.Clone().NICs
+		if live {
+			s.NICs = vm.InOrderOf(s.NICs, x.NIC)
+		}
 	}
 	for i := range s.NICs {
-		s.NICs[i].Policed = spec.Policed
+		s.NICs[i].Policed, s.NICs[i].Place = spec.Policed, 0
+		if live && i < len(x.Record.Spec.NICs) { // as its guest knows it
+			s.NICs[i].Place = x.Record.Spec.NICs[i].Place
+		}
 	}
 	return s.Default(), nil
 }

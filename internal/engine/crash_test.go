@@ -292,6 +292,12 @@ func (r *rig) has(rec vm.Record, where string) []string {
 	if rec.State == vm.StateHibernated {
 		want = append(want, "snapshots/"+rec.Snapshot)
 	}
+	for _, nic := range rec.NICs[1:] {
+		want = append(want, "leases/"+nic.IP)
+		if rec.State == vm.StateRunning {
+			want = append(want, "taps/"+nic.Tap)
+		}
+	}
 	if rec.State == vm.StateRunning {
 		want = append(want, "procs/"+string(rec.ID), "cgroups/"+string(rec.ID), "taps/"+rec.NICs[0].Tap)
 		g := r.world.Guest(rec.ID)
@@ -320,6 +326,7 @@ func (r *rig) has(rec vm.Record, where string) []string {
 	}
 	r.hasVolumes(rec, where)
 	r.hasSize(rec, where)
+	r.hasNICs(rec, where)
 	used := map[string]bool{}
 	for _, d := range rec.Disks {
 		for at := &d; at != nil; at = at.Backing {

@@ -298,5 +298,6 @@ func scripts() map[string]script {
 	maps.Copy(all, dumpScripts())
 	maps.Copy(all, attachedScripts())
 	maps.Copy(all, attachScripts())
+	maps.Copy(all, nicScripts())
 	return all
 }

@@ -78,7 +78,7 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 	if err != nil {
 		return vm.Record{}, err
 	}
-	r, err := n.design(spec.Booted(), driver, img)
+	r, err := n.design(spec.Created(), driver, img)
 	if err != nil {
 		return vm.Record{}, err
 	}

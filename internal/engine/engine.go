@@ -23,6 +23,7 @@ type Engine struct {
 	containerVerbs
 	volumeVerbs
 	sizeVerbs
+	nicVerbs
 	strays *strays
 }
 
@@ -34,6 +35,9 @@ type volumeVerbs struct{ *node }
 
 // sizeVerbs are the methods of Engine for the size of VMs.
 type sizeVerbs struct{ *node }
+
+// nicVerbs are the methods of Engine for the interfaces of VMs.
+type nicVerbs struct{ *node }
 
 // strays are the remains that recovery found of VMs that the journal does not know.
 type strays struct {

@@ -62,10 +62,7 @@ func (a nics) attach(ctx context.Context, r vm.Record, back *undo.Stack, fresh b
 		if err != nil {
 			return nil, err
 		}
-		nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, want)
-		if errdefs.IsAlreadyExists(err) && !r.Owner.Operator() { // err may name the VM of another namespace, and AlreadyExists is about names of VMs
-			err = errdefs.Preconditionf("the hardware address %s is taken on network %s; choose another or none", want.MAC, n.Name())
-		}
+		nic, err := attachOne(ctx, n, r, r.Spec.Place(i), want)
 		if err != nil {
 			return nil, err
 		}
@@ -78,6 +75,16 @@ func (a nics) attach(ctx context.Context, r vm.Record, back *undo.Stack, fresh b
 		out = append(out, nic)
 	}
 	return out, nil
+}
+
+// attachOne creates the interface of r at a place.
+func attachOne(ctx context.Context, n network.Network, r vm.Record, place int, want vm.NICSpec) (vm.NIC, error) {
+	nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), place, want)
+	if errdefs.IsAlreadyExists(err) && !r.Owner.Operator() { // err may name the VM of another namespace, and AlreadyExists is about names of VMs
+		err = errdefs.Preconditionf("the hardware address %s is taken on network %s; choose another or none", want.MAC, n.Name())
+	}
+	nic.Place = want.Place
+	return nic, err
 }
 
 // detach removes the taps of all; with release it also releases the addresses. It skips a network that this node no
@@ -111,7 +118,7 @@ func (a nics) of(ctx context.Context, r vm.Record, thorough bool) ([]vm.NIC, err
 		if n == nil {
 			continue // no longer configured: it sweeps its taps itself if it comes back
 		}
-		nic, err := n.Attach(ctx, r.ID, r.Owner.Qualify(r.Spec.Name), i, r.Spec.NICs[i])
+		nic, err := attachOne(ctx, n, r, r.Spec.Place(i), r.Spec.NICs[i])
 		if errdefs.Is(err, errdefs.ResourceExhausted) {
 			continue // it has no address, so it was never created
 		}
@@ -137,7 +144,7 @@ func (a nics) remember(ctx context.Context, records []vm.Record) {
 	held := map[string][]network.Held{}
 	for _, r := range records {
 		for i, nic := range r.NICs {
-			held[nic.Network] = append(held[nic.Network], network.Held{ID: r.ID, Name: r.Owner.Qualify(r.Spec.Name), Index: i, NIC: nic})
+			held[nic.Network] = append(held[nic.Network], network.Held{ID: r.ID, Name: r.Owner.Qualify(r.Spec.Name), Index: vm.PlaceOf(r.NICs, i), NIC: nic})
 		}
 	}
 	for _, n := range a.All() {

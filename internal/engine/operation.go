@@ -35,6 +35,9 @@ const (
 
 	opDump = "dump memory"
 
+	opAttachNIC = "attach nic"
+	opDetachNIC = "detach nic"
+
 	stepAdopt    = "adopt"
 	stepDisks    = "disks"
 	stepNetwork  = "network"

@@ -22,6 +22,8 @@ var operations = []recoverable{
 	attachOperation,
 	detachOperation,
 	dumpOperation,
+	attachNICOperation,
+	detachNICOperation,
 }
 
 // operationOf returns the operation of an intent; nil: this Cocoon does not know it.

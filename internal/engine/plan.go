@@ -144,7 +144,7 @@ func (n *node) planOf(r vm.Record) hypervisor.Plan {
 	}
 	p := hypervisor.Plan{
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
-		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, Agent: port, FirmwareDir: n.dirs.firmware(r.ID), Dir: n.dirs.run(r.ID),
+		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, BootNICs: r.Spec.BootNICs, Agent: port, FirmwareDir: n.dirs.firmware(r.ID), Dir: n.dirs.run(r.ID),
 	}
 	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
 		p.Huge, p.Topology, p.Growth, p.CPU, p.Clock, p.UEFI, p.TPM, p.Watchdog, p.Panic, p.Devices, p.Models = h.HugePages, h.Topology, h.Growth, h.CPU, h.Clock, h.UEFI, h.TPM, h.Watchdog, h.Panic, devicesOf(r, h.Disks), h.NICs
@@ -219,7 +219,7 @@ func stopped(r *vm.Record, how ending, at time.Time) {
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused = vm.StateStopped, nil, 0, false, at, ""
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
 	r.Ephemeral, r.Disks = endedWith(r.Ephemeral, at), withoutPlugged(r.Disks)
-	r.Spec = r.Spec.Booted()
+	r.Spec, r.Moving = r.Spec.Booted(), nil
 	if vm.Passing(r.Reason) {
 		r.Reason, r.Message = "", ""
 	}

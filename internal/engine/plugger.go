@@ -19,6 +19,19 @@ func (m *machine) plugger() (hypervisor.DiskPlugger, error) {
 	return plugger, nil
 }
 
+// nicPlugger returns what plugs interfaces into the running guest of m.
+func (m *machine) nicPlugger() (hypervisor.NICPlugger, error) {
+	run := m.run.Load()
+	if run == nil {
+		return nil, errdefs.Preconditionf("its process has ended")
+	}
+	plugger, ok := hypervisor.As[hypervisor.NICPlugger](run.Inst)
+	if !ok {
+		return nil, errdefs.Unsupportedf("driver %s cannot plug network interfaces into a running VM", m.record().Driver)
+	}
+	return plugger, nil
+}
+
 // ports are the places that plugged disks have taken.
 type ports map[int]bool
 

@@ -82,6 +82,8 @@ func (n *node) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot)
 		if err := n.startable(r); err != nil {
 			return nil, err
 		}
+	} else if !r.Spec.SameNICs(x.Record.Spec) {
+		return nil, errdefs.Preconditionf("the VM has got or given back network interfaces since snapshot %s was taken, and a resumed guest has those of then; attach and detach interfaces until it has the same, or clone the snapshot", x.Name)
 	} else if _, err := n.drivers.resumable(ctx, x, r.Spec.Accel); err != nil {
 		return nil, err
 	}

@@ -106,7 +106,7 @@ func build(ctx context.Context, dir string, w *enginetest.World, d hypervisor.Dr
 	cfg.PoolMemory, cfg.PoolPause = int64(cfg.PoolSize)<<30, time.Millisecond
 	e, err := engine.New(cfg, engine.Deps{
 		Journal: wrap(j), Drivers: map[string]hypervisor.Driver{"fake": d}, Images: w.Images(),
-		Networks: network.Fixed{"net": w.Network()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots, Volumes: w.Volumes(), Records: j, Room: room,
+		Networks: network.Fixed{"net": w.Network(), "lab": w.Lab()}, Agents: w.Agents(), DiskAgents: w.DiskAgents(), Seeds: w.Seeds(), Log: log, Snapshots: snapshots, Volumes: w.Volumes(), Records: j, Room: room,
 	})
 	return e, j, err
 }

@@ -30,7 +30,7 @@ func New(cfg Config, deps Deps) (*Engine, error) {
 		return nil, errdefs.Invalidf("engine: the default network %q is not among the networks", cfg.DefaultNetwork)
 	}
 	n.pool = pool.New(pool.Config{Size: cfg.PoolSize, Memory: cfg.PoolMemory, Pause: cfg.PoolPause, Log: n.log}, poolMaker{n})
-	return &Engine{node: n, containerVerbs: containerVerbs{n}, volumeVerbs: volumeVerbs{n}, sizeVerbs: sizeVerbs{n}, strays: &strays{node: n, byID: map[vm.ID][]vm.NIC{}}}, nil
+	return &Engine{node: n, containerVerbs: containerVerbs{n}, volumeVerbs: volumeVerbs{n}, sizeVerbs: sizeVerbs{n}, nicVerbs: nicVerbs{n}, strays: &strays{node: n, byID: map[vm.ID][]vm.NIC{}}}, nil
 }
 
 // Run recovers what an earlier process left, then watches the running VMs until ctx ends. It then returns nil when

@@ -125,6 +125,7 @@ type Plan struct {
 	Models      []vm.NICModel            // of NICs, in their order; those beyond are virtio
 	Devices     map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
 	NICs        []vm.NIC
+	BootNICs    int    // places for NICs that the guest had when it booted (vm.Spec.BootNICs); 0: as many as NICs take
 	Drive       *Drive // a drive for CD-ROMs on SATA, beside Disks; nil: none
 	Agent       string // name of the virtio-serial port that the guest's agent looks for; "" gives the guest none
 	FirmwareDir string // for what the firmware keeps: private to this VM, it survives a reboot of the host. A driver that needs it makes it
@@ -295,6 +296,19 @@ type DiskPlugger interface {
 	UnplugDisk(ctx context.Context, serial string) error
 }
 
+// NICPlugger is the ability of an Instance to add NICs to its guest and remove them while the guest runs. The caller records the NIC before
+// it is plugged, and Plan.BootNICs, so that a guest that is saved later resumes with the NIC at the same place.
+type NICPlugger interface {
+	// PlugNIC adds a virtio NIC, whose tap exists, at the place n.Place, which is not 0. When it returns, the guest has been told, but it
+	// may need a moment to find the NIC. It is no error if the NIC is there already.
+	// Errors: InvalidArgument, Conflict if another NIC has the place, ResourceExhausted if the VM has no room for one there, Unavailable.
+	PlugNIC(ctx context.Context, n vm.NIC) error
+	// UnplugNIC removes the NIC at that place, which is not 0, whenever it was added, and frees its tap. It waits until the guest has
+	// released it. It is no error if the NIC is gone already.
+	// Errors: InvalidArgument, Unavailable when the guest does not release it before ctx ends; the NIC may be gone then.
+	UnplugNIC(ctx context.Context, place int) error
+}
+
 // DiskGrower is the ability of an Instance to tell its guest that a disk has grown.
 type DiskGrower interface {
 	// GrowDisk tells the guest that the raw disk with that serial has size bytes now. The caller has grown its file to that size, and
@@ -348,14 +362,14 @@ type MachineTeller interface {
 
 // Linker is the ability of an Instance to set a NIC's carrier up or down.
 type Linker interface {
-	// SetLink sets the carrier of Plan.NICs[nic]. While it is down, no packet passes in either direction.
-	SetLink(ctx context.Context, nic int, up bool) error
+	// SetLink sets the carrier of the NIC at that place. While it is down, no packet passes in either direction.
+	SetLink(ctx context.Context, place int, up bool) error
 }
 
 // NICSwapper is the ability of an Instance to replace a NIC by one with another MAC while the guest runs, for guests that
 // cannot be told to change theirs. The new NIC has the tap of the old one, and no carrier until SetLink.
 type NICSwapper interface {
-	SwapNIC(ctx context.Context, nic int, mac string) error
+	SwapNIC(ctx context.Context, place int, mac string) error
 }
 
 // Wrapper is implemented by decorators of Instance or Driver, so that As can look through them.

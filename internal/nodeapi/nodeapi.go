@@ -87,6 +87,8 @@ type attacher interface {
 	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
 	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
 	DumpMemory(ctx context.Context, ref, volume, file string) error
+	AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error)
+	DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error)
 }
 
 type states interface {

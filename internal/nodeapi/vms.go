@@ -153,6 +153,14 @@ func (v *vms) DetachVolume(ctx context.Context, r *nodev1.DetachVolumeRequest) (
 	return answer(nodewire.EncodeRecord)(v.attacher.DetachVolume(ctx, r.GetRef(), r.GetVolume()))
 }
 
+func (v *vms) AttachNIC(ctx context.Context, r *nodev1.AttachNICRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.attacher.AttachNIC(ctx, r.GetRef(), nodewire.DecodeNICSpec(r.GetNic())))
+}
+
+func (v *vms) DetachNIC(ctx context.Context, r *nodev1.DetachNICRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.attacher.DetachNIC(ctx, r.GetRef(), r.GetNic()))
+}
+
 func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record, error) {
 	spec, pull, auth := nodewire.DecodeClone(r)
 	if err := spec.Validate(); err != nil {

@@ -75,6 +75,20 @@ func (c *Client) DumpMemory(ctx context.Context, ref, volume, file string) error
 	return c.do(ctx, call{args: []string{"vm", "dump-memory", "--file=" + file, "--", ref, volume}})
 }
 
+// AttachNIC gives a VM one more interface.
+func (c *Client) AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error) {
+	args := []string{"vm", "attach-nic", "--output=json"}
+	if want.MAC != "" {
+		args = append(args, "--mac="+want.MAC)
+	}
+	return c.record(ctx, call{args: append(args, "--", ref, want.Network)})
+}
+
+// DetachNIC takes an interface that is not the first from a VM: that on a network, or with a hardware address.
+func (c *Client) DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error) {
+	return c.record(ctx, call{args: []string{"vm", "detach-nic", "--output=json", "--", ref, nic}})
+}
+
 // Pause stops the CPUs of a running VM's guest until Unpause.
 func (c *Client) Pause(ctx context.Context, ref string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "pause", "--output=json", "--", ref}})

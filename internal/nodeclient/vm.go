@@ -153,6 +153,16 @@ func (c *Client) DumpMemory(ctx context.Context, ref, volume, file string) error
 	return do(ctx, c, c.vms.DumpMemory, &nodev1.DumpMemoryRequest{Ref: ref, Volume: volume, File: file})
 }
 
+// AttachNIC gives a VM, running or stopped, one more interface.
+func (c *Client) AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error) {
+	return ask(ctx, c, c.vms.AttachNIC, &nodev1.AttachNICRequest{Ref: ref, Nic: nodewire.EncodeNICSpec(want)}, nodewire.DecodeRecord)
+}
+
+// DetachNIC takes an interface that is not the first from a VM: that on a network, or with a hardware address.
+func (c *Client) DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error) {
+	return ask(ctx, c, c.vms.DetachNIC, &nodev1.DetachNICRequest{Ref: ref, Nic: nic}, nodewire.DecodeRecord)
+}
+
 // ResizeContainers changes what containers of a running VM may use; see guest.Containers.
 func (c *Client) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
 	return ask(ctx, c, c.vms.ResizeContainers, &nodev1.ResizeContainersRequest{Ref: ref, Containers: nodewire.EncodeResized(want)}, nodewire.DecodeRecord)

@@ -7,6 +7,7 @@ package nodejson
 
 import (
 	"cmp"
+	"slices"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/vm"
@@ -81,7 +82,8 @@ type NIC struct {
 	Network   *Address `json:"network,omitempty"` // absent if the guest asks DHCP, and while the address is not known
 	Address   *Address `json:"address,omitempty"` // absent while it is not known; also of a guest that asks DHCP
 
-	Inside vm.Inside `json:"inside,omitzero"` // what a masqueraded guest has instead of the address
+	Inside vm.Inside `json:"inside,omitzero"`  // what a masqueraded guest has instead of the address
+	Moving bool      `json:"moving,omitempty"` // the running guest is getting it or giving it back
 }
 
 // Address is the configuration of an interface in its network.
@@ -128,8 +130,8 @@ func FromRecord(r vm.Record) VM {
 		Restarts: r.Restarts, Labels: r.Spec.Labels, Revision: r.Revision,
 		Owner: r.Owner, Offered: r.Spec.Offered,
 	}
-	for _, n := range r.NICs {
-		nic := NIC{Tap: n.Tap, MAC: n.MAC, Name: n.Network, NetNSPath: n.NetNS, DHCP: n.DHCP, Inside: n.Inside}
+	for i, n := range r.NICs {
+		nic := NIC{Tap: n.Tap, MAC: n.MAC, Name: n.Network, NetNSPath: n.NetNS, DHCP: n.DHCP, Inside: n.Inside, Moving: slices.Contains(r.Moving, vm.PlaceOf(r.NICs, i))}
 		if n.IP != "" {
 			nic.Address = &Address{IP: n.IP, Gateway: n.Gateway, Prefix: n.Prefix, DNS: n.DNS, IPv6: n.IPv6, Addresses: n.Addresses, Routes: n.Routes}
 			if !n.DHCP {
@@ -174,7 +176,10 @@ func (v VM) Record() vm.Record {
 		Containers: containerRecords(v.Containers), Ephemeral: ephemeralRecords(v.Ephemeral),
 		AgentReady: v.AgentReady, ExitCode: v.ExitCode, Reason: v.Reason, Message: v.Message, Restarts: v.Restarts, Revision: v.Revision,
 	}
-	for _, n := range v.NetworkConfigs {
+	for i, n := range v.NetworkConfigs {
+		if n.Moving {
+			r.Moving = append(r.Moving, i) // the place itself is not in the JSON
+		}
 		nic := vm.NIC{Tap: n.Tap, MAC: n.MAC, Network: n.Name, NetNS: n.NetNSPath, DHCP: n.DHCP, Inside: n.Inside}
 		if a := cmp.Or(n.Address, n.Network); a != nil { // earlier releases have only network
 			nic.IP, nic.Gateway, nic.Prefix, nic.DNS, nic.IPv6 = a.IP, a.Gateway, a.Prefix, a.DNS, a.IPv6

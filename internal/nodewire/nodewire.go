@@ -30,7 +30,8 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		Firmware:    string(s.Firmware),
 		Hostname:    s.Hostname,
 		Process:     EncodeProcess(s.Process),
-		Nics:        each(s.NICs, encodeNICSpec),
+		Nics:        each(s.NICs, EncodeNICSpec),
+		BootNics:    int64(s.BootNICs),
 		Paused:      s.Paused,
 		StopGraceNs: int64(s.StopGrace),
 		CloudInit:   encodeCloudInit(s.CloudInit),
@@ -63,7 +64,8 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 		Firmware:  vm.Firmware(m.GetFirmware()),
 		Hostname:  m.GetHostname(),
 		Process:   DecodeProcess(m.GetProcess()),
-		NICs:      each(m.GetNics(), decodeNICSpec),
+		NICs:      each(m.GetNics(), DecodeNICSpec),
+		BootNICs:  int(m.GetBootNics()),
 		Paused:    m.GetPaused(),
 		StopGrace: time.Duration(m.GetStopGraceNs()),
 		CloudInit: decodeCloudInit(m.GetCloudInit()),
@@ -224,6 +226,7 @@ func EncodeRecord(r vm.Record) *nodev1.Record {
 		Process:     EncodeProcess(r.Process),
 		Disks:       each(r.Disks, encodeDisk),
 		Nics:        each(r.NICs, encodeNIC),
+		Moving:      each(r.Moving, func(place int) int64 { return int64(place) }),
 		Handle:      slices.Clone(r.Handle),
 		Pid:         int64(r.PID),
 		Paused:      string(r.Paused),
@@ -261,6 +264,7 @@ func DecodeRecord(m *nodev1.Record) vm.Record {
 		Process:     DecodeProcess(m.GetProcess()),
 		Disks:       each(m.GetDisks(), decodeDisk),
 		NICs:        each(m.GetNics(), decodeNIC),
+		Moving:      each(m.GetMoving(), func(place int64) int { return int(place) }),
 		Handle:      cloneSlice(m.GetHandle()),
 		PID:         int(m.GetPid()),
 		Paused:      vm.Paused(m.GetPaused()),
@@ -291,8 +295,9 @@ func DecodeEvent(m *nodev1.Event) vm.Event {
 	return vm.Event{Type: vm.EventType(m.GetType()), Revision: m.GetRevision(), Record: DecodeRecord(m.GetRecord())}
 }
 
-func encodeNICSpec(n vm.NICSpec) *nodev1.NICSpec {
-	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC, Ports: each(n.Ports, encodePort), Policed: n.Policed, Masquerade: encodeMasquerade(n.Masquerade)}
+// EncodeNICSpec returns n as a message.
+func EncodeNICSpec(n vm.NICSpec) *nodev1.NICSpec {
+	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC, Ports: each(n.Ports, encodePort), Policed: n.Policed, Masquerade: encodeMasquerade(n.Masquerade), Place: int64(n.Place)}
 }
 
 func encodePort(p vm.PortMapping) *nodev1.PortMapping {
@@ -311,15 +316,16 @@ func port(n uint32) uint16 {
 	return uint16(n)
 }
 
-func decodeNICSpec(m *nodev1.NICSpec) vm.NICSpec {
-	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac(), Ports: each(m.GetPorts(), decodePort), Policed: m.GetPoliced(), Masquerade: decodeMasquerade(m.GetMasquerade())}
+// DecodeNICSpec returns the interface in m.
+func DecodeNICSpec(m *nodev1.NICSpec) vm.NICSpec {
+	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac(), Ports: each(m.GetPorts(), decodePort), Policed: m.GetPoliced(), Masquerade: decodeMasquerade(m.GetMasquerade()), Place: int(m.GetPlace())}
 }
 
 func encodeNIC(n vm.NIC) *nodev1.NIC {
 	m := &nodev1.NIC{
 		Network: n.Network, Tap: n.Tap, Netns: n.NetNS, Mac: n.MAC, Ip: n.IP, Prefix: int64(n.Prefix),
 		Gateway: n.Gateway, Dns: slices.Clone(n.DNS), Mtu: int64(n.MTU), Dhcp: n.DHCP, Ipv6: n.IPv6,
-		Addresses: slices.Clone(n.Addresses), Inside: encodeInside(n.Inside),
+		Addresses: slices.Clone(n.Addresses), Inside: encodeInside(n.Inside), Place: int64(n.Place),
 	}
 	for _, r := range n.Routes {
 		m.Routes = append(m.Routes, &nodev1.Route{To: r.To, Via: r.Via})
@@ -331,7 +337,7 @@ func decodeNIC(m *nodev1.NIC) vm.NIC {
 	n := vm.NIC{
 		Network: m.GetNetwork(), Tap: m.GetTap(), NetNS: m.GetNetns(), MAC: m.GetMac(), IP: m.GetIp(), Prefix: int(m.GetPrefix()),
 		Gateway: m.GetGateway(), DNS: cloneSlice(m.GetDns()), MTU: int(m.GetMtu()), DHCP: m.GetDhcp(), IPv6: m.GetIpv6(),
-		Addresses: cloneSlice(m.GetAddresses()), Inside: decodeInside(m.GetInside()),
+		Addresses: cloneSlice(m.GetAddresses()), Inside: decodeInside(m.GetInside()), Place: int(m.GetPlace()),
 	}
 	for _, r := range m.GetRoutes() {
 		n.Routes = append(n.Routes, vm.Route{To: r.GetTo(), Via: r.GetVia()})

@@ -90,7 +90,7 @@ func (r Record) Clone() Record {
 	for i := range r.Disks {
 		r.Disks[i] = r.Disks[i].Clone()
 	}
-	r.NICs = cloneSlice(r.NICs)
+	r.NICs, r.Moving = cloneSlice(r.NICs), cloneSlice(r.Moving)
 	for i := range r.NICs {
 		n := &r.NICs[i]
 		n.DNS, n.Addresses, n.Routes = cloneSlice(n.DNS), cloneSlice(n.Addresses), cloneSlice(n.Routes)

@@ -97,7 +97,7 @@ func (s Spec) sized(to Size) Spec {
 
 // SizedAs returns s with the size of o, of which it resumes saved state.
 func (s Spec) SizedAs(o Spec) Spec {
-	s.CPUs, s.Memory = o.CPUs, o.Memory
+	s.CPUs, s.Memory, s.BootNICs = o.CPUs, o.Memory, o.BootNICs
 	if s.Hardware != nil && o.Hardware != nil {
 		h := *s.Hardware
 		h.Topology, h.Growth, s.Hardware = o.Hardware.Topology, o.Hardware.Growth, &h
@@ -105,8 +105,12 @@ func (s Spec) SizedAs(o Spec) Spec {
 	return s
 }
 
-// Booted returns s as that of a VM that boots with all its memory.
+// Created returns s as that of a new VM.
+func (s Spec) Created() Spec { return s.unplaced().Booted() }
+
+// Booted returns s as that of a VM that boots with all its memory and interfaces.
 func (s Spec) Booted() Spec {
+	s.BootNICs = 0
 	if s.growth().Plugged == 0 {
 		return s
 	}

@@ -45,7 +45,8 @@ const (
 	FirmwareUEFI Firmware = "uefi"
 )
 
-// Spec is what the user asked for. Once the VM exists, only its size, the resources of its containers and its volumes of kind VolumeDisk change.
+// Spec is what the user asked for. Once the VM exists, only its size, the resources of its containers, its volumes of kind VolumeDisk and its
+// further interfaces change.
 type Spec struct {
 	Name      string            `json:"name"`
 	Labels    map[string]string `json:"labels,omitempty"`  // opaque to the engine; doors keep their own keys here
@@ -63,6 +64,7 @@ type Spec struct {
 	Hostname  string            `json:"hostname,omitempty"`
 	Process   Process           `json:"process"` // OCI guests only: overrides of the image's own configuration
 	NICs      []NICSpec         `json:"nics,omitempty"`
+	BootNICs  int               `json:"boot_nics,omitempty"`  // Width when the guest booted, once its interfaces have changed; 0: they have not. The VM sets it
 	Paused    bool              `json:"paused,omitempty"`     // each boot by Cocoon begins paused, before the guest's first instruction
 	StopGrace time.Duration     `json:"stop_grace,omitempty"` // nanoseconds between asking the guest to stop and killing it
 	CloudInit *CloudInit        `json:"cloud_init,omitempty"` // disk guests only; nil: only the generated documents
@@ -264,6 +266,10 @@ type NICSpec struct {
 	Policed bool `json:"policed,omitempty"`
 
 	Masquerade Masquerade `json:"masquerade,omitzero"`
+
+	// Place stays while other interfaces come and go: its addresses and its device follow from it. 0: its position in the list. The VM
+	// sets it.
+	Place int `json:"place,omitempty"`
 }
 
 // NIC is a network interface that exists: the network made it, the driver plugs it, the guest agent configures it.
@@ -284,6 +290,7 @@ type NIC struct {
 	Routes    []Route  `json:"routes,omitempty"`    // in addition to the route to Gateway
 
 	Inside Inside `json:"inside,omitzero"` // what a masqueraded guest has instead of IP, IPv6, Addresses and Routes
+	Place  int    `json:"place,omitempty"` // as in NICSpec
 }
 
 // Route is one route of a guest.
@@ -361,6 +368,9 @@ type Record struct {
 	Process     Process   `json:"process"` // resolved: image configuration and spec merged
 	Disks       []Disk    `json:"disks,omitempty"`
 	NICs        []NIC     `json:"nics,omitempty"`
+
+	// Moving are the places of interfaces that its running guest is getting or giving back. Nobody expects them in the guest.
+	Moving []int `json:"moving,omitempty"`
 
 	Containers []ContainerRecord `json:"containers,omitempty"` // those of Spec.Containers; Process is empty then
 	Ephemeral  []Ephemeral       `json:"ephemeral,omitempty"`  // added while it ran, the oldest first; also those that have ended

@@ -62,6 +62,8 @@ const (
 	VMs_AttachVolume_FullMethodName     = "/cocoon.node.v1.VMs/AttachVolume"
 	VMs_DetachVolume_FullMethodName     = "/cocoon.node.v1.VMs/DetachVolume"
 	VMs_DumpMemory_FullMethodName       = "/cocoon.node.v1.VMs/DumpMemory"
+	VMs_AttachNIC_FullMethodName        = "/cocoon.node.v1.VMs/AttachNIC"
+	VMs_DetachNIC_FullMethodName        = "/cocoon.node.v1.VMs/DetachNIC"
 	VMs_Clone_FullMethodName            = "/cocoon.node.v1.VMs/Clone"
 	VMs_Restore_FullMethodName          = "/cocoon.node.v1.VMs/Restore"
 	VMs_Hibernate_FullMethodName        = "/cocoon.node.v1.VMs/Hibernate"
@@ -143,6 +145,10 @@ type VMsClient interface {
 	DetachVolume(ctx context.Context, in *DetachVolumeRequest, opts ...grpc.CallOption) (*Record, error)
 	// DumpMemory writes the memory of a running VM to a volume that no VM has attached, as the only file there. An earlier dump on it is lost.
 	DumpMemory(ctx context.Context, in *DumpMemoryRequest, opts ...grpc.CallOption) (*DumpMemoryResponse, error)
+	// AttachNIC gives a VM, running or stopped, one more interface, on a network on which it has no further one. Idempotent.
+	AttachNIC(ctx context.Context, in *AttachNICRequest, opts ...grpc.CallOption) (*Record, error)
+	// DetachNIC takes an interface that is not the first from a VM, and releases its addresses.
+	DetachNIC(ctx context.Context, in *DetachNICRequest, opts ...grpc.CallOption) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -542,6 +548,26 @@ func (c *vMsClient) DumpMemory(ctx context.Context, in *DumpMemoryRequest, opts 
 	return out, nil
 }
 
+func (c *vMsClient) AttachNIC(ctx context.Context, in *AttachNICRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_AttachNIC_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) DetachNIC(ctx context.Context, in *DetachNICRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_DetachNIC_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -657,6 +683,10 @@ type VMsServer interface {
 	DetachVolume(context.Context, *DetachVolumeRequest) (*Record, error)
 	// DumpMemory writes the memory of a running VM to a volume that no VM has attached, as the only file there. An earlier dump on it is lost.
 	DumpMemory(context.Context, *DumpMemoryRequest) (*DumpMemoryResponse, error)
+	// AttachNIC gives a VM, running or stopped, one more interface, on a network on which it has no further one. Idempotent.
+	AttachNIC(context.Context, *AttachNICRequest) (*Record, error)
+	// DetachNIC takes an interface that is not the first from a VM, and releases its addresses.
+	DetachNIC(context.Context, *DetachNICRequest) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(context.Context, *CloneRequest) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -773,6 +803,12 @@ func (UnimplementedVMsServer) DetachVolume(context.Context, *DetachVolumeRequest
 }
 func (UnimplementedVMsServer) DumpMemory(context.Context, *DumpMemoryRequest) (*DumpMemoryResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DumpMemory not implemented")
+}
+func (UnimplementedVMsServer) AttachNIC(context.Context, *AttachNICRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method AttachNIC not implemented")
+}
+func (UnimplementedVMsServer) DetachNIC(context.Context, *DetachNICRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method DetachNIC not implemented")
 }
 func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
@@ -1318,6 +1354,42 @@ func _VMs_DumpMemory_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_AttachNIC_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AttachNICRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).AttachNIC(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_AttachNIC_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).AttachNIC(ctx, req.(*AttachNICRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_DetachNIC_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DetachNICRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).DetachNIC(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_DetachNIC_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).DetachNIC(ctx, req.(*DetachNICRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CloneRequest)
 	if err := dec(in); err != nil {
@@ -1492,6 +1564,14 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DumpMemory",
 			Handler:    _VMs_DumpMemory_Handler,
+		},
+		{
+			MethodName: "AttachNIC",
+			Handler:    _VMs_AttachNIC_Handler,
+		},
+		{
+			MethodName: "DetachNIC",
+			Handler:    _VMs_DetachNIC_Handler,
 		},
 		{
 			MethodName: "Clone",

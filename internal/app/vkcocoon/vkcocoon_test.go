@@ -50,6 +50,14 @@ func (idle) AttachVolume(context.Context, string, vm.VolumeUse, string) (vm.Reco
 func (idle) DetachVolume(context.Context, string, string) (vm.Record, error) {
 	return vm.Record{}, errNone
 }
+
+func (idle) AttachNIC(context.Context, string, vm.NICSpec) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
+
+func (idle) DetachNIC(context.Context, string, string) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
 func (idle) Remove(context.Context, string, bool) error         { return errNone }
 func (idle) Inspect(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
 

@@ -63,6 +63,7 @@ func (d Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Insta
 	if len(p.NICs) > 0 {
 		pr.MAC = p.NICs[0].MAC
 	}
+	pr.connect(p)
 	if p.Disks[0].Serial == silent {
 		pr.Port = ""
 	}

@@ -330,6 +330,9 @@ func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 	if s.disk() {
 		return nil
 	}
+	if err := s.g.connected(setup.NICs); err != nil {
+		return err
+	}
 	if setup.Process != nil && len(setup.Process.Entrypoint) > 0 && setup.Process.Entrypoint[0] == "missing" {
 		return errdefs.NotFoundf("start the main process: missing: no such file")
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -75,6 +76,9 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 		if !slices.Contains(pr.Serials, serial) {
 			return errdefs.DataLossf("the guest was saved with the disk %s, which is missing", serial)
 		}
+	}
+	if was.Width != pr.Width || !maps.EqualFunc(was.NICs, pr.NICs, func(string, string) bool { return true }) {
+		return errdefs.DataLossf("the guest was saved with the interfaces %v, and booted with %d; it is to have %v and %d", was.NICs, was.Width, pr.NICs, pr.Width)
 	}
 	if was.Size != pr.Size || was.Boot != pr.Boot {
 		return errdefs.DataLossf("the guest was saved with %+v, and booted with %d bytes of memory; it is to have %+v and %d", was.Size, was.Boot, pr.Size, pr.Boot)

@@ -20,19 +20,28 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Network is the world's network "net".
-type Network struct{ w *World }
+// Network is a network of the world.
+type Network struct {
+	w    *World
+	name string
+}
 
 var (
 	_ network.Network = Network{}
 	_ image.Store     = Images{}
 )
 
-// Network returns the network.
-func (w *World) Network() Network { return Network{w} }
+// Network returns the network "net".
+func (w *World) Network() Network { return Network{w, "net"} }
+
+// Lab returns the network "lab".
+func (w *World) Lab() Network { return Network{w, "lab"} }
+
+// has reports whether a tap is of this network.
+func (n Network) has(tap string) bool { return strings.HasSuffix(tap, ".lab") == (n.name == "lab") }
 
 // Name implements network.Network.
-func (n Network) Name() string { return "net" }
+func (n Network) Name() string { return n.name }
 
 // Setup implements network.Network.
 func (n Network) Setup(context.Context) error { return nil }
@@ -46,7 +55,7 @@ func (n Network) Teardown(context.Context) error { return nil }
 // Remember implements network.Network.
 func (n Network) Remember(_ context.Context, held []network.Held) error {
 	for _, h := range held {
-		if _, ok := n.lease(h.NIC.Tap); ok || !strings.HasPrefix(h.NIC.IP, fmt.Sprintf("%d.", cmp.Or(n.w.Net, 10))) {
+		if _, ok := n.lease(h.NIC.Tap); ok || !n.has(h.NIC.Tap) || !strings.HasPrefix(h.NIC.IP, fmt.Sprintf("%d.", cmp.Or(n.w.Net, 10))) {
 			continue
 		}
 		text, err := json.Marshal(h.NIC)
@@ -64,9 +73,14 @@ func (n Network) Remember(_ context.Context, held []network.Held) error {
 func (n Network) Attach(_ context.Context, id vm.ID, name string, index int, _ vm.NICSpec) (vm.NIC, error) {
 	h := fnv.New32a()
 	fmt.Fprint(h, name, index)
+	suffix := ""
+	if n.name == "lab" {
+		suffix = ".lab"
+		fmt.Fprint(h, suffix)
+	}
 	sum := h.Sum32()
 	nic := vm.NIC{
-		Network: "net", Tap: fmt.Sprintf("t%s-%d", id, index), MAC: fmt.Sprintf("02:00:00:%02x:%02x:%02x", n.w.Net, byte(sum>>8), byte(sum)),
+		Network: n.name, Tap: fmt.Sprintf("t%s-%d%s", id, index, suffix), MAC: fmt.Sprintf("02:00:00:%02x:%02x:%02x", n.w.Net, byte(sum>>8), byte(sum)),
 		IP: fmt.Sprintf("%d.%d.%d.%d", cmp.Or(n.w.Net, 10), byte(sum>>16), byte(sum>>8), byte(sum)), Prefix: 8,
 	}
 	if known, ok := n.lease(nic.Tap); ok {
@@ -119,10 +133,10 @@ func (n Network) Sweep(_ context.Context, keep []string, known func(vm.ID) bool)
 	entries, err := os.ReadDir(filepath.Join(n.w.Dir, "taps"))
 	for _, e := range entries {
 		switch id := owner(e.Name()); {
-		case slices.Contains(keep, e.Name()):
+		case slices.Contains(keep, e.Name()) || !n.has(e.Name()):
 		case !known(id):
 			nic, _ := n.lease(e.Name())
-			nic.Network, nic.Tap = "net", e.Name()
+			nic.Network, nic.Tap = n.name, e.Name()
 			strays = append(strays, network.Stray{ID: id, NIC: nic})
 		default:
 			gone = append(gone, e.Name())
@@ -134,7 +148,7 @@ func (n Network) Sweep(_ context.Context, keep []string, known func(vm.ID) bool)
 	for _, e := range leases {
 		var nic vm.NIC
 		text, lerr := os.ReadFile(n.w.path("leases", e.Name()))
-		if err = errors.Join(err, lerr); json.Unmarshal(text, &nic) == nil && !slices.Contains(keep, nic.Tap) && known(owner(nic.Tap)) {
+		if err = errors.Join(err, lerr); json.Unmarshal(text, &nic) == nil && n.has(nic.Tap) && !slices.Contains(keep, nic.Tap) && known(owner(nic.Tap)) {
 			err = errors.Join(err, remove(n.w.path("leases", e.Name())))
 		}
 	}

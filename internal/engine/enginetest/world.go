@@ -113,6 +113,8 @@ type proc struct {
 	Size    vm.Size                     `json:"size"`              // that it was given
 	Boot    int64                       `json:"boot"`              // bytes of memory with which it booted
 	Told    map[string]int64            `json:"told,omitempty"`    // sizes of disks that it was told, in bytes, by serial
+	NICs    map[int]string              `json:"nics,omitempty"`    // MACs of its further interfaces, by place
+	Width   int                         `json:"width"`             // places for interfaces with which it booted
 }
 
 func (w *World) path(kind, name string) string { return filepath.Join(w.Dir, kind, name) }

@@ -167,7 +167,7 @@ func (l *Link) linksUp(ctx context.Context, r vm.Record) error {
 		return nil
 	}
 	for i := range r.NICs {
-		if err := linker.SetLink(ctx, i, true); err != nil {
+		if err := linker.SetLink(ctx, vm.PlaceOf(r.NICs, i), true); err != nil {
 			return fmt.Errorf("set the link of interface %d up: %w", i, err)
 		}
 	}
@@ -217,7 +217,7 @@ func (l *Link) swapAll(ctx context.Context, swapper hypervisor.NICSwapper) error
 			continue
 		}
 		limited, cancel := context.WithTimeout(ctx, swapTimeout)
-		err := swapper.SwapNIC(limited, i, nic.MAC)
+		err := swapper.SwapNIC(limited, vm.PlaceOf(r.NICs, i), nic.MAC)
 		cancel()
 		if err != nil {
 			return fmt.Errorf("replace interface %d: %w", i, err)

@@ -381,8 +381,8 @@ func setupOf(r vm.Record) guest.Setup {
 		s.Process, s.Mounts = new(r.Process.Addressed(r.NICs)), r.Spec.Mounts
 	}
 	dns := r.Spec.DNS
-	for _, n := range vm.GuestNICs(r.NICs) {
-		n.Tap, n.NetNS = "", ""
+	for _, n := range vm.GuestNICs(r.Plugged()) {
+		n.Tap, n.NetNS, n.Place = "", "", 0
 		if dns != nil && dns.Own {
 			n.DNS = nil
 		}

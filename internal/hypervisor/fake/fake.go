@@ -43,13 +43,16 @@ const (
 	OpLink     Op = "link"
 	OpPlug     Op = "plug"
 	OpUnplug   Op = "unplug"
-	OpGrow     Op = "grow"
 	OpDump     Op = "dump"
 	OpDumped   Op = "dumped" // in the middle of a dump
-	OpResize   Op = "resize"
-	OpResized  Op = "resized" // in the middle of a resize: the guest has got its CPUs
-	OpReset    Op = "reset"
-	OpDisplay  Op = "display"
+
+	OpPlugNIC   Op = "plug nic"
+	OpUnplugNIC Op = "unplug nic"
+	OpGrow      Op = "grow"
+	OpResize    Op = "resize"
+	OpResized   Op = "resized" // in the middle of a resize: the guest has got its CPUs
+	OpReset     Op = "reset"
+	OpDisplay   Op = "display"
 )
 
 // Behaviour is how one VM behaves.

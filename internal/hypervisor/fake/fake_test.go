@@ -3,11 +3,13 @@ package fake
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -72,6 +74,21 @@ func fixture(t *testing.T, dir string) hypervisortest.Fixture {
 			p := plan(t)
 			p.Dir += "/missing"
 			return p
+		},
+		NICs: func(_ *testing.T, n int) (nics []vm.NIC) {
+			for i := range n {
+				nics = append(nics, vm.NIC{MAC: fmt.Sprintf("02:00:00:00:00:%02x", i)})
+			}
+			return nics
+		},
+		Connected: func(t *testing.T, i hypervisor.Instance, macs ...string) {
+			var have []string
+			for _, n := range hosts[len(hosts)-1].NICs(id(t, i)) {
+				have = append(have, n.MAC)
+			}
+			if slices.Sort(have); !slices.Equal(have, slices.Sorted(slices.Values(macs))) {
+				t.Fatalf("the guest has the interfaces %v, want %v", have, macs)
+			}
 		},
 		Booted:   func(*testing.T, hypervisor.Instance) {},
 		PowerOff: func(t *testing.T, i hypervisor.Instance) { end(id(t, i), PowerOff) },

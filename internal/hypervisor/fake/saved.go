@@ -26,7 +26,7 @@ type state struct {
 	Driver string `json:"driver"`
 	CPUs   int    `json:"cpus"`
 	Memory int64  `json:"memory"` // bytes
-	NICs   int    `json:"nics"`
+	NICs   []int  `json:"nics"`   // their places, after how many there were when the guest booted
 	Length int    `json:"length"` // bytes of the text that the guest remembers, at the start of its memory
 }
 
@@ -95,7 +95,7 @@ func (i *Instance) hold(p hypervisor.SavePlan) (used int64, delta bool, err erro
 		disks[at] = o.Disk
 	}
 	has := i.v.size()
-	text, err := json.Marshal(state{Name, has.CPUs, has.Memory, len(i.v.Plan.NICs), len(i.v.Memory)})
+	text, err := json.Marshal(state{Name, has.CPUs, has.Memory, places(i.v.Plan), len(i.v.Memory)})
 	if err != nil {
 		return 0, false, err
 	}
@@ -158,8 +158,8 @@ func recall(ctx context.Context, p hypervisor.Plan) (string, error) {
 	if err := json.Unmarshal(text, &s); err != nil || s.Driver != Name {
 		return "", errdefs.DataLossf("the saved state is damaged, or not one of the fake driver")
 	}
-	if s.CPUs != p.CPUs || s.Memory != p.Memory || s.NICs != len(p.NICs) {
-		return "", errdefs.DataLossf("the saved state is of a VM with %d CPUs, %d bytes and %d interfaces", s.CPUs, s.Memory, s.NICs)
+	if s.CPUs != p.CPUs || s.Memory != p.Memory || !slices.Equal(s.NICs, places(p)) {
+		return "", errdefs.DataLossf("the saved state is of a VM with %d CPUs, %d bytes and interfaces in the places %d", s.CPUs, s.Memory, s.NICs)
 	}
 	f, err := openMemory(p.Incoming)
 	if err != nil {
@@ -223,15 +223,16 @@ func remove(path string) error {
 }
 
 // SetLink implements hypervisor.Linker.
-func (i *Instance) SetLink(ctx context.Context, nic int, up bool) error {
+func (i *Instance) SetLink(ctx context.Context, place int, up bool) error {
 	if err := i.usable(ctx, OpLink); err != nil {
 		return err
 	}
 	h := i.d.host
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if nic < 0 || nic >= len(i.v.Down) {
-		return errdefs.Invalidf("VM %s has no interface %d", i.v.Plan.ID, nic)
+	nic := i.v.nicAt(place)
+	if nic < 0 {
+		return errdefs.Invalidf("VM %s has no interface %d", i.v.Plan.ID, place)
 	}
 	i.v.Down = slices.Clone(i.v.Down)
 	i.v.Down[nic] = !up

@@ -41,6 +41,10 @@ type Fixture struct {
 	// Has waits until the guest uses that many CPUs and at least that many bytes of memory, less what its kernel keeps for itself. nil: the
 	// guest cannot tell.
 	Has func(t *testing.T, i hypervisor.Instance, size vm.Size)
+	// NICs returns that many NICs for one VM, whose taps exist. nil: none are at hand.
+	NICs func(t *testing.T, n int) []vm.NIC
+	// Connected waits until the guest has exactly the interfaces with these MACs. nil: the guest cannot tell.
+	Connected func(t *testing.T, i hypervisor.Instance, macs ...string)
 	// Firmware returns a plan as Plan does, of a guest that boots by firmware, so that a reset starts it again. nil: no such guest is
 	// at hand.
 	Firmware func(t *testing.T) hypervisor.Plan
@@ -87,6 +91,8 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"DumpMemory", testDumpMemory},
 		{"PlugDisks", testPlugDisks},
 		{"SavePlugged", testSavePlugged},
+		{"PlugNICs", testPlugNICs},
+		{"SavePluggedNICs", testSavePluggedNICs},
 		{"GrowDisks", testGrowDisks},
 		{"Grow", testGrow},
 		{"SaveGrown", testSaveGrown},

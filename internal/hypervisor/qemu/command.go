@@ -89,6 +89,9 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	if err := check(p); err != nil {
 		return command{}, err
 	}
+	if err := checkNICs(p, f.spare); err != nil {
+		return command{}, err
+	}
 	c := &command{args: []string{f.binary}}
 	c.identity(p, f)
 	c.machine(p, f)
@@ -119,11 +122,11 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	for i, s := range p.Shares {
 		c.share(i, len(fixed)+i, s)
 	}
-	c.ports(len(p.NICs) + f.spare)
-	for i, n := range p.NICs {
-		c.nic(i, n, modelOf(p, i))
+	c.ports(width(p) + f.spare)
+	for i := range p.NICs {
+		c.nic(p, i)
 	}
-	c.plugged(len(p.NICs), plugged)
+	c.plugged(width(p), plugged)
 	if p.Incoming != nil {
 		c.state = c.fd(file{kind: fileRead, path: p.Incoming.State})
 		c.add("-incoming", "defer")
@@ -159,7 +162,7 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page", p.Name, p.Memory)
 	case len(p.Shares) > 0 && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has shared folders, so it cannot resume from saved state", p.Name)
-	case len(plugged) > 0 && len(p.NICs) >= maxPorts:
+	case len(plugged) > 0 && width(p) >= maxPorts:
 		return errdefs.Invalidf("VM %s has %d network interfaces, which leave no port for disks that are plugged while it runs", p.Name, len(p.NICs))
 	case len(p.NICs) > maxPorts:
 		return errdefs.Invalidf("VM %s has %d network interfaces; at most %d are possible", p.Name, len(p.NICs), maxPorts)
@@ -178,11 +181,6 @@ func check(p hypervisor.Plan) error {
 	}
 	if err := p.Growth.Validate(vm.Size{CPUs: p.CPUs, Memory: p.Memory}, p.Topology); err != nil {
 		return fmt.Errorf("VM %s: %w", p.Name, err)
-	}
-	for i := range p.NICs {
-		if err := modelOf(p, i).Validate(); err != nil {
-			return fmt.Errorf("VM %s: %w", p.Name, err)
-		}
 	}
 	ports, used := map[int]bool{}, map[vm.DiskBus]int{}
 	if p.Drive != nil {

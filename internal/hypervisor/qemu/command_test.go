@@ -70,6 +70,10 @@ func TestBuildGolden(t *testing.T) {
 		{Path: "/images/debug1", Format: vm.DiskRaw, ReadOnly: true, Serial: "debug1", Role: vm.RoleLayer, Port: 7},
 		{Path: "/volumes/v.qcow2", Format: vm.DiskQCOW2, Serial: "v", Role: vm.RoleData, Port: 255, Backing: &vm.Disk{Path: "/volumes/base.raw", Format: vm.DiskRaw}},
 	}, plugged.Disks...)
+	pluggedNICs := ociPlan()
+	pluggedNICs.Incoming, pluggedNICs.Disks = plugged.Incoming, plugged.Disks
+	pluggedNICs.BootNICs = 2 // the second is gone, and another one is behind the controller of the plugged disks
+	pluggedNICs.NICs = append(pluggedNICs.NICs[:1:1], vm.NIC{Tap: "tap2", NetNS: "/run/netns/x", MAC: "02:00:00:00:00:02", MTU: 1450, Place: 2})
 	screen := diskPlan()
 	screen.Graphics = true
 	buses := diskPlan()
@@ -108,6 +112,7 @@ func TestBuildGolden(t *testing.T) {
 	}{
 		{"oci-tcg-unknown-tsc", ociPlan(), unknown},
 		{"plugged", plugged, testFacts(vm.AccelTCG)},
+		{"plugged-nics", pluggedNICs, testFacts(vm.AccelTCG)},
 		{"device", device, testFacts(vm.AccelTCG)},
 		{"shared", shared, testFacts(vm.AccelTCG)},
 		{"oci-tcg", ociPlan(), testFacts(vm.AccelTCG)},

@@ -28,6 +28,7 @@ type handle struct {
 	Resets  bool   `json:"resets,omitempty"` // a reset starts the guest again
 
 	Graphics bool `json:"graphics,omitempty"` // it has a screen
+	Width    int  `json:"width,omitempty"`    // see instance.width
 
 	Shares []shareHandle `json:"shares,omitempty"`
 }

@@ -12,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // goOn makes a process that has only its memory load the device state, and then starts its CPUs.
@@ -40,7 +41,7 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 		switch s := migrationStatus(ev); s {
 		case "completed":
 			for n := range l.plan.NICs {
-				if err := setLink(ctx, c, n, !l.plan.Incoming.LinksDown); err != nil {
+				if err := setLink(ctx, c, vm.PlaceOf(l.plan.NICs, n), !l.plan.Incoming.LinksDown); err != nil {
 					return err
 				}
 			}

@@ -65,6 +65,7 @@ var (
 	_ hypervisor.DiskFlattener = (*instance)(nil)
 	_ hypervisor.DiskWatcher   = (*instance)(nil)
 	_ hypervisor.DiskPlugger   = (*instance)(nil)
+	_ hypervisor.NICPlugger    = (*instance)(nil)
 	_ hypervisor.Resizer       = (*instance)(nil)
 )
 

@@ -156,3 +156,58 @@ func TestModels(t *testing.T) {
 	q.Boot, q.Incoming.Alone = p.Boot, true
 	shown(start(t, d, q), "SECOND")
 }
+
+// TestPluggedTraffic sends packets through an interface that a guest got while it ran, also after the guest was saved and resumed, and finds none after
+// the interface is gone.
+func TestPluggedTraffic(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	ns := bridged(t, 2)
+	p := a.plan(t)
+	for n := range 2 {
+		p.NICs = append(p.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", n), NetNS: "/run/netns/" + ns, MAC: fmt.Sprintf("02:00:00:00:00:%02x", n), MTU: 1400, Place: n})
+	}
+	later := p.NICs[1]
+	p.NICs = p.NICs[:1:1]
+	i := start(t, d, p)
+	logged(t, i, "GUEST-READY")
+	plugger, _ := hypervisor.As[hypervisor.NICPlugger](i)
+	began := time.Now()
+	if err := plugger.PlugNIC(t.Context(), later); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the guest finds the interface", func() bool {
+		say(t, i, "sh ip link set eth1 up && ip addr add 10.9.8.7/24 dev eth1; cat /sys/class/net/eth1/mtu")
+		return strings.Contains(consoleOf(t, i), "1400 .")
+	})
+	await(t, "the guest answers", func() bool { return pings(t, ns, "10.9.8.7") })
+	t.Logf("an interface that is plugged answers after %v", time.Since(began))
+	s := saved(t)
+	s.Hold = true
+	doSave(t, i, s)
+	if err := i.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	q := from(t, p, s)
+	q.NICs, q.BootNICs, q.Incoming.Alone = append(p.NICs, later), 1, true
+	j := start(t, d, q)
+	await(t, "the guest that was woken answers", func() bool { return pings(t, ns, "10.9.8.7") })
+	linker, _ := hypervisor.As[hypervisor.Linker](j)
+	if err := linker.SetLink(t.Context(), 1, false); err != nil {
+		t.Fatal(err)
+	}
+	if pings(t, ns, "10.9.8.7") {
+		t.Error("the guest answers without carrier")
+	}
+	if err := linker.SetLink(t.Context(), 1, true); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the guest answers again", func() bool { return pings(t, ns, "10.9.8.7") })
+	plugger, _ = hypervisor.As[hypervisor.NICPlugger](j)
+	if err := plugger.UnplugNIC(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "ip", "-n", ns, "tuntap", "del", "tap1", "mode", "tap") // nobody has it open
+	if pings(t, ns, "10.9.8.7") {
+		t.Error("the guest answers through an interface that is gone")
+	}
+}

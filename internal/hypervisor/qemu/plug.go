@@ -16,7 +16,7 @@ import (
 )
 
 // Disks that are plugged while the guest runs are units of one SCSI controller: an image may have more layers than the machine
-// has ports. The controller is in the first port after those of the NICs. It is plugged with the first such disk and unplugged
+// has ports. The controller is in the first port after those of the NICs with which the guest booted. It is plugged with the first such disk and unplugged
 // with the last one. So the plan of a saved guest says whether it has one.
 
 const (
@@ -42,19 +42,19 @@ func split(disks []vm.Disk) (fixed, plugged []vm.Disk) {
 }
 
 // plugged adds the disks that were plugged before the guest was saved.
-func (c *command) plugged(nics int, disks []vm.Disk) {
+func (c *command) plugged(width int, disks []vm.Disk) {
 	if len(disks) == 0 {
 		return
 	}
-	c.device(controllerDevice(nics))
+	c.device(controllerDevice(width))
 	for _, d := range disks {
 		c.layer(plugNode(d.Port), d)
 		c.device(plugDevice(d))
 	}
 }
 
-func controllerDevice(nics int) props {
-	return props{"driver": "virtio-scsi-pci", "id": controller, "bus": portName(nics), "num_queues": 1}
+func controllerDevice(width int) props {
+	return props{"driver": "virtio-scsi-pci", "id": controller, "bus": portName(width), "num_queues": 1}
 }
 
 func plugDevice(d vm.Disk) props {
@@ -112,14 +112,14 @@ func (i *instance) plug(ctx context.Context, c *qmp.Client, d vm.Disk) error {
 		return errdefs.Conflictf("another disk is at port %d", d.Port)
 	}
 	if !slices.Contains(there, controller) {
-		nics, err := i.nics()
+		width, err := i.width()
 		if err != nil {
 			return err
 		}
-		if !slices.Contains(there, portName(nics)) {
-			return errdefs.Exhaustedf("its %d network interfaces leave no port for disks that are plugged while it runs; create the VM again with fewer interfaces", nics)
+		if !slices.Contains(there, portName(width)) {
+			return errdefs.Exhaustedf("its %d network interfaces leave no port for disks that are plugged while it runs; create the VM again with fewer interfaces", width)
 		}
-		if err := c.Execute(ctx, "device_add", controllerDevice(nics), nil); err != nil {
+		if err := c.Execute(ctx, "device_add", controllerDevice(width), nil); err != nil {
 			return err
 		}
 	}
@@ -206,8 +206,11 @@ func isDisk(id string) bool {
 	return ok && (strings.HasPrefix(place, "disk") || strings.HasPrefix(id, plugPrefix))
 }
 
-// nics returns how many NICs the VM was launched with. A NIC may be missing for a moment while it is replaced.
-func (i *instance) nics() (n int, err error) {
+// width returns how many places for NICs the guest had when it booted. A process of an earlier release was launched with as many NICs.
+func (i *instance) width() (n int, err error) {
+	if i.h.Width > 0 {
+		return i.h.Width, nil
+	}
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", i.h.PID))
 	if err != nil {
 		return 0, err

@@ -299,6 +299,26 @@ func TestContract(t *testing.T) {
 					return "PLUGGED"+last == want
 				})
 			},
+			NICs: func(t *testing.T, n int) (nics []vm.NIC) {
+				ns := bridged(t, n)
+				for i := range n {
+					nics = append(nics, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/" + ns, MAC: fmt.Sprintf("02:00:00:00:00:%02x", 0x40+i), MTU: 1400})
+				}
+				return nics
+			},
+			Connected: func(t *testing.T, i hypervisor.Instance, macs ...string) {
+				want := "MACS " + strings.Join(slices.Sorted(slices.Values(macs)), " ") + " ."
+				await(t, "the guest says "+want, func() bool {
+					before := strings.Count(consoleOf(t, i), "HEARD sh")
+					say(t, i, "sh echo MACS $(cat /sys/class/net/eth*/address | sort)")
+					await(t, "the guest answers", func() bool {
+						answers := strings.Split(consoleOf(t, i), "HEARD sh")
+						return len(answers) > before+1 && strings.Contains(answers[len(answers)-1], " .")
+					})
+					text := consoleOf(t, i)
+					return strings.Contains(text[strings.LastIndex(text, "HEARD sh"):], want)
+				})
+			},
 			Sized: func(t *testing.T, i hypervisor.Instance, serial string, size int64) {
 				want := fmt.Sprintf("SIZE %s %d.", serial, size/512)
 				await(t, "the guest says "+want, func() bool {

@@ -34,6 +34,11 @@ func (c *machineChecker) Handle(ctx context.Context, req ctrladmission.Request) 
 		var before field.ErrorList
 		before, _, err = c.check(ctx, req.Kind.Kind, req.Namespace, req.OldObject)
 		errs = fresh(errs, before)
+		if err == nil && req.Kind.Kind == v1.VirtualMachineInstanceGroupVersionKind.Kind {
+			var more field.ErrorList
+			more, err = c.change(req.OldObject, req.Object)
+			errs = append(errs, more...)
+		}
 	}
 	if lookup := (*lookupError)(nil); errors.As(err, &lookup) {
 		return failed(err)
@@ -90,6 +95,15 @@ func (c *machineChecker) check(ctx context.Context, kind, namespace string, raw 
 	}
 	errs, warnings := kubevirt.CheckInstance(vmi)
 	return errs, warnings, nil
+}
+
+// change checks what changes of an instance.
+func (c *machineChecker) change(from, to runtime.RawExtension) (field.ErrorList, error) {
+	was, now := &v1.VirtualMachineInstance{}, &v1.VirtualMachineInstance{}
+	if err := errors.Join(c.decoder.DecodeRaw(from, was), c.decoder.DecodeRaw(to, now)); err != nil {
+		return nil, err
+	}
+	return kubevirt.CheckChange(was, now), nil
 }
 
 // pool checks a pool, and its template as a machine.

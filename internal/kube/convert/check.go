@@ -53,7 +53,7 @@ func checkAnnotations(pod *corev1.Pod) field.ErrorList {
 	errs = append(errs, checkDeletion(pod, ask)...)
 	errs = append(errs, checkVirtlet(pod)...)
 	errs = append(errs, checkMachine(pod)...)
-	errs = append(errs, checkNetworks(pod)...)
+	errs = append(errs, CheckNetworks(pod)...)
 	errs = append(errs, checkOrigin(pod, ask)...)
 	errs = append(errs, CheckNames(pod)...)
 	no := forbid(&errs)

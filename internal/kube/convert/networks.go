@@ -35,8 +35,8 @@ func macs(pod *corev1.Pod) []string {
 	return ask.Hardware.MACs
 }
 
-// checkNetworks refuses networks that a VM cannot have.
-func checkNetworks(pod *corev1.Pod) field.ErrorList {
+// CheckNetworks refuses networks that a VM cannot have.
+func CheckNetworks(pod *corev1.Pod) field.ErrorList {
 	list, err := contract.ParseNetworks(pod.Annotations)
 	errs := badKeys(err)
 	no, path := forbid(&errs), annotationPath(contract.KeyNetworks)

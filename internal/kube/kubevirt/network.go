@@ -57,7 +57,7 @@ func (c *check) interfaces() {
 	if len(s.Networks) > contract.MaxNetworks+1 {
 		c.errs = append(c.errs, field.TooMany(at, len(s.Networks), contract.MaxNetworks+1))
 	}
-	used, chosen := map[string]bool{}, macs(s)
+	used, chosen := map[string]bool{}, map[string]bool{}
 	for i, n := range s.Domain.Devices.Interfaces {
 		at := c.at.Child("domain", "devices", "interfaces").Index(i)
 		if used[n.Name] {
@@ -71,11 +71,16 @@ func (c *check) interfaces() {
 		if mac := n.MacAddress; mac != "" {
 			if err := vm.ValidateMAC(mac); err != nil {
 				c.invalid(at.Child("macAddress"), n.MacAddress, "is not the hardware address of one interface, such as 02:00:00:00:00:01")
-			} else if slices.Contains(chosen[:i], chosen[i]) {
+			} else if mac := canonicalMAC(mac); chosen[mac] {
 				c.errs = append(c.errs, field.Duplicate(at.Child("macAddress"), n.MacAddress))
+			} else {
+				chosen[mac] = true
 			}
 		}
-		only(c, at.Child("state"), n.State, "", v1.InterfaceStateLinkUp)
+		only(c, at.Child("state"), n.State, "", v1.InterfaceStateLinkUp, v1.InterfaceStateAbsent)
+		if absent(n) && i == 0 {
+			c.errs = append(c.errs, field.Forbidden(at.Child("state"), "the first interface of a guest stays"))
+		}
 		if n.Bridge != nil && n.Masquerade != nil {
 			c.errs = append(c.errs, field.Forbidden(at, "an interface has one binding"))
 		}
@@ -154,7 +159,7 @@ func masqueradeOf(s *v1.VirtualMachineInstanceSpec) *contract.Masquerade {
 // networks writes the networks of the instance to the annotations of its pod.
 func networks(s *v1.VirtualMachineInstanceSpec, annotations map[string]string) {
 	var further []string
-	for i, n := range s.Domain.Devices.Interfaces {
+	for i, n := range present(s) {
 		network := networkOf(s, n.Name)
 		if network == nil || network.Multus == nil {
 			continue
@@ -184,11 +189,8 @@ func networkOf(s *v1.VirtualMachineInstanceSpec, name string) *v1.Network {
 // macs returns the hardware addresses that the interfaces ask for; nil if none does.
 func macs(s *v1.VirtualMachineInstanceSpec) (out []string) {
 	asked := false
-	for _, n := range s.Domain.Devices.Interfaces {
-		text := n.MacAddress
-		if hw, err := net.ParseMAC(text); err == nil {
-			text = hw.String()
-		}
+	for _, n := range present(s) {
+		text := canonicalMAC(n.MacAddress)
 		asked = asked || text != ""
 		out = append(out, text)
 	}
@@ -198,9 +200,17 @@ func macs(s *v1.VirtualMachineInstanceSpec) (out []string) {
 	return out
 }
 
+// canonicalMAC returns a hardware address as the node writes it.
+func canonicalMAC(text string) string {
+	if hw, err := net.ParseMAC(text); err == nil {
+		return hw.String()
+	}
+	return text
+}
+
 // nicModels returns the models of the interfaces; nil if all are virtio.
 func nicModels(s *v1.VirtualMachineInstanceSpec) (out []string) {
-	for _, n := range s.Domain.Devices.Interfaces {
+	for _, n := range present(s) {
 		out = append(out, n.Model)
 	}
 	if !slices.ContainsFunc(out, func(m string) bool { return m != "" && m != v1.VirtIO }) {
@@ -221,8 +231,10 @@ func interfaces(s *v1.VirtualMachineInstanceSpec, pod *corev1.Pod) (out []v1.Vir
 	known := contract.ParseNetworkStatus(pod.Annotations)
 	for i, name := range interfaceNames(s) {
 		n := v1.VirtualMachineInstanceNetworkInterface{Name: name, InfoSource: "domain"}
-		if i < len(known) {
-			n.MAC, n.IPs = known[i].MAC, known[i].IPs
+		if at := reported(s, known, i, name); at >= 0 {
+			n.MAC, n.IPs = known[at].MAC, known[at].IPs
+		} else if i > 0 && len(known) > 0 { // the guest does not have it yet, or any more
+			continue
 		}
 		if i == 0 {
 			n.IPs = ips
@@ -233,6 +245,20 @@ func interfaces(s *v1.VirtualMachineInstanceSpec, pod *corev1.Pod) (out []v1.Vir
 		out = append(out, n)
 	}
 	return out
+}
+
+// reported returns the index in known of what the node says of the i-th interface, which is called name; -1: nothing. The first is that of the pod,
+// and the others are on networks of their own.
+func reported(s *v1.VirtualMachineInstanceSpec, known []contract.NetworkStatus, i int, name string) int {
+	if i == 0 {
+		return min(len(known), 1) - 1
+	}
+	network := networkOf(s, name)
+	if network == nil || network.Multus == nil {
+		return -1
+	}
+	of, _ := contract.NetworkName(network.Multus.NetworkName)
+	return slices.IndexFunc(known, func(k contract.NetworkStatus) bool { return !k.Default && k.Name == of })
 }
 
 // interfaceNames returns the names of the interfaces of the guest. An instance that names none has that of its pod.

@@ -84,10 +84,12 @@ func requestMemory(s *v1.VirtualMachineInstanceSpec) {
 	s.Domain.Resources.Requests = requests
 }
 
-// Live returns the spec of a running instance with the CPUs and the memory of want, if nothing else differs and the guest can get them while it
-// runs. Otherwise why says what stands against it; "" if more than these differ.
+// Live returns the spec of a running instance with the CPUs, the memory and the interfaces of want, if nothing else differs and the guest can get them
+// while it runs. Otherwise why says what stands against it; "" if more than these differ.
 func Live(is, want v1.VirtualMachineInstanceSpec) (next *v1.VirtualMachineInstanceSpec, why string) {
+	want = Known(want, is)
 	next = is.DeepCopy()
+	next.Networks, next.Domain.Devices.Interfaces = want.Networks, want.Domain.Devices.Interfaces
 	if c, w := next.Domain.CPU, want.Domain.CPU; c != nil && w != nil {
 		c.Sockets = w.Sockets
 	}
@@ -103,6 +105,9 @@ func Live(is, want v1.VirtualMachineInstanceSpec) (next *v1.VirtualMachineInstan
 	}
 	if !apiequality.Semantic.DeepEqual(*next, want) {
 		return nil, ""
+	}
+	if ok, why := liveInterfaces(&is, next); !ok {
+		return nil, why
 	}
 	switch more := cpus(next) - cpus(&is); {
 	case more < 0 || now < was:

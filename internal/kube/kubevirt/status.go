@@ -79,6 +79,8 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 	}
 	if why := waiting(pod); why != nil {
 		set(&s, v1.VirtualMachineInstanceSynchronized, false, why.Reason, why.Message, now)
+	} else if why := unconnected(pod); why != "" {
+		set(&s, v1.VirtualMachineInstanceSynchronized, false, ReasonNoNetwork, why, now)
 	} else {
 		drop(&s, v1.VirtualMachineInstanceSynchronized)
 	}

@@ -32,6 +32,7 @@ const (
 	actPause                        // pauses the guest of a running VM
 	actUnpause                      // lets the paused guest continue
 	actPlug                         // plugs a volume into the running VM, or takes one away
+	actConnect                      // attaches the running VM to a network, or detaches it from one
 	actReboot                       // starts the guest again, in its process
 	actDump                         // writes the memory of the guest to a volume
 	actStopForKill                  // stops the VM because a probe or hook requires that
@@ -64,6 +65,7 @@ type observation struct {
 	stored  bool          // the state of the hibernated VM is stored; see actStore
 	adds    bool          // the VM lacks ephemeral containers of the pod that nobody adds at the moment
 	plug    bool          // the VM has other plugged volumes than the pod says
+	connect bool          // the VM has other networks than the pod says
 	resize  bool          // containers of the VM have other resources than in the pod, and the VM can change that
 	waits   waits
 }
@@ -78,7 +80,8 @@ type abilities struct {
 type waits struct {
 	hibernate, wake time.Duration
 	add, resize     time.Duration
-	plug, dump      time.Duration
+	plug, connect   time.Duration
+	dump            time.Duration
 	pause           time.Duration // also for unpausing
 	start           time.Duration
 	scheduled       bool // start is set for the last end of the VM
@@ -159,7 +162,7 @@ func (s observation) unsettledPause() bool {
 	return contract.Paused(s.pod.Annotations) != podstatus.Paused(s.rec)
 }
 
-// keeps returns the action for a running VM that continues to run. A guest that is not set up gets no container, no resources and no volume, and
+// keeps returns the action for a running VM that continues to run. A guest that is not set up gets no container, no resources, no volume and no network, and
 // neither does one that is paused.
 func (s observation) keeps() (action, turn) {
 	next := whenWoken
@@ -172,6 +175,8 @@ func (s observation) keeps() (action, turn) {
 		return actAddContainers, whenWoken
 	case s.plug && s.waits.plug <= 0:
 		return actPlug, whenWoken
+	case s.connect && s.waits.connect <= 0:
+		return actConnect, whenWoken
 	}
 	if s.resize {
 		next = sooner(next, after(s.waits.resize))
@@ -181,6 +186,9 @@ func (s observation) keeps() (action, turn) {
 	}
 	if s.plug {
 		next = sooner(next, after(s.waits.plug))
+	}
+	if s.connect {
+		next = sooner(next, after(s.waits.connect))
 	}
 	return actKeep, next
 }

@@ -70,6 +70,9 @@ func TestDecide(t *testing.T) {
 		"volumes to plug, container to add":        {with(seen(vm.StateRunning), func(s *observation) { s.plug, s.adds = true, true }), actAddContainers, whenWoken},
 		"volumes to plug, paused":                  {with(seen(vm.StateRunning, contract.KeyPaused, "true"), func(s *observation) { s.rec.Paused, s.plug = vm.PausedOnRequest, true }), actKeep, whenWoken},
 		"volumes to plug, to hibernate":            {with(seen(vm.StateRunning, hibernated...), func(s *observation) { s.plug = true }), actHibernate, whenWoken},
+		"networks to attach":                       {with(seen(vm.StateRunning), func(s *observation) { s.connect = true }), actConnect, whenWoken},
+		"networks to attach, retry is not due":     {with(seen(vm.StateRunning), func(s *observation) { s.connect, s.waits.connect = true, soon }), actKeep, after(soon)},
+		"networks to attach, volume to plug":       {with(seen(vm.StateRunning), func(s *observation) { s.connect, s.plug = true, true }), actPlug, whenWoken},
 		"volumes to plug, stopped":                 {with(seen(vm.StateStopped), func(s *observation) { s.plug = true }), actSchedule, whenWoken},
 		"kill requested":                           {with(seen(vm.StateRunning), func(s *observation) { s.kill = true }), actStopForKill, whenWoken},
 		"to pause":                                 {seen(vm.StateRunning, contract.KeyPaused, "true"), actPause, whenWoken},
@@ -148,7 +151,7 @@ func (w *model) event() string {
 	running := w.rec != nil && w.rec.State == vm.StateRunning
 	switch n := w.r.IntN(16); {
 	case n == 11:
-		w.plug = true
+		w.plug, w.connect = true, true
 		return "the pod gets a volume"
 	case n == 14:
 		w.dump = true
@@ -183,7 +186,7 @@ func (w *model) event() string {
 		w.leaving = true
 		return "the pod is deleted"
 	case n == 7:
-		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, resize: time.Second, plug: time.Second, dump: time.Second, pause: time.Second, scheduled: w.waits.scheduled}
+		w.waits = waits{hibernate: time.Second, wake: time.Second, start: time.Second, add: time.Second, resize: time.Second, plug: time.Second, connect: time.Second, dump: time.Second, pause: time.Second, scheduled: w.waits.scheduled}
 		return "something failed"
 	case n == 9:
 		w.adds = true
@@ -230,6 +233,8 @@ func (w *model) do(what action) bool {
 		w.resize = false
 	case actPlug:
 		w.plug = false
+	case actConnect:
+		w.connect = false
 	case actReboot:
 		w.reboot = false
 	case actDump:
@@ -273,7 +278,7 @@ func (w *model) reached() bool {
 	if contract.Paused(w.pod.Annotations) { // it gets nothing before it is unpaused
 		return w.rec.State == vm.StateRunning && w.rec.Paused != "" && !w.kill
 	}
-	return w.rec.State == vm.StateRunning && w.rec.Paused == "" && w.rec.AgentReady && !w.kill && !w.adds && !w.resize && !w.plug
+	return w.rec.State == vm.StateRunning && w.rec.Paused == "" && w.rec.AgentReady && !w.kill && !w.adds && !w.resize && !w.plug && !w.connect
 }
 
 // TestDecideReachesWantedState lets random events happen, with actions that succeed or fail. After the last event, a few

@@ -1,6 +1,7 @@
 package podprovider
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -46,6 +47,29 @@ func (e *engine) DetachVolume(ctx context.Context, ref, volume string) (vm.Recor
 			return errdefs.NotFoundf("it has no volume %s attached", volume)
 		}
 		r.Attached = slices.Delete(slices.Clone(r.Attached), i, i+1)
+		return nil
+	})
+}
+
+func (e *engine) AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error) {
+	return e.plug(ctx, "attach network "+want.Network, ref, func(r *vm.Record) error {
+		if want.Network == "none" {
+			return errdefs.Invalidf("no network is called %q", want.Network)
+		}
+		if !slices.ContainsFunc(r.NICs[1:], func(n vm.NIC) bool { return n.Network == want.Network }) {
+			r.NICs = append(slices.Clip(r.NICs), vm.NIC{Network: want.Network, MAC: cmp.Or(want.MAC, "02:00:00:00:00:"+want.Network), IP: "10.7.0.2"})
+		}
+		return nil
+	})
+}
+
+func (e *engine) DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error) {
+	return e.plug(ctx, "detach network "+nic, ref, func(r *vm.Record) error {
+		i := slices.IndexFunc(r.NICs, func(n vm.NIC) bool { return n.MAC == nic })
+		if i < 1 {
+			return errdefs.NotFoundf("it has no interface %s", nic)
+		}
+		r.NICs = slices.Delete(slices.Clone(r.NICs), i, i+1)
 		return nil
 	})
 }

@@ -74,8 +74,16 @@ type machines interface {
 	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
 	// DumpMemory writes the memory of the running VM to a volume that no VM has, as the file with that name.
 	DumpMemory(ctx context.Context, ref, volume, file string) error
+	nicPlugger
 	Remove(ctx context.Context, ref string, force bool) error
 	Inspect(ctx context.Context, ref string) (vm.Record, error)
+}
+
+type nicPlugger interface {
+	// AttachNIC gives a VM one more interface on a network. It is no error if the VM has one beside its first there already. DetachNIC takes
+	// away that on a network, or with a hardware address; NotFound if the VM does not have it.
+	AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error)
+	DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error)
 }
 
 type puller interface {

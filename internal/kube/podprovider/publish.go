@@ -23,7 +23,7 @@ func (r *report) publish(hold time.Duration) {
 	f := r.look()
 	v := podstatus.View{
 		Pod: f.pod, Gates: f.gates, HostIP: r.cfg.Node.IP, Record: f.rec, Pause: r.pause, Last: r.last, Again: r.again,
-		Logins: f.logins, Reach: r.health.Reach(), Verdict: r.verdict, Asleep: r.sleeping(f),
+		Logins: f.logins, Networks: r.network.text(), Reach: r.health.Reach(), Verdict: r.verdict, Asleep: r.sleeping(f),
 		Resize: r.resize, Health: r.health.Shown(f.pod, f.rec), Cut: f.removal == nil && r.verdict == nil && stoppedOutside(f.rec, r.killed),
 	}
 	v.Pause.Ephemeral = r.debug
@@ -221,7 +221,7 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 // networkStatus describes the interfaces of f's VM, whose first address is ip if it is known.
 func networkStatus(f facts, ip string) string {
 	var list []contract.NetworkStatus
-	for i, nic := range f.rec.NICs {
+	for i, nic := range f.rec.Plugged() {
 		n := contract.NetworkStatus{Name: nic.Network, Interface: fmt.Sprintf("eth%d", i), MAC: nic.MAC, Default: i == 0}
 		if i > 0 {
 			ip = nic.IP

@@ -88,6 +88,7 @@ type lifecycle struct {
 	rebooted contract.Rebooted     // the last request to reboot that this process has done
 	dumped   contract.MemoryDumped // the last dump that this process has done
 	plugged  []contract.Plugged    // volumes that are plugged, or shall be; see plugger
+	network  networkFaults
 }
 
 // pulled is an image of the pod's VM, as this process pulled it or read it from the status.

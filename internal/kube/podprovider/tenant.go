@@ -127,6 +127,14 @@ func (v ownMachines) DumpMemory(ctx context.Context, ref, volume, file string) e
 	return v.r.DumpMemory(vm.OnBehalf(ctx, v.o), ref, volume, file)
 }
 
+func (v ownMachines) AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error) {
+	return v.r.AttachNIC(vm.OnBehalf(ctx, v.o), ref, want)
+}
+
+func (v ownMachines) DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error) {
+	return v.r.DetachNIC(vm.OnBehalf(ctx, v.o), ref, nic)
+}
+
 func (v ownMachines) Remove(ctx context.Context, ref string, force bool) error {
 	return v.r.Remove(vm.OnBehalf(ctx, v.o), ref, force)
 }

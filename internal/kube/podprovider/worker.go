@@ -25,6 +25,7 @@ type worker struct {
 	resizes  *resizes
 	pauses   *pauser
 	plugs    *plugger
+	connects *connector
 	reboots  *rebooter
 	dumps    *dumper
 	end      *teardown
@@ -38,7 +39,7 @@ func newWorker(c *common, s, prior *podState) *worker {
 	return &worker{
 		base: b, asleep: asleep,
 		creation: &creation{base: b, asleep: asleep, pulls: pulls{base: b, fetched: map[string]bool{}}, prior: prior, mode: modeRun},
-		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b), resizes: &resizes{base: b}, pauses: &pauser{base: b}, plugs: &plugger{base: b}, reboots: &rebooter{base: b}, dumps: &dumper{base: b},
+		offers:   &forkOffer{base: b}, runs: &runs{base: b}, end: &teardown{base: b, retention: &retention{base: b}}, adds: newAdditions(b), resizes: &resizes{base: b}, pauses: &pauser{base: b}, plugs: &plugger{base: b}, connects: &connector{base: b}, reboots: &rebooter{base: b}, dumps: &dumper{base: b},
 		trusted: slices.ContainsFunc(s.look().status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Ready }),
 	}
 }
@@ -87,6 +88,7 @@ func (w *worker) observe(cancel context.CancelFunc) (observation, *removal) {
 		s.resize, s.waits.resize = w.resizes.due(f)
 		s.plug, s.waits.plug = w.plugs.due(f)
 		s.dump, s.waits.dump = w.dumps.due(f)
+		s.connect, s.waits.connect = w.connects.due(f)
 		s.stored = w.asleep.kept != "" && w.asleep.kept == f.rec.Snapshot
 		s.waits.scheduled = w.runs.dueFor.Equal(f.rec.StoppedAt) && !w.runs.due.IsZero()
 	}
@@ -144,6 +146,10 @@ func (w *worker) act(ctx context.Context, what action, s observation, next turn)
 	case actPlug:
 		w.running(ctx, pod, rec)
 		w.plugs.act(ctx, pod, rec)
+		next = atOnce
+	case actConnect:
+		w.running(ctx, pod, rec)
+		w.connects.act(ctx, rec)
 		next = atOnce
 	case actReboot:
 		w.reboots.act(ctx, pod, rec)

@@ -106,6 +106,11 @@ func (v View) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	} else if i := slices.IndexFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionLogins }); i >= 0 { // an earlier process knew
 		set(contract.ConditionLogins, prev[i].Status == corev1.ConditionTrue, prev[i].Reason, prev[i].Message)
 	}
+	if v.Networks != "" {
+		set(contract.ConditionNetworks, false, ReasonNetworksFailed, v.Networks)
+	} else if slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionNetworks }) {
+		set(contract.ConditionNetworks, true, "", "")
+	}
 	if Paused(v.Record) {
 		set(contract.ConditionPaused, true, ReasonPaused, pausedText(v.Record))
 	} else if slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionPaused }) {

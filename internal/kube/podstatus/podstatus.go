@@ -25,6 +25,8 @@ const (
 
 	ReasonLoginsSet    = "LoginsSet"
 	ReasonLoginsFailed = "FailedLogins"
+
+	ReasonNetworksFailed = "FailedNetworks"
 )
 
 const (
@@ -43,23 +45,24 @@ const NoEphemeral = "the system of this machine is its own, so it cannot run eph
 
 // View is everything that a pod's status depends on.
 type View struct {
-	Pod     *corev1.Pod
-	Gates   []corev1.PodCondition // conditions that others set, for readiness gates
-	HostIP  string
-	IP      string           // of the VM; "": not known
-	Record  *vm.Record       // nil: no VM (yet)
-	Image   Image            // of the VM
-	Images  map[string]Image // of a VM with containers, by container; of its volumes by VolumeKey
-	Reach   Reach
-	Logins  Logins
-	Health  map[string]Health // of the containers; one without an entry is healthy
-	Pause   Pause
-	Verdict *Verdict                         // nil: none
-	Last    *corev1.ContainerStateTerminated // the run before this one
-	Again   bool                             // the stopped VM will be started again
-	Cut     bool                             // the VM was stopped from outside its pod before its containers ended
-	Asleep  bool                             // the VM is hibernated, on this node or elsewhere
-	Resize  Resize
+	Pod      *corev1.Pod
+	Gates    []corev1.PodCondition // conditions that others set, for readiness gates
+	HostIP   string
+	IP       string           // of the VM; "": not known
+	Record   *vm.Record       // nil: no VM (yet)
+	Image    Image            // of the VM
+	Images   map[string]Image // of a VM with containers, by container; of its volumes by VolumeKey
+	Reach    Reach
+	Logins   Logins
+	Networks string            // why the VM does not have the networks of its pod; "": it has, or they are not known
+	Health   map[string]Health // of the containers; one without an entry is healthy
+	Pause    Pause
+	Verdict  *Verdict                         // nil: none
+	Last     *corev1.ContainerStateTerminated // the run before this one
+	Again    bool                             // the stopped VM will be started again
+	Cut      bool                             // the VM was stopped from outside its pod before its containers ended
+	Asleep   bool                             // the VM is hibernated, on this node or elsewhere
+	Resize   Resize
 }
 
 // Image is the image that the status of a container shows. An unknown field is "". Without a name the status shows the image

@@ -38,6 +38,8 @@ type plugger interface {
 	AttachVolume(ctx context.Context, ref string, use vm.VolumeUse, path string) (vm.Record, error)
 	DetachVolume(ctx context.Context, ref, volume string) (vm.Record, error)
 	DumpMemory(ctx context.Context, ref, volume, file string) error
+	AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error)
+	DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error)
 }
 
 type watcher interface {
@@ -150,9 +152,18 @@ func plugs(ctx context.Context, t T, r plugger) {
 	if _, err := r.Resize(ctx, "one", vm.Size{CPUs: 100, Memory: 1 << 40}); !errdefs.Is(err, errdefs.FailedPrecondition) {
 		t.Errorf("a size for a VM that cannot grow: %v", err)
 	}
+	if _, err := r.AttachNIC(ctx, "nothing", vm.NICSpec{Network: "none"}); !errdefs.IsNotFound(err) {
+		t.Errorf("an interface for what is not: %v", err)
+	}
+	if _, err := r.AttachNIC(ctx, "one", vm.NICSpec{Network: "none"}); !errdefs.IsInvalid(err) {
+		t.Errorf("an interface on a network that is not: %v", err)
+	}
 	for _, of := range []string{"nothing", "one"} {
 		if err := r.DumpMemory(ctx, of, "none", "dump"); !errdefs.IsNotFound(err) {
 			t.Errorf("a dump of %s to a volume that is not: %v", of, err)
+		}
+		if _, err := r.DetachNIC(ctx, of, "none"); !errdefs.IsNotFound(err) {
+			t.Errorf("an interface that %s does not have is taken away: %v", of, err)
 		}
 		if _, err := r.DetachVolume(ctx, of, "none"); !errdefs.IsNotFound(err) {
 			t.Errorf("a volume that %s does not have is taken away: %v", of, err)

@@ -28,6 +28,8 @@ type step struct {
 	stop   bool                             // its instance is deleted
 	wait   time.Duration                    // until the machine is looked at again; 0: when something changes
 	status v1.VirtualMachineStatus
+
+	template *v1.VirtualMachineInstanceSpec // without interfaces that the guest has given back; nil: the template stays
 }
 
 // seen is what decide knows of a machine.
@@ -194,6 +196,7 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 		s.drop(v1.VirtualMachineRestartRequired)
 		s.refusedSize(vmi, now)
 	}
+	s.detached(x)
 	if x.refusal != "" {
 		s.set(v1.VirtualMachineFailure, true, x.reason, x.refusal, now)
 	} else {
@@ -204,7 +207,8 @@ func (s *step) describe(x seen, strategy v1.VirtualMachineRunStrategy) {
 // changed reports whether the instance is not what the template says now. A request may have started it paused, and volumes may have
 // been added while it ran, which are in its status only.
 func changed(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstanceTemplateSpec) bool {
-	return !apiequality.Semantic.DeepEqual(compared(vmi, template))
+	is, want := compared(vmi, template)
+	return !apiequality.Semantic.DeepEqual(is, kubevirt.Known(want, is))
 }
 
 func compared(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstanceTemplateSpec) (is, want v1.VirtualMachineInstanceSpec) {
@@ -218,7 +222,21 @@ func compared(vmi *v1.VirtualMachineInstance, template *v1.VirtualMachineInstanc
 	return is, want
 }
 
-// grown returns the next spec of an instance that gets CPUs or memory while it runs; nil if the change needs a restart, and why.
+// detached sets what the machine and its instance are without the interfaces that the guest has given back.
+func (s *step) detached(x seen) {
+	if x.vmi == nil || x.vmi.DeletionTimestamp != nil || x.vmi.Status.Phase != v1.Running || x.vm.Spec.Template == nil || x.vm.DeletionTimestamp != nil {
+		return
+	}
+	if next := kubevirt.Detached(x.vmi.Spec, x.vmi); s.live == nil && !apiequality.Semantic.DeepEqual(next, x.vmi.Spec) {
+		s.live = &next
+		return
+	}
+	if next := kubevirt.Detached(x.vm.Spec.Template.Spec, x.vmi); !apiequality.Semantic.DeepEqual(next, x.vm.Spec.Template.Spec) {
+		s.template = &next
+	}
+}
+
+// grown returns the next spec of an instance that gets CPUs, memory or interfaces while it runs; nil if the change needs a restart, and why.
 func grown(x seen) (next *v1.VirtualMachineInstanceSpec, why string) {
 	if x.vmi.Status.Phase != v1.Running || x.refusal != "" {
 		return nil, ""
@@ -347,6 +365,7 @@ func (s *step) drop(kind v1.VirtualMachineConditionType) {
 // instance returns the VirtualMachineInstance of vm from its template.
 func instance(vm *v1.VirtualMachine, template *v1.VirtualMachineInstanceTemplateSpec, base kubevirt.Base, now time.Time) *v1.VirtualMachineInstance {
 	vmi := kubevirt.Instance(vm, v1.VirtualMachineGroupVersionKind, template, vm.Name, now)
+	vmi.Spec = kubevirt.Present(vmi.Spec)
 	base.Annotate(&vmi.ObjectMeta)
 	if startsPaused(vm) {
 		paused := v1.StartStrategyPaused

@@ -12,6 +12,67 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 )
 
+// An interface comes and goes while the guest runs, and one that it has given back leaves the instance first, then the template.
+func TestLiveInterfaces(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	bridge := func(name string) v1.Interface {
+		return v1.Interface{Name: name, InterfaceBindingMethod: v1.InterfaceBindingMethod{Bridge: &v1.InterfaceBridge{}}}
+	}
+	multus := func(name string) v1.Network {
+		return v1.Network{Name: name, NetworkSource: v1.NetworkSource{Multus: &v1.MultusNetwork{NetworkName: name}}}
+	}
+	vm := machine(v1.RunStrategyAlways)
+	s := &vm.Spec.Template.Spec
+	s.Networks, s.Domain.Devices.Interfaces = []v1.Network{{Name: "default", NetworkSource: v1.NetworkSource{Pod: &v1.PodNetwork{}}}}, []v1.Interface{bridge("default")}
+	vmi := &v1.VirtualMachineInstance{Spec: *s.DeepCopy(), Status: v1.VirtualMachineInstanceStatus{Phase: v1.Running}}
+	knows := func(names ...string) {
+		vmi.Status.Interfaces = nil
+		for _, name := range names {
+			vmi.Status.Interfaces = append(vmi.Status.Interfaces, v1.VirtualMachineInstanceNetworkInterface{Name: name})
+		}
+	}
+	knows("default")
+	look := func() step { return decide(seen{vm: vm, template: vm.Spec.Template, vmi: vmi, now: now}) }
+	idle := func(what string) {
+		t.Helper()
+		if n := look(); n.live != nil || n.template != nil {
+			t.Errorf("%s: %+v", what, n)
+		}
+	}
+	idle("nothing has changed")
+	s.Networks, s.Domain.Devices.Interfaces = append(s.Networks, multus("lab")), append(s.Domain.Devices.Interfaces, bridge("lab"))
+	n := look()
+	if n.live == nil || len(n.live.Networks) != 2 || len(n.live.Domain.Devices.Interfaces) != 2 || n.template != nil {
+		t.Fatalf("one more: %+v", n)
+	}
+	vmi.Spec = *n.live
+	idle("the node attaches it")
+	knows("default", "lab")
+	idle("the guest has it")
+	s.Domain.Devices.Interfaces = []v1.Interface{bridge("default"), bridge("lab")}
+	s.Domain.Devices.Interfaces[1].State = v1.InterfaceStateAbsent
+	if n = look(); n.live == nil || n.live.Domain.Devices.Interfaces[1].State != v1.InterfaceStateAbsent || n.template != nil {
+		t.Fatalf("absent: %+v", n)
+	}
+	vmi.Spec = *n.live
+	idle("the guest has it still")
+	knows("default")
+	if n = look(); n.live == nil || len(n.live.Domain.Devices.Interfaces) != 1 || len(n.live.Networks) != 1 || n.template != nil {
+		t.Fatalf("the guest has given it back: %+v", n)
+	}
+	vmi.Spec = *n.live
+	if n = look(); n.live != nil || n.template == nil || len(n.template.Domain.Devices.Interfaces) != 1 || len(n.template.Networks) != 1 {
+		t.Fatalf("the instance does not have it: %+v", n)
+	}
+	*s = *n.template
+	idle("it is gone")
+	s.Networks, s.Domain.Devices.Interfaces = append(s.Networks, multus("lab")), append(s.Domain.Devices.Interfaces, bridge("lab"))
+	s.Domain.Devices.Interfaces[1].State = v1.InterfaceStateAbsent
+	if made := instance(vm, vm.Spec.Template, kubevirt.Base{}, now); len(made.Spec.Networks) != 1 || len(made.Spec.Domain.Devices.Interfaces) != 1 {
+		t.Errorf("an instance starts with %+v", made.Spec.Domain.Devices.Interfaces)
+	}
+}
+
 // A change of the size that the running guest can have goes to its instance, any other waits for a restart.
 func TestLiveUpdate(t *testing.T) {
 	now := time.Unix(1e9, 0)

@@ -38,6 +38,7 @@ const (
 	ReasonOccupied = "NameTaken" // an instance that is not the machine's has its name
 	ReasonIgnored  = "FieldsIgnored"
 	ReasonResized  = "LiveUpdate"
+	ReasonDetached = "InterfacesDetached"
 )
 
 // claimPause is the time after which a machine looks again for a claim that says its instancetype or its preference.
@@ -136,7 +137,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(vmi, client.MergeFromWithOptimisticLock{})); err != nil {
 			return reconcile.Result{}, controller.IgnoreStale(err)
 		}
-		r.Events.Eventf(vm, vmi, corev1.EventTypeNormal, ReasonResized, "Resize", "the running instance is to have the CPUs and the memory of the template")
+		r.Events.Eventf(vm, vmi, corev1.EventTypeNormal, ReasonResized, "Update", "the running instance is to have the CPUs, the memory and the interfaces of the template")
+	}
+	if s.template != nil && !s.stop {
+		next := vm.DeepCopy()
+		next.Spec.Template.Spec = *s.template
+		if err := r.Client.Patch(ctx, next, client.MergeFromWithOptions(vm, client.MergeFromWithOptimisticLock{})); err != nil {
+			return reconcile.Result{}, controller.IgnoreStale(err)
+		}
+		r.Events.Eventf(vm, vmi, corev1.EventTypeNormal, ReasonDetached, "Detach", "the guest has given back the interfaces that are absent, and the template does not list them any more")
 	}
 	if s.stop && vmi.DeletionTimestamp == nil {
 		if err := r.Client.Delete(ctx, vmi, client.Preconditions{UID: &vmi.UID}); err != nil {

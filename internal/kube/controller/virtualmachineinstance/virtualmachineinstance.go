@@ -38,6 +38,9 @@ const (
 	ReasonPaused   = "Paused"
 	ReasonResized  = "Resized"
 	ReasonUnpaused = "Unpaused"
+
+	ReasonConnected    = "InterfacesAttached"
+	ReasonDisconnected = "InterfacesDetached"
 )
 
 // claimPause is the time after which an instance looks again for a claim that does not exist.
@@ -160,6 +163,9 @@ func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance
 	if err := r.dump(ctx, vmi, pod); err != nil {
 		return reconcile.Result{}, err
 	}
+	if err := r.connect(ctx, vmi, pod, s.Phase); err != nil {
+		return reconcile.Result{}, err
+	}
 	if rest := r.silence(vmi, pod, s); rest > 0 {
 		return reconcile.Result{RequeueAfter: rest}, nil
 	}
@@ -174,6 +180,13 @@ func (r *Reconciler) observe(ctx context.Context, vmi *v1.VirtualMachineInstance
 		r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonPaused, "Pause", "the guest is paused")
 	case was != nil && is == nil && s.Phase == v1.Running:
 		r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonUnpaused, "Unpause", "the guest runs")
+	}
+	got, gave := kubevirt.InterfaceChanges(vmi.Status.Interfaces, s.Interfaces)
+	if got != "" {
+		r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonConnected, "Hotplug", "the guest has the new interfaces %s", got)
+	}
+	if gave != "" {
+		r.Events.Eventf(vmi, pod, corev1.EventTypeNormal, ReasonDisconnected, "Hotplug", "the guest has given back the interfaces %s", gave)
 	}
 	for _, c := range kubevirt.VolumeChanges(vmi.Status.VolumeStatus, s.VolumeStatus) {
 		kind := corev1.EventTypeNormal
@@ -214,6 +227,26 @@ func (r *Reconciler) dump(ctx context.Context, vmi *v1.VirtualMachineInstance, p
 	}
 	next := pod.DeepCopy()
 	metav1.SetMetaDataAnnotation(&next.ObjectMeta, contract.KeyMemoryDump, ask.String())
+	return controller.IgnoreStale(r.Client.Patch(ctx, next, client.MergeFromWithOptions(pod, client.MergeFromWithOptimisticLock{})))
+}
+
+// connect tells the pod which networks the instance has now. The node attaches and detaches the VM.
+func (r *Reconciler) connect(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod, phase v1.VirtualMachineInstancePhase) error {
+	want := kubevirt.Connected(vmi, pod)
+	if want == nil || phase != v1.Running {
+		return nil
+	}
+	next := pod.DeepCopy()
+	if next.Annotations == nil {
+		next.Annotations = map[string]string{}
+	}
+	for key, value := range want {
+		if value == "" {
+			delete(next.Annotations, key)
+		} else {
+			next.Annotations[key] = value
+		}
+	}
 	return controller.IgnoreStale(r.Client.Patch(ctx, next, client.MergeFromWithOptions(pod, client.MergeFromWithOptimisticLock{})))
 }
 

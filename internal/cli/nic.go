@@ -1,0 +1,47 @@
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func (a *app) vmAttachNICCommand() *cobra.Command {
+	var out format
+	var mac string
+	cmd := &cobra.Command{
+		Use: "attach-nic REF NETWORK", Short: "Give a VM one more network interface, also while it runs", Args: cobra.ExactArgs(2),
+		Long: `Give a VM one more network interface, also while it runs. The guest of a container image configures it at once; an image that boots
+itself finds a new interface, and its programs configure it. The VM has it until it is detached, or the VM is removed. It is no error
+if the VM has a further interface on the network already.` + refHelp,
+		Example:           "  cocoon vm attach-nic web lab",
+		ValidArgsFunction: inTurn(a.completeVMs),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			r, err := c.AttachNIC(ctx, args[0], vm.NICSpec{Network: args[1], MAC: mac})
+			return a.printVM(r, out, err)
+		}),
+	}
+	cmd.Flags().StringVar(&mac, "mac", "", "hardware address; without it the network chooses one")
+	outputFlag(cmd, &out)
+	return cmd
+}
+
+func (a *app) vmDetachNICCommand() *cobra.Command {
+	var out format
+	cmd := &cobra.Command{
+		Use: "detach-nic REF NETWORK|MAC", Short: "Take a network interface from a VM, also while it runs", Args: cobra.ExactArgs(2),
+		Long: `Take a network interface from a VM, also while it runs, and release its addresses. The first interface stays. Name the interface by its
+network, or by its hardware address if the VM has several there.` + refHelp,
+		Example:           "  cocoon vm detach-nic web lab",
+		ValidArgsFunction: inTurn(a.completeVMs),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			r, err := c.DetachNIC(ctx, args[0], args[1])
+			return a.printVM(r, out, err)
+		}),
+	}
+	outputFlag(cmd, &out)
+	return cmd
+}
