@@ -80,7 +80,7 @@ func (r *rig) hasNICs(rec vm.Record, where string) {
 	if have := g.NICs(); !maps.EqualFunc(have, want, same) {
 		r.t.Errorf("%s: the guest has the interfaces %v, on record are %v", where, have, want)
 	}
-	if rec.ImageType != vm.ImageOCI || !rec.AgentReady || rec.Resume != nil || g.Self().Resumed > 0 {
+	if rec.ImageType != vm.ImageOCI || !rec.AgentReady || rec.Paused != "" || rec.Resume != nil || g.Self().Resumed > 0 {
 		return
 	}
 	r.eventually("the guest is told of its interfaces "+where, func() bool {
