@@ -189,6 +189,9 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 			return outcome{}, err
 		}
 	}
+	if err := c.layKernel(ctx, r); err != nil {
+		return outcome{}, err
+	}
 	planned := r.Clone()
 	if root.Disks, err = c.layImages(ctx, planned, c.images[1:], root.Disks); err != nil {
 		return outcome{}, err

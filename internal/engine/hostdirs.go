@@ -89,6 +89,9 @@ func selfContained(r vm.Record) error {
 	if r.Spec.HasTPM() && r.ImageType != vm.ImageOCI {
 		return errdefs.Preconditionf("it has a TPM, whose state is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead")
 	}
+	if k := r.Spec.Kernel(); k != nil && r.ImageType != vm.ImageOCI {
+		return errdefs.Preconditionf("it boots the kernel %s of an image, which is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead", k.Path)
+	}
 	if r.Spec.HasHugePages() && r.ImageType != vm.ImageOCI && r.State != vm.StateStopped {
 		return errdefs.Preconditionf("its memory is huge pages, in which no saved state can be resumed, so it cannot be saved, cloned or hibernated; stop it instead")
 	}

@@ -217,7 +217,7 @@ type Pauser interface {
 }
 
 // Resetter is the ability of an Instance to start its guest again in the same process. It exists for guests that boot by firmware:
-// one that boots a kernel of ours (Plan.Boot.Kernel) ends when it resets.
+// one that boots a kernel of ours (Boot.Direct) ends when it resets.
 type Resetter interface {
 	// Reset resets the guest, as a reset button does: what it has not written to its disks is lost.
 	// Errors: Unsupported for a guest that ends when it resets.

@@ -19,6 +19,9 @@ func encodeHardware(h *vm.Hardware) *nodev1.Hardware {
 			Bus: string(d.Bus), Cdrom: d.CDROM, ReadOnly: d.ReadOnly, Serial: d.Serial, LogicalBlock: int32(d.Blocks.Logical), PhysicalBlock: int32(d.Blocks.Physical),
 		}
 	}
+	if k := h.Kernel; k != nil {
+		m.Kernel = &nodev1.Kernel{Volume: k.Volume, Path: k.Path, Initrd: k.Initrd, Args: k.Args}
+	}
 	for _, model := range h.NICs {
 		m.Nics = append(m.Nics, string(model))
 	}
@@ -42,6 +45,9 @@ func decodeHardware(m *nodev1.Hardware) *vm.Hardware {
 			Bus: vm.DiskBus(d.GetBus()), CDROM: d.GetCdrom(), ReadOnly: d.GetReadOnly(), Serial: d.GetSerial(),
 			Blocks: vm.Blocks{Logical: int(d.GetLogicalBlock()), Physical: int(d.GetPhysicalBlock())},
 		}
+	}
+	if k := m.GetKernel(); k != nil {
+		h.Kernel = &vm.Kernel{Volume: k.GetVolume(), Path: k.GetPath(), Initrd: k.GetInitrd(), Args: k.GetArgs()}
 	}
 	for _, model := range m.GetNics() {
 		h.NICs = append(h.NICs, vm.NICModel(model))

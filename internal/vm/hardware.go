@@ -29,13 +29,16 @@ type Hardware struct {
 	// Growth is how far the guest can grow while it runs.
 	Growth Growth `json:"growth,omitzero"`
 
+	// Kernel is what the guest boots instead of a disk; nil: it boots from a disk.
+	Kernel *Kernel `json:"kernel,omitempty"`
+
 	// Windows says that the guest is Windows: what is left open is then as in windows.go, and the VM has a drive for the CD-ROM of drivers.
 	Windows bool `json:"windows,omitempty"`
 }
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages && h.Growth == Growth{}
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages && h.Growth == Growth{} && h.Kernel == nil
 }
 
 // HugePage is the size of a huge page in bytes.
@@ -218,6 +221,9 @@ func (s Spec) validateHardware() error {
 	if h.HugePages && s.Memory%HugePage != 0 {
 		return errdefs.Invalidf("its memory of %d bytes is no multiple of a huge page of %d bytes; give it another size", s.Memory, HugePage)
 	}
+	if err := s.validateKernel(); err != nil {
+		return err
+	}
 	if h.UEFI != (UEFI{}) && s.Firmware != FirmwareUEFI {
 		return errdefs.Invalidf("its hardware has settings of UEFI, but its firmware is not uefi; set the firmware to uefi, or leave them out")
 	}
@@ -272,6 +278,10 @@ func (h *Hardware) Clone() *Hardware {
 		return nil
 	}
 	c := *h
+	if h.Kernel != nil {
+		k := *h.Kernel
+		c.Kernel = &k
+	}
 	c.Disks, c.CPU, c.NICs = maps.Clone(h.Disks), h.CPU.clone(), slices.Clone(h.NICs)
 	return &c
 }

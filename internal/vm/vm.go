@@ -331,13 +331,17 @@ type Disk struct {
 // MaxPort is the highest Port of a disk.
 const MaxPort = 255
 
-// Boot says how a VM starts: a kernel loaded directly, or, when Kernel is empty, a firmware that boots the first disk.
+// Boot says how a VM starts: a kernel of ours loaded directly, or, when Firmware is set or Kernel is empty, a firmware that boots Kernel, or else
+// the first disk.
 type Boot struct {
 	Kernel   string   `json:"kernel,omitempty"`
 	Initrd   string   `json:"initrd,omitempty"`
-	Cmdline  string   `json:"cmdline,omitempty"` // appended to the driver's own arguments
+	Cmdline  string   `json:"cmdline,omitempty"` // appended to the driver's own arguments, if Direct; else it is all
 	Firmware Firmware `json:"firmware,omitempty"`
 }
+
+// Direct reports whether the guest boots a kernel of ours, without a firmware that could boot something else.
+func (b Boot) Direct() bool { return b.Kernel != "" && b.Firmware == "" }
 
 // ImageType separates OCI guests (our kernel and agent, the image's files) from disk guests (the image boots itself).
 type ImageType string

@@ -335,6 +335,11 @@ var rows = append([]Row{
 		Name: "image as an annotation", Ask: run(contract.KeyImage, "{image:app}"), More: credentials(corev1.PullIfNotPresent), Cells: cached(pullBackOff),
 	},
 
+	{
+		Name: "image with a kernel", Image: "{image:app}", Ask: run(contract.KeyHardware, `{"kernel": {"volume": "kernel", "path": "/no/kernel"}}`), More: kernelOf,
+		Cells: [4]Cell{waits(createError, "there is no file /no/kernel"), waits(pullBackOff, "Back-off pulling"), waits(pullBackOff, "Back-off pulling"), waits(createError, "there is no file /no/kernel")},
+	},
+
 	// Networks and sets.
 	{
 		Name: "network", Ask: run(contract.KeyNetwork, "{network:any}"),
@@ -415,6 +420,14 @@ func credentials(policy corev1.PullPolicy) func(*corev1.Pod, Whose) {
 		p.Spec.Containers[0].ImagePullPolicy = policy
 		p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: PullSecret}}
 	}
+}
+
+// kernelOf makes the image of the container that of the kernel which a guest without a disk boots.
+func kernelOf(p *corev1.Pod, w Whose) {
+	credentials(corev1.PullIfNotPresent)(p, w)
+	c := &p.Spec.Containers[0]
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "kernel", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: c.Image, PullPolicy: c.ImagePullPolicy}}})
+	c.Image = "volume://kernel"
 }
 
 // with returns m with one more annotation.

@@ -186,7 +186,7 @@ func check(p hypervisor.Plan) error {
 	}
 	ports, used := map[int]bool{}, map[vm.DiskBus]int{}
 	if p.Drive != nil {
-		if p.Boot.Kernel != "" {
+		if p.Boot.Direct() {
 			return errdefs.Invalidf("VM %s: a guest of our kernel cannot have a drive for CD-ROMs", p.Name)
 		}
 		used[vm.DiskSATA]++
@@ -200,7 +200,7 @@ func check(p hypervisor.Plan) error {
 			return errdefs.Invalidf("VM %s: disk %s: %w", p.Name, d.Path, err)
 		}
 		used[dev.Bus]++
-		if most := vm.BusRoom(dev.Bus); most > 0 && (used[dev.Bus] > most || p.Boot.Kernel != "") {
+		if most := vm.BusRoom(dev.Bus); most > 0 && (used[dev.Bus] > most || p.Boot.Direct()) {
 			return errdefs.Invalidf("VM %s: disk %s cannot be on %s", p.Name, d.Path, dev.Bus)
 		}
 		if d.Port != 0 && ports[d.Port] {
@@ -282,7 +282,7 @@ func (c *command) identity(p hypervisor.Plan, f facts) {
 func (c *command) machine(p hypervisor.Plan, f facts) {
 	machine := f.machine + ",memory-backend=mem,dump-guest-core=off"
 	switch {
-	case p.Boot.Kernel != "":
+	case p.Boot.Direct():
 		machine += ",sata=off,smbus=off"
 	case p.Boot.Firmware == vm.FirmwareUEFI:
 		machine += ",pflash0=efi-code,pflash1=efi-vars"
@@ -336,8 +336,11 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 // power-off the process stays paused until the driver has recorded that. So the cause of the end is not lost if the daemon is
 // away at that moment.
 func (c *command) boot(p hypervisor.Plan, f facts) error {
-	if p.Boot.Kernel == "" {
+	if !p.Boot.Direct() {
 		c.add("-action", "shutdown=pause,reboot=reset")
+		if p.Boot.Kernel != "" { // after a reset the firmware reads it again
+			c.kernel(p.Boot, p.Boot.Cmdline)
+		}
 		return c.firmware(p, f)
 	}
 	c.add("-action", "shutdown=pause,reboot=shutdown")
@@ -347,16 +350,23 @@ func (c *command) boot(p hypervisor.Plan, f facts) error {
 	if p.Incoming != nil && !p.Incoming.Booting {
 		return nil // the kernel is already in memory, and a reset ends the guest
 	}
-	c.add("-kernel", c.plain(file{kind: fileRead, path: p.Boot.Kernel}))
-	if p.Boot.Initrd != "" {
-		c.add("-initrd", c.plain(file{kind: fileRead, path: p.Boot.Initrd}))
-	}
 	args := kernelArgs + tscArgs(f)
 	if p.Boot.Cmdline != "" {
 		args += " " + p.Boot.Cmdline
 	}
-	c.add("-append", args)
+	c.kernel(p.Boot, args)
 	return nil
+}
+
+// kernel makes QEMU load the kernel of b.
+func (c *command) kernel(b vm.Boot, args string) {
+	c.add("-kernel", c.plain(file{kind: fileRead, path: b.Kernel}))
+	if b.Initrd != "" {
+		c.add("-initrd", c.plain(file{kind: fileRead, path: b.Initrd}))
+	}
+	if args != "" {
+		c.add("-append", args)
+	}
 }
 
 // tscArgs tell the kernel that its time stamp counter is its clock, without the time that it takes to compare it with others. An

@@ -99,6 +99,10 @@ func TestBuildGolden(t *testing.T) {
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	shared := ociPlan()
 	shared.Shares = []hypervisor.Share{{Tag: "a", Root: "/srv", Path: "/srv/a"}, {Tag: "b", Root: "/srv", Path: "/srv/b", ReadOnly: true}}
+	kernel := diskPlan()
+	kernel.Boot = vm.Boot{Firmware: vm.FirmwareBIOS, Kernel: "/vms/x/kernel", Initrd: "/vms/x/initrd", Cmdline: "console=ttyS0 a=b,c=d"}
+	diskless := kernel
+	diskless.Disks, diskless.Boot = nil, vm.Boot{Firmware: vm.FirmwareUEFI, Kernel: "/vms/x/kernel"}
 	unknown := testFacts(vm.AccelTCG)
 	unknown.tscKHz = 0
 	tests := []struct {
@@ -122,6 +126,8 @@ func TestBuildGolden(t *testing.T) {
 		{"disk-cpu-kvm", windows, late},
 		{"disk-cpu-tcg", windows, testFacts(vm.AccelTCG)},
 		{"disk-drive", drive, testFacts(vm.AccelTCG)},
+		{"kernel", kernel, testFacts(vm.AccelTCG)},
+		{"kernel-without-disk", diskless, testFacts(vm.AccelKVM)},
 		{"multi-nic", nics, testFacts(vm.AccelTCG)},
 	}
 	for _, tt := range tests {

@@ -117,7 +117,7 @@ func (l *launch) compose(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if l.plan.Boot.Kernel == "" && l.plan.Boot.Firmware == vm.FirmwareUEFI {
+	if l.plan.Boot.Firmware == vm.FirmwareUEFI {
 		if f.ovmfCode, f.ovmfVars, err = l.uefi(); err != nil {
 			return err
 		}
@@ -272,7 +272,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
-		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: l.plan.Boot.Kernel == "", Graphics: l.plan.Graphics, Shares: l.shares.handles(),
+		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: !l.plan.Boot.Direct(), Graphics: l.plan.Graphics, Shares: l.shares.handles(),
 	}, l.proc)
 	i.shares = l.shares
 	if err := i.encode(); err != nil {

@@ -66,6 +66,10 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 		}
 		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.Bus), CDROM: d.CDROM, ReadOnly: d.ReadOnly, Serial: d.Serial, Blocks: vm.Blocks(d.Blocks)}
 	}
+	if k := ask.Hardware.Kernel; k != nil {
+		kernel := vm.Kernel(*k)
+		h.Kernel = &kernel
+	}
 	for _, model := range ask.Hardware.NICs {
 		h.NICs = append(h.NICs, vm.NICModel(model))
 	}
@@ -83,7 +87,38 @@ func checkMachine(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeySMBIOS), pod.Annotations[contract.KeySMBIOS], err.Error()))
 		}
 	}
-	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod))
+	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod), checkKernel(pod))
+}
+
+// kernelVolume returns the name of the volume of pod with the kernel of its guest, "" if the guest boots from a disk.
+func kernelVolume(pod *corev1.Pod) string {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	if ask.Hardware.Kernel == nil {
+		return ""
+	}
+	return ask.Hardware.Kernel.Volume
+}
+
+// checkKernel refuses a kernel of a volume that has no image, or that a container mounts. The engine validates the paths.
+func checkKernel(pod *corev1.Pod) field.ErrorList {
+	h := hardware(pod)
+	if h == nil || h.Kernel == nil {
+		return nil
+	}
+	var why string
+	name := h.Kernel.Volume
+	at := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+	switch {
+	case at < 0:
+		why = "is no volume of the pod"
+	case pod.Spec.Volumes[at].Image == nil:
+		why = "is not of an image; the kernel is a file of an image"
+	case slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, name) }):
+		why = "is mounted by a container; only the node reads the kernel, so leave out the mount"
+	default:
+		return nil
+	}
+	return field.ErrorList{field.Invalid(annotationPath(contract.KeyHardware), pod.Annotations[contract.KeyHardware], "the volume "+name+" of the kernel "+why)}
 }
 
 // checkKeep refuses a pod that keeps the state of firmware on its node, unless the VM stays on that node.

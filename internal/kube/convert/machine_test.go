@@ -135,3 +135,35 @@ func TestWindows(t *testing.T) {
 		t.Errorf("a clone is told that %q have no effect, and asks for none", got)
 	}
 }
+
+// The kernel of a guest is a file of an image that the pod has and no container mounts.
+func TestKernelVolume(t *testing.T) {
+	const hardware = `{"kernel": {"volume": "boot", "path": "/k"}}`
+	kernel := func(change func(*corev1.Pod)) *corev1.Pod {
+		return plain(annotate(contract.KeyHardware, hardware), func(p *corev1.Pod) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "boot", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "k:1"}}})
+			change(p)
+		})
+	}
+	pod := kernel(func(*corev1.Pod) {})
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs.ToAggregate())
+	}
+	s := Spec(pod, Node{}, nil)
+	if k := s.Kernel(); k == nil || *k != (vm.Kernel{Volume: "boot", Path: "/k"}) || len(s.ImageVolumes()) != 1 || len(ImageVolumes(pod)) != 1 {
+		t.Errorf("%+v, volumes %+v", s.Hardware, s.Volumes)
+	}
+	for name, change := range map[string]func(*corev1.Pod){
+		"no volume": func(p *corev1.Pod) { p.Spec.Volumes = nil },
+		"a Secret": func(p *corev1.Pod) {
+			p.Spec.Volumes[len(p.Spec.Volumes)-1].VolumeSource = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s"}}
+		},
+		"mounted": func(p *corev1.Pod) {
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "boot", MountPath: "/k"}}
+		},
+	} {
+		if errs := Check(kernel(change)); len(errs) != 1 || errs[0].Field != "metadata.annotations[vm.cocoonstack.io/hardware]" {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}

@@ -334,8 +334,8 @@ func (c *check) volumes() {
 			c.seed(seed, at.Child(name))
 		}
 	}
-	if rootVolume(c.spec) == nil {
-		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk, a dataVolume or a persistentVolumeClaim"))
+	if rootVolume(c.spec) == nil && kernelBoot(c.spec) == nil {
+		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk, a dataVolume or a persistentVolumeClaim, or by kernelBoot"))
 	}
 }
 
