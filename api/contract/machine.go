@@ -48,6 +48,14 @@ type Hardware struct {
 	MACs     []string              `json:"macs,omitempty"`     // hardware addresses of the interfaces in their order; "" and those beyond: the node chooses
 	NICs     []string              `json:"nics,omitempty"`     // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
 	Kernel   *Kernel               `json:"kernel,omitempty"`   // what the guest boots; nil: it boots from a disk
+
+	HostDisks map[string]HostDisk `json:"hostDisks,omitempty"` // by the names of the pod's volumes that are files of the node
+}
+
+// HostDisk says that a volume of the pod, a hostPath of the type File or FileOrCreate that no container mounts, is a disk of the guest.
+type HostDisk struct {
+	Capacity int64 `json:"capacity,omitempty"` // bytes of a file that is made; only and always with FileOrCreate
+	Shared   bool  `json:"shared,omitempty"`   // other VMs may have it at the same time, if they say so, too
 }
 
 // Kernel is the kernel that a guest boots instead of a disk. A guest without a disk of its own has the image volume://VOLUME.
@@ -202,6 +210,9 @@ func (r *reader) hardware() (h Hardware) {
 	}
 	if len(h.MACs) == 0 {
 		h.MACs = nil
+	}
+	if len(h.HostDisks) == 0 {
+		h.HostDisks = nil
 	}
 	return h
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
 	"path/filepath"
 	"slices"
 
@@ -20,8 +21,8 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	if err := n.copyable(ctx, x, vm.Behalf(ctx)); err != nil {
 		return vm.Record{}, nil, err
 	}
-	if k := x.Record.Spec.Kernel(); k != nil && x.ImageType != vm.ImageOCI { // nothing of ours saves such a VM
-		return vm.Record{}, nil, errdefs.Invalidf("snapshot %s is of a VM that boots the kernel %s of an image, which no snapshot has; create a new VM", x.Name, k.Path)
+	if err := notInSnapshots(vm.Record{Spec: x.Record.Spec, ImageType: x.ImageType}); err != nil { // nothing of ours has saved such a VM
+		return vm.Record{}, nil, fmt.Errorf("snapshot %s: %w", x.Name, err)
 	}
 	live := x.Live && !spec.Cold
 	s, err := cloneSpec(x, spec, id, live)

@@ -133,6 +133,9 @@ func (n *node) startable(r vm.Record) error {
 	if _, err := n.sharesOf(r); err != nil {
 		return err
 	}
+	if err := n.designHostDisks(r); err != nil {
+		return err
+	}
 	_, err := n.bootOf(r.ID, r.Spec, r.ImageType)
 	return err
 }
@@ -194,6 +197,12 @@ func devicesOf(r vm.Record, by map[string]vm.DiskDevice) map[string]vm.DiskDevic
 		case d.Role == vm.RoleVolume:
 			if at := slices.IndexFunc(r.Attached, func(a vm.AttachedVolume) bool { return a.Serial == d.Serial }); at >= 0 {
 				name = r.Attached[at].Volume
+			}
+		case d.Role == vm.RoleHost:
+			for i, v := range r.Spec.HostDisks() {
+				if vm.HostDiskSerial(i) == d.Serial {
+					name = v.Name
+				}
 			}
 		case d.Role == vm.RoleCOW:
 			name = vm.DiskOfImage

@@ -69,6 +69,9 @@ func (s *start) attach(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
+	if disks, err = s.withHostDisks(r, disks); err != nil {
+		return outcome{}, err
+	}
 	has, err := s.withVolumes(ctx, r, disks, nil)
 	if err != nil {
 		return outcome{}, err

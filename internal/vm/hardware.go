@@ -246,7 +246,9 @@ func (s Spec) validateHardware() error {
 	used, serials := map[DiskBus]int{}, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(h.Disks)) {
 		d := h.Disks[name]
-		known := name == DiskOfSeed || slices.ContainsFunc(s.Volumes, func(v Volume) bool { return v.Name == name && (v.Kind == VolumeDisk || v.Label != "") })
+		known := name == DiskOfSeed || slices.ContainsFunc(s.Volumes, func(v Volume) bool {
+			return v.Name == name && (v.Kind == VolumeDisk || v.Kind == VolumeHostDisk || v.Label != "")
+		})
 		if _, boots := BootVolume(s.Image); name == DiskOfImage {
 			known = !boots
 		}

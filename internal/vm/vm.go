@@ -110,6 +110,8 @@ const (
 	VolumeDisk  VolumeKind = "disk"  // a disk of the volume store, which outlives the VM
 	VolumeDir   VolumeKind = "dir"   // a folder of the node
 	VolumeNFS   VolumeKind = "nfs"   // a folder of an NFS server, which the guest mounts
+
+	VolumeHostDisk VolumeKind = "hostdisk" // a file of the node that is a disk of a guest which boots itself
 )
 
 // Volume is a folder that is mounted in an OCI guest, or a disk.
@@ -125,6 +127,7 @@ type Volume struct {
 	Disk      *VolumeUse   `json:"disk,omitempty"`       // VolumeDisk
 	Dir       *HostDir     `json:"dir,omitempty"`        // VolumeDir
 	NFS       *NFS         `json:"nfs,omitempty"`        // VolumeNFS
+	HostDisk  *HostDisk    `json:"host_disk,omitempty"`  // VolumeHostDisk
 }
 
 // HostDir names a folder of the node. The node's operator lists those that VMs may have.
@@ -312,6 +315,7 @@ const (
 	RoleData  DiskRole = "data"
 	// RoleVolume is a disk of the volume store. Saves leave it alone: it has no overlay.
 	RoleVolume DiskRole = "volume"
+	RoleHost   DiskRole = "host" // a file of the node; a VM with one cannot be saved
 )
 
 // Disk is one block device of a VM, in the order the guest sees them.
@@ -323,6 +327,9 @@ type Disk struct {
 	Serial   string     `json:"serial"` // ≤ 20 bytes; the guest finds the disk by it
 	Role     DiskRole   `json:"role"`
 	Backing  *Disk      `json:"backing,omitempty"` // backing file of a qcow2 overlay
+	// Root is the folder below which Path has no symbolic links. "": Path is the node's own.
+	Root   string `json:"root,omitempty"`
+	Shared bool   `json:"shared,omitempty"` // other VMs may have it at the same time
 	// Port is the place of a disk that was plugged while the guest ran, counted from 1, at most MaxPort. Saved state refers to it.
 	// 0: the disk was there when the guest booted.
 	Port int `json:"port,omitempty"`

@@ -63,6 +63,7 @@ type file struct {
 	kind fileKind
 	path string // for a tap: its name; for a share: its tag
 	nic  int    // index into Plan.NICs, taps only
+	root string // of a file of the node: the folder below which path has no symbolic links
 }
 
 // command is the command to run: args[0] is the binary, files become the descriptors 3, 4, …

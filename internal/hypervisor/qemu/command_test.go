@@ -99,6 +99,10 @@ func TestBuildGolden(t *testing.T) {
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	shared := ociPlan()
 	shared.Shares = []hypervisor.Share{{Tag: "a", Root: "/srv", Path: "/srv/a"}, {Tag: "b", Root: "/srv", Path: "/srv/b", ReadOnly: true}}
+	file := diskPlan()
+	file.Devices = map[string]vm.DiskDevice{"cocoon-h001": {Bus: vm.DiskSCSI}}
+	file.Disks = append(file.Disks, vm.Disk{Path: "/srv/a/disk", Root: "/srv", Format: vm.DiskRaw, Serial: "cocoon-h000", Role: vm.RoleHost},
+		vm.Disk{Path: "/srv/shared", Root: "/srv", Shared: true, Format: vm.DiskRaw, Serial: "cocoon-h001", Role: vm.RoleHost})
 	kernel := diskPlan()
 	kernel.Boot = vm.Boot{Firmware: vm.FirmwareBIOS, Kernel: "/vms/x/kernel", Initrd: "/vms/x/initrd", Cmdline: "console=ttyS0 a=b,c=d"}
 	diskless := kernel
@@ -126,6 +130,7 @@ func TestBuildGolden(t *testing.T) {
 		{"disk-cpu-kvm", windows, late},
 		{"disk-cpu-tcg", windows, testFacts(vm.AccelTCG)},
 		{"disk-drive", drive, testFacts(vm.AccelTCG)},
+		{"disk-of-node", file, testFacts(vm.AccelTCG)},
 		{"kernel", kernel, testFacts(vm.AccelTCG)},
 		{"kernel-without-disk", diskless, testFacts(vm.AccelKVM)},
 		{"multi-nic", nics, testFacts(vm.AccelTCG)},

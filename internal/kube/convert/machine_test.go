@@ -167,3 +167,43 @@ func TestKernelVolume(t *testing.T) {
 		}
 	}
 }
+
+// A disk of the node is a hostPath of a pod that is a file, and that no container mounts.
+func TestHostDisks(t *testing.T) {
+	with := func(hardware string, kind corev1.HostPathType, change ...func(*corev1.Pod)) *corev1.Pod {
+		return plain(append([]func(*corev1.Pod){annotate(contract.KeyHardware, hardware), func(p *corev1.Pod) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "disk", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/srv/disk", Type: &kind}}})
+		}}, change...)...)
+	}
+	for hardware, want := range map[string]vm.HostDisk{
+		`{"hostDisks": {"disk": {"capacity": 1048576}}}`:                                            {Path: "/srv/disk", Capacity: 1 << 20},
+		`{"hostDisks": {"disk": {"capacity": 1, "shared": true}}, "disks": {"disk": {"ro": true}}}`: {Path: "/srv/disk", Capacity: 1, Shared: true, ReadOnly: true},
+	} {
+		pod := with(hardware, corev1.HostPathFileOrCreate)
+		if errs := Check(pod); len(errs) > 0 {
+			t.Fatal(errs.ToAggregate())
+		}
+		if disks := Spec(pod, Node{}, nil).HostDisks(); len(disks) != 1 || *disks[0].HostDisk != want {
+			t.Errorf("%s: %+v", hardware, disks)
+		}
+	}
+	for name, pod := range map[string]*corev1.Pod{
+		"no volume":   with(`{"hostDisks": {"other": {}}}`, corev1.HostPathFile),
+		"a folder":    with(`{"hostDisks": {"disk": {}}}`, corev1.HostPathDirectory),
+		"no capacity": with(`{"hostDisks": {"disk": {}}}`, corev1.HostPathFileOrCreate),
+		"a capacity":  with(`{"hostDisks": {"disk": {"capacity": 1}}}`, corev1.HostPathFile),
+		"a negative":  with(`{"hostDisks": {"disk": {"capacity": -1}}}`, corev1.HostPathFileOrCreate),
+		"a huge one":  with(`{"hostDisks": {"disk": {"capacity": 9223372036854775807}}}`, corev1.HostPathFileOrCreate),
+		"mounted": with(`{"hostDisks": {"disk": {}}}`, corev1.HostPathFile, func(p *corev1.Pod) {
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "disk", MountPath: "/d"}}
+		}),
+		"a ConfigMap": with(`{"hostDisks": {"disk": {}}}`, corev1.HostPathFile, func(p *corev1.Pod) {
+			p.Spec.Volumes[len(p.Spec.Volumes)-1].VolumeSource = corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}
+		}),
+		"an odd answer": with(`{"hostDisks": {"disk": true}}`, corev1.HostPathFile),
+	} {
+		if errs := Check(pod); len(errs) != 1 || errs[0].Field != "metadata.annotations[vm.cocoonstack.io/hardware]" {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}

@@ -151,7 +151,7 @@ func kindOf(source any) string {
 	return ""
 }
 
-// volumes returns the volumes of pod that its containers mount, those whose files are on disks, and the one with the kernel, without their content.
+// volumes returns the volumes of pod that its containers mount, those that are disks themselves or whose files are on disks, and the one with the kernel, without their content.
 func volumes(pod *corev1.Pod) []vm.Volume {
 	var out []vm.Volume
 	ask, _ := contract.ParseMachine(pod.Annotations)
@@ -159,6 +159,10 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles, Label: ask.FileDisks[v.Name]}
+		if d := hostDisk(pod, v); d != nil {
+			out = append(out, vm.Volume{Name: v.Name, Kind: vm.VolumeHostDisk, HostDisk: d})
+			continue
+		}
 		if def.Label == "" && v.Name != kernel && !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
 			continue // like the kubelet, skip volumes that no container mounts
 		}

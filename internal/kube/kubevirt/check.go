@@ -250,7 +250,7 @@ func (c *check) disks() {
 			}
 			orders[*d.BootOrder] = true
 			if root := rootVolume(c.spec); volumes[d.Name] && (root == nil || root.Name != d.Name) {
-				c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from its containerDisk, or else from its first claim"))
+				c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from its containerDisk, or else from its first claim or hostDisk"))
 			}
 		}
 	}
@@ -325,6 +325,7 @@ func (c *check) volumes() {
 		if d := v.DataVolume; d != nil && d.Name == "" {
 			c.errs = append(c.errs, field.Required(at.Child("dataVolume", "name"), ""))
 		}
+		c.hostDisk(v.HostDisk, at.Child("hostDisk"))
 		c.files(v, at)
 		if seed, name := cloudInit(v); seed != nil {
 			seeds++
@@ -335,12 +336,12 @@ func (c *check) volumes() {
 		}
 	}
 	if rootVolume(c.spec) == nil && kernelBoot(c.spec) == nil {
-		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk, a dataVolume or a persistentVolumeClaim, or by kernelBoot"))
+		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk, a dataVolume, a persistentVolumeClaim or a hostDisk, or by kernelBoot"))
 	}
 }
 
 // rootVolume returns the volume from which the guest boots; nil if there is none. That is its containerDisk. An instance without one boots from a
-// claim that is not hotpluggable, and so never from one that was added: the disk with the lowest bootOrder, or else the first.
+// file of its node or a claim that is not hotpluggable, and so never from one that was added: the disk with the lowest bootOrder, or else the first.
 func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 	claims := map[string]*v1.Volume{}
 	var first *v1.Volume
@@ -349,7 +350,7 @@ func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 		switch {
 		case v.ContainerDisk != nil:
 			return v
-		case (v.PersistentVolumeClaim != nil || v.DataVolume != nil || v.Ephemeral != nil) && !Hotpluggable(v):
+		case (v.PersistentVolumeClaim != nil || v.DataVolume != nil || v.Ephemeral != nil || v.HostDisk != nil) && !Hotpluggable(v):
 			claims[v.Name] = v
 			if first == nil {
 				first = v

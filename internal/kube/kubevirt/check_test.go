@@ -46,6 +46,10 @@ func boots(b v1.Bootloader) func(*v1.VirtualMachineInstanceSpec) {
 	return func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{Bootloader: &b} }
 }
 
+func fileOfNode(d v1.HostDisk) func(*v1.VirtualMachineInstanceSpec) {
+	return func(s *v1.VirtualMachineInstanceSpec) { s.Volumes[1].VolumeSource = v1.VolumeSource{HostDisk: &d} }
+}
+
 func kernelOf(k v1.KernelBoot) func(*v1.VirtualMachineInstanceSpec) {
 	return func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{KernelBoot: &k} }
 }
@@ -208,9 +212,13 @@ func TestCheck(t *testing.T) {
 		"a kernel outside":           {kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{Image: "k", KernelPath: "/../etc/shadow"}}), "spec.domain.firmware.kernelBoot.container.kernelPath: Invalid"},
 		"a relative initrd":          {kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{Image: "k", KernelPath: "/k", InitrdPath: "i"}}), "spec.domain.firmware.kernelBoot.container.initrdPath: Invalid"},
 		"a kernel pulled sometimes":  {kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{Image: "k", KernelPath: "/k", ImagePullPolicy: "Sometimes"}}), "spec.domain.firmware.kernelBoot.container.imagePullPolicy: Unsupported"},
-		"a folder of nodes": {func(s *v1.VirtualMachineInstanceSpec) {
-			s.Volumes[1].VolumeSource = v1.VolumeSource{HostDisk: &v1.HostDisk{Path: "/etc/shadow"}}
-		}, "spec.volumes[1].hostDisk.path: Forbidden"},
+		"a file without a type":      {fileOfNode(v1.HostDisk{Path: "/srv/disk"}), "spec.volumes[1].hostDisk.type: Unsupported"},
+		"a file without a path":      {fileOfNode(v1.HostDisk{Type: v1.HostDiskExists}), "spec.volumes[1].hostDisk.path: Required"},
+		"a file outside":             {fileOfNode(v1.HostDisk{Path: "/srv/../etc/shadow", Type: v1.HostDiskExists}), "spec.volumes[1].hostDisk.path: Invalid"},
+		"a relative file":            {fileOfNode(v1.HostDisk{Path: "srv/disk", Type: v1.HostDiskExists}), "spec.volumes[1].hostDisk.path: Invalid"},
+		"a new file of no size":      {fileOfNode(v1.HostDisk{Path: "/srv/disk", Type: v1.HostDiskExistsOrCreate}), "spec.volumes[1].hostDisk.capacity: Invalid"},
+		"a file with a size":         {fileOfNode(v1.HostDisk{Path: "/srv/disk", Type: v1.HostDiskExists, Capacity: resource.MustParse("1Gi")}), "spec.volumes[1].hostDisk.capacity: Invalid"},
+		"a huge file":                {fileOfNode(v1.HostDisk{Path: "/srv/disk", Type: v1.HostDiskExistsOrCreate, Capacity: resource.MustParse("1Ei")}), "spec.volumes[1].hostDisk.capacity: Invalid"},
 	} {
 		s := spec(t, cirros)
 		c.change(s)

@@ -145,6 +145,9 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 		if volume, _, name := files(v); name != "" {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, volume) // an annotation makes it a disk
 		}
+		if v.HostDisk != nil {
+			pod.Spec.Volumes = append(pod.Spec.Volumes, hostDiskVolume(v)) // an annotation makes it a disk
+		}
 		if dataDisk(v) {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, data(v))
 			if name := CopiedClaim(&v); name != "" { // so that the scheduler takes a node that has it
