@@ -47,9 +47,14 @@ type Hardware struct {
 	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
 	MACs     []string              `json:"macs,omitempty"`     // hardware addresses of the interfaces in their order; "" and those beyond: the node chooses
 	NICs     []string              `json:"nics,omitempty"`     // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
-	Kernel   *Kernel               `json:"kernel,omitempty"`   // what the guest boots; nil: it boots from a disk
+	OfNode
+}
 
+// OfNode is what a guest has that is no part of a usual machine: its node gives it.
+type OfNode struct {
+	Kernel    *Kernel             `json:"kernel,omitempty"`    // what the guest boots; nil: it boots from a disk
 	HostDisks map[string]HostDisk `json:"hostDisks,omitempty"` // by the names of the pod's volumes that are files of the node
+	VSOCK     bool                `json:"vsock,omitempty"`     // a virtio socket, by which the guest and programs of the node reach each other
 }
 
 // HostDisk says that a volume of the pod, a hostPath of the type File or FileOrCreate that no container mounts, is a disk of the guest.

@@ -15,7 +15,7 @@ func TestMachineSetsAndClears(t *testing.T) {
 		Firmware:    FirmwareUEFI,
 		SMBIOS:      SMBIOS{Serial: `a "b", c`, Chassis: Chassis{Manufacturer: "m", Version: "v", Serial: "s", Asset: "a", SKU: "k"}},
 		Graphics:    true,
-		Hardware:    Hardware{Growth: Growth{MaxSockets: 4, MaxMemory: 1 << 30, CPUShare: 100}, Kernel: &Kernel{Volume: "boot", Path: "/k", Initrd: "/i", Args: "a=b"}, HostDisks: map[string]HostDisk{"data": {Capacity: 1 << 30, Shared: true}}},
+		Hardware:    Hardware{Growth: Growth{MaxSockets: 4, MaxMemory: 1 << 30, CPUShare: 100}, OfNode: OfNode{VSOCK: true, Kernel: &Kernel{Volume: "boot", Path: "/k", Initrd: "/i", Args: "a=b"}, HostDisks: map[string]HostDisk{"data": {Capacity: 1 << 30, Shared: true}}}},
 		FileDisks:   map[string]string{"cfg": "cidata", "keys": "KEYS_1"},
 		Logins:      Logins{Keys: map[string][]string{"team": {"debian", "Jörg Ø"}}, Passwords: []string{"words"}},
 		NetworkData: Source{Kind: SourceSecret, Name: "net", Key: "networkData"},

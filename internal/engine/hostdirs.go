@@ -112,6 +112,9 @@ func notInSnapshots(r vm.Record) error {
 	if k := r.Spec.Kernel(); k != nil {
 		return errdefs.Preconditionf("it boots the kernel %s of an image, which is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead", k.Path)
 	}
+	if h := r.Spec.Hardware; h != nil && h.VSOCK {
+		return errdefs.Preconditionf("it has a virtio socket (VSOCK), whose connections and address are of its node, so it cannot be saved, cloned or hibernated; stop it instead")
+	}
 	if disks := r.Spec.HostDisks(); len(disks) > 0 {
 		return errdefs.Preconditionf("its disk %s is a file of the node (volume %s), which is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead", disks[0].HostDisk.Path, disks[0].Name)
 	}

@@ -152,6 +152,7 @@ func (n *node) planOf(r vm.Record) hypervisor.Plan {
 	}
 	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
 		p.Huge, p.Topology, p.Growth, p.CPU, p.Clock, p.UEFI, p.TPM, p.Watchdog, p.Panic, p.Devices, p.Models = h.HugePages, h.Topology, h.Growth, h.CPU, h.Clock, h.UEFI, h.TPM, h.Watchdog, h.Panic, devicesOf(r, h.Disks), h.NICs
+		p.VSOCK = h.VSOCK
 		if h.Windows {
 			p.Drive = &hypervisor.Drive{}
 			if n.missingDrivers(p.Drive) == "" {
@@ -226,7 +227,7 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 
 // stopped changes r to the record of a VM whose process has ended.
 func stopped(r *vm.Record, how ending, at time.Time) {
-	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused = vm.StateStopped, nil, 0, false, at, ""
+	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused, r.CID = vm.StateStopped, nil, 0, false, at, "", 0
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
 	r.Ephemeral, r.Disks = endedWith(r.Ephemeral, at), withoutPlugged(r.Disks)
 	r.Spec = r.Spec.Booted()

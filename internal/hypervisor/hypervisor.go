@@ -119,6 +119,7 @@ type Plan struct {
 	Clock       vm.Clock
 	UEFI        vm.UEFI
 	TPM         vm.TPM // a VM with a TPM cannot be saved
+	VSOCK       bool   // the guest has a virtio socket; a VM with one cannot be saved. A driver whose instances are no SocketTellers, or a host without such sockets, refuses the plan with Unsupported
 	Watchdog    vm.Watchdog
 	Panic       vm.Panic
 	Disks       []vm.Disk
@@ -226,6 +227,13 @@ type Resetter interface {
 	// time it ends then, as usual. The daemon's end forgets it.
 	// Errors: as for Reset.
 	ResetOnPoweroff(ctx context.Context, until time.Time) error
+}
+
+// SocketTeller is the ability of an Instance to give its guest a virtio socket (Plan.VSOCK).
+type SocketTeller interface {
+	// CID is the context id by which programs of the host reach the socket. No other instance has it, and it does not change during the life of the
+	// instance. 0: the guest has no socket.
+	CID() uint32
 }
 
 // DiskWatcher is the ability of an Instance to report that a disk of its guest could not be read or written.

@@ -32,13 +32,16 @@ type Hardware struct {
 	// Kernel is what the guest boots instead of a disk; nil: it boots from a disk.
 	Kernel *Kernel `json:"kernel,omitempty"`
 
+	// VSOCK says that the guest has a virtio socket, by which it and programs of the node reach each other. A VM with one cannot be saved.
+	VSOCK bool `json:"vsock,omitempty"`
+
 	// Windows says that the guest is Windows: what is left open is then as in windows.go, and the VM has a drive for the CD-ROM of drivers.
 	Windows bool `json:"windows,omitempty"`
 }
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages && h.Growth == Growth{} && h.Kernel == nil
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages && h.Growth == Growth{} && h.Kernel == nil && !h.VSOCK
 }
 
 // HugePage is the size of a huge page in bytes.

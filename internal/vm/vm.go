@@ -381,6 +381,7 @@ type Record struct {
 
 	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
 	PID    int    `json:"pid,omitempty"`
+	CID    uint32 `json:"cid,omitempty"`    // context id of the guest's virtio socket while it runs; 0: it has none
 	Paused Paused `json:"paused,omitempty"` // why the guest of a running VM does not run; "": nobody has paused it
 
 	Snapshot    string   `json:"snapshot,omitempty"`     // id of the snapshot it was cloned from or, while hibernated, of the one that holds it

@@ -2175,6 +2175,7 @@ type Hardware struct {
 	Keep           string                 `protobuf:"bytes,18,opt,name=keep,proto3" json:"keep,omitempty"`                                         // what is persistent of UEFI and TPM outlives the VM on the node, for the next one of its owner with its name and this key; "": it does not
 	Windows        bool                   `protobuf:"varint,13,opt,name=windows,proto3" json:"windows,omitempty"`                                  // the guest is Windows: what is left open is as it boots there, and it has a drive for the CD-ROM of drivers
 	Kernel         *Kernel                `protobuf:"bytes,19,opt,name=kernel,proto3" json:"kernel,omitempty"`                                     // absent: the guest boots from a disk
+	Vsock          bool                   `protobuf:"varint,20,opt,name=vsock,proto3" json:"vsock,omitempty"`                                      // the guest has a virtio socket
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2340,6 +2341,13 @@ func (x *Hardware) GetKernel() *Kernel {
 		return x.Kernel
 	}
 	return nil
+}
+
+func (x *Hardware) GetVsock() bool {
+	if x != nil {
+		return x.Vsock
+	}
+	return false
 }
 
 // Kernel is the kernel that a guest boots instead of a disk: files of a container image.
@@ -4706,6 +4714,7 @@ type Record struct {
 	Ephemeral     []*Ephemeral           `protobuf:"bytes,30,rep,name=ephemeral,proto3" json:"ephemeral,omitempty"`
 	ImageVolumes  []*ImageVolume         `protobuf:"bytes,40,rep,name=image_volumes,json=imageVolumes,proto3" json:"image_volumes,omitempty"` // those of the spec, in their order
 	Attached      []*AttachedVolume      `protobuf:"bytes,41,rep,name=attached,proto3" json:"attached,omitempty"`                             // those of the spec that are disks, in their order
+	Cid           uint32                 `protobuf:"varint,43,opt,name=cid,proto3" json:"cid,omitempty"`                                      // context id of the guest's virtio socket while it runs; 0: it has none
 	Paused        string                 `protobuf:"bytes,42,opt,name=paused,proto3" json:"paused,omitempty"`                                 // why the guest of a running VM does not run: start, request; empty: nobody has paused it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4963,6 +4972,13 @@ func (x *Record) GetAttached() []*AttachedVolume {
 		return x.Attached
 	}
 	return nil
+}
+
+func (x *Record) GetCid() uint32 {
+	if x != nil {
+		return x.Cid
+	}
+	return 0
 }
 
 func (x *Record) GetPaused() string {
@@ -14644,7 +14660,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03dir\x18* \x01(\v2\x17.cocoon.node.v1.HostDirR\x03dir\x12%\n" +
 	"\x03nfs\x18+ \x01(\v2\x13.cocoon.node.v1.NFSR\x03nfs\x125\n" +
 	"\thost_disk\x18- \x01(\v2\x18.cocoon.node.v1.HostDiskR\bhostDiskB\b\n" +
-	"\x06_group\"\xbf\x05\n" +
+	"\x06_group\"\xd5\x05\n" +
 	"\bHardware\x12\x18\n" +
 	"\asockets\x18\x01 \x01(\x05R\asockets\x12\x14\n" +
 	"\x05cores\x18\x02 \x01(\x05R\x05cores\x12\x18\n" +
@@ -14669,7 +14685,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x0eplugged_memory\x18\x11 \x01(\x03R\rpluggedMemory\x12\x12\n" +
 	"\x04keep\x18\x12 \x01(\tR\x04keep\x12\x18\n" +
 	"\awindows\x18\r \x01(\bR\awindows\x12.\n" +
-	"\x06kernel\x18\x13 \x01(\v2\x16.cocoon.node.v1.KernelR\x06kernel\x1aT\n" +
+	"\x06kernel\x18\x13 \x01(\v2\x16.cocoon.node.v1.KernelR\x06kernel\x12\x14\n" +
+	"\x05vsock\x18\x14 \x01(\bR\x05vsock\x1aT\n" +
 	"\n" +
 	"DisksEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x120\n" +
@@ -14862,7 +14879,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\ahost_ip\x18\x02 \x01(\tR\x06hostIp\x12\x1b\n" +
 	"\thost_port\x18\x03 \x01(\rR\bhostPort\x12\x1d\n" +
 	"\n" +
-	"guest_port\x18\x04 \x01(\rR\tguestPort\"\xc0\t\n" +
+	"guest_port\x18\x04 \x01(\rR\tguestPort\"\xd2\t\n" +
 	"\x06Record\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x04spec\x18\x02 \x01(\v2\x14.cocoon.node.v1.SpecR\x04spec\x12\x14\n" +
@@ -14900,7 +14917,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05owner\x18\x1d \x01(\v2\x15.cocoon.node.v1.OwnerR\x05owner\x127\n" +
 	"\tephemeral\x18\x1e \x03(\v2\x19.cocoon.node.v1.EphemeralR\tephemeral\x12@\n" +
 	"\rimage_volumes\x18( \x03(\v2\x1b.cocoon.node.v1.ImageVolumeR\fimageVolumes\x12:\n" +
-	"\battached\x18) \x03(\v2\x1e.cocoon.node.v1.AttachedVolumeR\battached\x12\x16\n" +
+	"\battached\x18) \x03(\v2\x1e.cocoon.node.v1.AttachedVolumeR\battached\x12\x10\n" +
+	"\x03cid\x18+ \x01(\rR\x03cid\x12\x16\n" +
 	"\x06paused\x18* \x01(\tR\x06pausedB\f\n" +
 	"\n" +
 	"_exit_code\"s\n" +

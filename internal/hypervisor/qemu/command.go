@@ -40,6 +40,7 @@ type facts struct {
 	tscKHz   int      // frequency of an emulated guest's time stamp counter; 0 if unknown
 	spare    int      // root ports left free for hot-plug
 	qboot    string   // path of the small firmware for direct kernel boot, "" if the host does not have it
+	uid      uint32   // of the user that the process runs as
 	east     int      // seconds that the guest's hardware clock is before UTC
 	ovmfCode string   // UEFI guests: path of the firmware
 	ovmfVars string   // UEFI guests: path of the VM's own copy of the variable store
@@ -55,7 +56,8 @@ const (
 	fileSocket fileKind = "listen" // a listening unix socket
 	fileTap    fileKind = "tap"
 	fileMemory fileKind = "memory" // the guest's saved memory, loaded by the driver
-	fileShare  fileKind = "share"  // a connection to the server of a shared folder or to a TPM
+	fileVSOCK  fileKind = "vsock"
+	fileShare  fileKind = "share" // a connection to the server of a shared folder or to a TPM
 )
 
 // file is one inherited descriptor. The process itself opens no path below the state folder; it may not have the permission.
@@ -109,6 +111,9 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	if p.TPM != "" {
 		c.tpm()
 	}
+	if p.VSOCK {
+		c.vsock(f.uid)
+	}
 	fixed, plugged := split(p.Disks)
 	buses := map[vm.DiskBus]int{}
 	for i, d := range fixed {
@@ -150,6 +155,8 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
 	case p.TPM != "" && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has a TPM, so it cannot resume from saved state", p.Name)
+	case p.VSOCK && p.Incoming != nil:
+		return errdefs.Invalidf("VM %s has a virtio socket, so it cannot resume from saved state", p.Name)
 	case p.Huge && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has huge pages, so it cannot resume from saved state", p.Name)
 	case p.Incoming == nil && p.Growth.Plugged != 0:

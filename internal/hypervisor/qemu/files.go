@@ -107,6 +107,8 @@ func openFiles(ctx context.Context, files []file, dir runtimeDir, p hypervisor.P
 			open[i], taps[f.nic] = taps[f.nic], nil
 		case fileMemory:
 			open[i], err = duplicate(memory)
+		case fileVSOCK:
+			open[i], err = openVSOCK(f.path)
 		case fileShare:
 			open[i], err = duplicate(shares.of(f.path).conn)
 		}

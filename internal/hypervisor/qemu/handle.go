@@ -28,6 +28,7 @@ type handle struct {
 	Resets  bool   `json:"resets,omitempty"` // a reset starts the guest again
 
 	Graphics bool `json:"graphics,omitempty"` // it has a screen
+	VSOCK    bool `json:"vsock,omitempty"`    // it has a virtio socket, whose context id is UID
 
 	Shares []shareHandle `json:"shares,omitempty"`
 }

@@ -50,7 +50,7 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 	ask, _ := contract.ParseMachine(pod.Annotations)
 	cpu := ask.Hardware.CPU
 	h := vm.Hardware{
-		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), Keep: ask.Hardware.Keep, UEFI: vm.UEFI(ask.Hardware.UEFI), HugePages: ask.Hardware.Huge,
+		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), Keep: ask.Hardware.Keep, VSOCK: ask.Hardware.VSOCK, UEFI: vm.UEFI(ask.Hardware.UEFI), HugePages: ask.Hardware.Huge,
 		CPU: vm.CPU{Model: cpu.Model, HideKVM: cpu.HideKVM, HyperV: vm.HyperV(cpu.HyperV)}, Clock: vm.Clock(ask.Hardware.Clock),
 	}
 	h.Growth = vm.Growth{Sockets: ask.Hardware.MaxSockets, Memory: ask.Hardware.MaxMemory}

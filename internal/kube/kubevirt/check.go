@@ -165,7 +165,6 @@ func (c *check) machine() {
 	c.flag(devices.Child("autoattachSerialConsole"), d.AutoattachSerialConsole, false, "a VM has a serial console")
 	c.flag(devices.Child("logSerialConsole"), d.LogSerialConsole, false, "the output of the console is kept, for kubectl logs")
 	c.flag(devices.Child("autoattachInputDevice"), d.AutoattachInputDevice, true, noInputs)
-	c.flag(devices.Child("autoattachVSOCK"), d.AutoattachVSOCK, true, "a VM has no vsock")
 	if w := d.Watchdog; w != nil && w.I6300ESB != nil {
 		only(c, devices.Child("watchdog", "i6300esb", "action"), w.I6300ESB.Action, "", v1.WatchdogActionReset, v1.WatchdogActionPoweroff, v1.WatchdogActionShutdown)
 	}

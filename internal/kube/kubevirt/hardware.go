@@ -31,6 +31,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec), MACs: macs(&vmi.Spec),
 	}
 	m.Hardware.Kernel, m.Hardware.HostDisks = kernel(&vmi.Spec), hostDisks(&vmi.Spec)
+	m.Hardware.VSOCK = d.Devices.AutoattachVSOCK != nil && *d.Devices.AutoattachVSOCK
 	m.Hardware.Keep = keptBy(vmi, m.Hardware)
 	if n := maxSockets(&vmi.Spec); n > 0 {
 		m.Hardware.MaxSockets, m.Hardware.CPUShare = n, cpuShare

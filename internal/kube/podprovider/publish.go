@@ -204,6 +204,9 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 	if r.rebooted.ID != "" {
 		a[contract.KeyRebooted] = r.rebooted.String()
 	}
+	if f.rec != nil {
+		a[contract.KeyCID] = contract.CIDText(f.rec.CID)
+	}
 	a[contract.KeyPlugged] = contract.PluggedText(r.plugged)
 	if hint, known := r.hint(f); known {
 		a[contract.KeyPostCloneHint] = hint
