@@ -62,6 +62,9 @@ func (s Spec) validateKernel() error {
 	case s.MountPath(k.Volume) != "":
 		return errdefs.Invalidf("its kernel is in the volume %s, which is mounted at %s; only the node reads it, so leave out the mount", k.Volume, s.MountPath(k.Volume))
 	}
+	if s.Hardware.UEFI.SecureBoot {
+		return errdefs.Invalidf("its firmware has Secure Boot, which does not check the kernel %s that the node gives it; leave out Secure Boot", k.Path)
+	}
 	if err := ValidateKernelPath(k.Path); err != nil {
 		return errdefs.Invalidf("kernel: %w", err)
 	}

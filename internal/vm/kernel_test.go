@@ -22,6 +22,7 @@ func TestKernel(t *testing.T) {
 		"no disk":       func(*Spec, *Kernel) {},
 		"an image":      func(s *Spec, _ *Kernel) { s.Image = "cloud" },
 		"a volume":      func(s *Spec, _ *Kernel) { s.Image = FromVolume("data") },
+		"UEFI":          func(s *Spec, _ *Kernel) { s.Firmware, s.Hardware.UEFI.Persistent = FirmwareUEFI, true },
 		"nothing else":  func(_ *Spec, k *Kernel) { k.Initrd, k.Args = "", "" },
 		"all arguments": func(_ *Spec, k *Kernel) { k.Args = strings.Repeat("x", MaxKernelArgs) },
 	} {
@@ -47,6 +48,7 @@ func TestKernel(t *testing.T) {
 		"two lines":          func(_ *Spec, k *Kernel) { k.Args = "a\nb" },
 		"umlauts":            func(_ *Spec, k *Kernel) { k.Args = "ä" },
 		"too many arguments": func(_ *Spec, k *Kernel) { k.Args = strings.Repeat("x", MaxKernelArgs+1) },
+		"Secure Boot":        func(s *Spec, _ *Kernel) { s.Firmware, s.Hardware.UEFI.SecureBoot = FirmwareUEFI, true },
 		"boots another":      func(s *Spec, _ *Kernel) { s.Image = FromVolume("other") },
 		"boots files": func(s *Spec, _ *Kernel) {
 			s.Image, s.Volumes = FromVolume("more"), append(s.Volumes, Volume{Name: "more", Kind: VolumeImage, Image: "x"})

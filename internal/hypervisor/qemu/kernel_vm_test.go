@@ -3,6 +3,8 @@
 package qemu
 
 import (
+	"bytes"
+	"encoding/binary"
 	"os"
 	"path/filepath"
 	"strings"
@@ -46,5 +48,38 @@ func TestFirmwareBootsKernel(t *testing.T) {
 			}
 			await(t, "the guest is up again", func() bool { return strings.Count(consoleOf(t, i), "GUEST-READY "+c.want) == 2 })
 		})
+	}
+}
+
+// stub returns the kernel of the demo disk, which is a program of UEFI, too.
+func (a assets) stub(t *testing.T) string {
+	t.Helper()
+	disk, err := os.ReadFile(filepath.Join(filepath.Dir(a.kernel), "disk.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const magic, sectors, size = 0x202, 0x1f1, 0x1f4 // of the header of a bzImage
+	at := bytes.Index(disk, []byte("HdrS")) - magic
+	if at < 0 || !bytes.HasPrefix(disk[at:], []byte("MZ")) {
+		t.Fatal("the demo disk has no kernel for UEFI")
+	}
+	image := disk[at:]
+	length := (int(image[sectors])+1)*512 + int(binary.LittleEndian.Uint32(image[size:]))*16
+	path := filepath.Join(t.TempDir(), "vmlinuz")
+	if err := os.WriteFile(path, image[:length], 0o444); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// UEFI boots a kernel that is one of its programs.
+func TestUEFIBootsKernel(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	p := uefiPlan(t, vm.Disk{}, vm.UEFI{})
+	p.Disks, p.Memory = nil, 256<<20
+	p.Boot.Kernel, p.Boot.Initrd, p.Boot.Cmdline = a.stub(t), a.initrd, "console=ttyS0 rdinit=/testinit"
+	log := logged(t, start(t, d, p), "GUEST-READY")
+	if !strings.Contains(log, "EFI stub") && !strings.Contains(log, "efi: EFI v") {
+		t.Errorf("the kernel does not know UEFI: %s", log)
 	}
 }

@@ -205,6 +205,10 @@ func TestCheck(t *testing.T) {
 		"an empty disk of no size": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Volumes[1].VolumeSource = v1.VolumeSource{EmptyDisk: &v1.EmptyDiskSource{}}
 		}, "spec.volumes[1].emptyDisk.capacity: Invalid"},
+		"a kernel with Secure Boot": {func(s *v1.VirtualMachineInstanceSpec) {
+			kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{Image: "k", KernelPath: "/k"}})(s)
+			s.Domain.Firmware.Bootloader = &v1.Bootloader{EFI: &v1.EFI{}}
+		}, "spec.domain.firmware.bootloader.efi.secureBoot: Forbidden"},
 		"arguments of no kernel":     {kernelOf(v1.KernelBoot{KernelArgs: "quiet"}), "spec.domain.firmware.kernelBoot.kernelArgs: Invalid"},
 		"arguments of two lines":     {kernelOf(v1.KernelBoot{KernelArgs: "a\nb", Container: &v1.KernelBootContainer{}}), "spec.domain.firmware.kernelBoot.kernelArgs: Invalid"},
 		"a kernel of no image":       {kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{KernelPath: "/k"}}), "spec.domain.firmware.kernelBoot.container.image: Required"},

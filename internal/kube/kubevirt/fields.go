@@ -81,7 +81,7 @@ var rules = rulebook{
 	"domain.firmware.bootloader.efi":                  {Honoured, "if the node has OVMF"},
 	"domain.firmware.bootloader.efi.secureBoot":       {Honoured, "if the node has OVMF with Microsoft's keys; it is the default, and needs features.smm"},
 	"domain.firmware.bootloader.efi.persistent":       {Honoured, keptState},
-	"domain.firmware.kernelBoot":                      {Honoured, "as files of a container image; the guest then needs no disk, and is not hibernated"},
+	"domain.firmware.kernelBoot":                      {Honoured, "as files of a container image; the guest then needs no disk, has no Secure Boot, and is not hibernated"},
 	"domain.firmware.kernelBoot.kernelArgs":           {Honoured, "at most 2047 printable ASCII characters"},
 	"domain.firmware.kernelBoot.container.kernelPath": {Honoured, "required; symbolic links lead nowhere out of the image"},
 	"domain.firmware.kernelBoot.container.initrdPath": {Honoured, "with kernelPath only"},

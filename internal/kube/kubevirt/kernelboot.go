@@ -82,6 +82,9 @@ func (c *check) kernelBoot(firmware *field.Path) {
 	if err := vm.ValidateKernelArgs(boot.KernelArgs); err != nil {
 		c.invalid(at.Child("kernelArgs"), boot.KernelArgs, err.Error())
 	}
+	if b := c.spec.Domain.Firmware.Bootloader; b != nil && b.EFI != nil && secure(b.EFI) {
+		c.errs = append(c.errs, field.Forbidden(firmware.Child("bootloader", "efi", "secureBoot"), "Secure Boot, which is the default of efi, does not check the kernel of kernelBoot; set it to false"))
+	}
 	k, at := boot.Container, at.Child("container")
 	if k.Image == "" {
 		c.errs = append(c.errs, field.Required(at.Child("image"), "name the image with the kernel"))
