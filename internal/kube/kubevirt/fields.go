@@ -170,7 +170,7 @@ var rules = rulebook{
 	"domain.devices.interfaces[].passtBinding": {Refused, "use masquerade or bridge"},
 	"domain.devices.interfaces[].binding":      {Refused, "use masquerade or bridge"},
 	"domain.devices.interfaces[].macAddress":   {Honoured, "if the network of the node has no other machines on its link; without it, the node gives the VM an address, which stays as long as its name"},
-	"domain.devices.interfaces[].bootOrder":    {Refused, "VirtualMachines boot from a disk"},
+	"domain.devices.interfaces[].bootOrder":    {Refused, "VirtualMachines do not boot from a network"},
 	"domain.devices.interfaces[].pciAddress":   {Refused, "the node decides about addresses of devices"},
 	"domain.devices.interfaces[].dhcpOptions":  {Refused, "the node's network decides about them"},
 	"domain.devices.interfaces[].tag":          {Warned, "tags of devices are not in the guest's metadata"},
