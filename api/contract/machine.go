@@ -41,16 +41,42 @@ type Hardware struct {
 	Huge     bool     `json:"hugePages,omitempty"` // its memory is huge pages of 2 MiB
 	TPM      string   `json:"tpm,omitempty"`       // ephemeral or persistent
 	Keep     string   `json:"keep,omitempty"`      // what is persistent of UEFI and TPM stays on the node for the next pod of the VM with this key, as long as the VM is the node's (KeySticky)
-	// A resize of the pod gives the running guest at most MaxSockets and MaxMemory. 0: it gets nothing. With CPUShare, the CPU request of the pod
-	// says how many CPUs the guest has: one for each CPUShare thousandths of a CPU.
-	MaxSockets int                   `json:"maxSockets,omitempty"`
-	MaxMemory  int64                 `json:"maxMemory,omitempty"` // bytes
-	CPUShare   int64                 `json:"cpuShare,omitempty"`
-	Panic      string                `json:"panic,omitempty"`    // isa or pci: the device by which the guest says that its kernel has panicked
-	Watchdog   string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
-	Disks      map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
-	MACs       []string              `json:"macs,omitempty"`     // hardware addresses of the interfaces in their order; "" and those beyond: the node chooses
-	NICs       []string              `json:"nics,omitempty"`     // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
+	Growth
+	Panic    string                `json:"panic,omitempty"`    // isa or pci: the device by which the guest says that its kernel has panicked
+	Watchdog string                `json:"watchdog,omitempty"` // reset, poweroff or shutdown: what its end does; "": there is none
+	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
+	MACs     []string              `json:"macs,omitempty"`     // hardware addresses of the interfaces in their order; "" and those beyond: the node chooses
+	NICs     []string              `json:"nics,omitempty"`     // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
+	OfNode
+}
+
+// OfNode is what a guest has that is no part of a usual machine: its node gives it.
+type OfNode struct {
+	Kernel    *Kernel             `json:"kernel,omitempty"`    // what the guest boots; nil: it boots from a disk
+	HostDisks map[string]HostDisk `json:"hostDisks,omitempty"` // by the names of the pod's volumes that are files of the node
+	VSOCK     bool                `json:"vsock,omitempty"`     // a virtio socket, by which the guest and programs of the node reach each other
+}
+
+// HostDisk says that a volume of the pod, a hostPath of the type File or FileOrCreate that no container mounts, is a disk of the guest.
+type HostDisk struct {
+	Capacity int64 `json:"capacity,omitempty"` // bytes of a file that is made; only and always with FileOrCreate
+	Shared   bool  `json:"shared,omitempty"`   // other VMs may have it at the same time, if they say so, too
+}
+
+// Kernel is the kernel that a guest boots instead of a disk. A guest without a disk of its own has the image volume://VOLUME.
+type Kernel struct {
+	Volume string `json:"volume"`           // of the pod, with the files of an image, which no container mounts
+	Path   string `json:"path"`             // of the kernel in the image, absolute
+	Initrd string `json:"initrd,omitempty"` // as Path
+	Args   string `json:"args,omitempty"`   // the command line of the kernel
+}
+
+// Growth says how far a resize of the pod can grow the running guest: at most to MaxSockets and MaxMemory. 0: it gets nothing. With CPUShare, the CPU
+// request of the pod says how many CPUs the guest has: one for each CPUShare thousandths of a CPU.
+type Growth struct {
+	MaxSockets int   `json:"maxSockets,omitempty"`
+	MaxMemory  int64 `json:"maxMemory,omitempty"` // bytes
+	CPUShare   int64 `json:"cpuShare,omitempty"`
 }
 
 // CPU says what a guest sees of its CPUs and of their hypervisor.
@@ -189,6 +215,9 @@ func (r *reader) hardware() (h Hardware) {
 	}
 	if len(h.MACs) == 0 {
 		h.MACs = nil
+	}
+	if len(h.HostDisks) == 0 {
+		h.HostDisks = nil
 	}
 	return h
 }

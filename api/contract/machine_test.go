@@ -15,13 +15,14 @@ func TestMachineSetsAndClears(t *testing.T) {
 		Firmware:    FirmwareUEFI,
 		SMBIOS:      SMBIOS{Serial: `a "b", c`, Chassis: Chassis{Manufacturer: "m", Version: "v", Serial: "s", Asset: "a", SKU: "k"}},
 		Graphics:    true,
+		Hardware:    Hardware{Growth: Growth{MaxSockets: 4, MaxMemory: 1 << 30, CPUShare: 100}, OfNode: OfNode{VSOCK: true, Kernel: &Kernel{Volume: "boot", Path: "/k", Initrd: "/i", Args: "a=b"}, HostDisks: map[string]HostDisk{"data": {Capacity: 1 << 30, Shared: true}}}},
 		FileDisks:   map[string]string{"cfg": "cidata", "keys": "KEYS_1"},
 		Logins:      Logins{Keys: map[string][]string{"team": {"debian", "Jörg Ø"}}, Passwords: []string{"words"}},
 		NetworkData: Source{Kind: SourceSecret, Name: "net", Key: "networkData"},
 	}
 	m := map[string]string{"other": "kept"}
 	want.Apply(m)
-	if len(m) != 7 {
+	if len(m) != 8 {
 		t.Errorf("%v", m)
 	}
 	got, err := ParseMachine(m)

@@ -1,6 +1,9 @@
 package contract
 
-import "net/netip"
+import (
+	"net/netip"
+	"strconv"
+)
 
 // VMRuntime is what the node reports about a VM in its pod's annotations.
 type VMRuntime struct {
@@ -27,6 +30,23 @@ func (r *reader) ip() string {
 		return ""
 	}
 	return a.String()
+}
+
+// VSOCKCID returns the context id of the guest's virtio socket that the node reports; 0 if there is none.
+func VSOCKCID(annotations map[string]string) uint32 {
+	n, err := strconv.ParseUint(annotations[KeyCID], 10, 32)
+	if err != nil {
+		return 0
+	}
+	return uint32(n)
+}
+
+// CIDText returns the value of KeyCID; "" for none.
+func CIDText(cid uint32) string {
+	if cid == 0 {
+		return ""
+	}
+	return strconv.FormatUint(uint64(cid), 10)
 }
 
 // Apply writes rt to annotations: keys of empty fields are removed.

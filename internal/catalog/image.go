@@ -19,6 +19,15 @@ func (n Named) Get(ctx context.Context, ref string) (image.Image, error) {
 	return n.Names.Get(ctx, ref)
 }
 
+// OpenFile implements image.FileOpener.
+func (n Named) OpenFile(ctx context.Context, img image.Image, path string) (*image.File, error) {
+	files, ok := n.Store.(image.FileOpener)
+	if !ok {
+		return nil, errdefs.Unsupportedf("this node cannot read the files of image %s", img.Name)
+	}
+	return files.OpenFile(ctx, img, path)
+}
+
 // Images is what clients do with the images of a node. The store belongs to the operator: others may name and pull images,
 // but not list, copy, replace or remove them.
 type Images struct {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
 	"path/filepath"
 	"slices"
 
@@ -19,6 +20,9 @@ import (
 func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID) (vm.Record, []image.Image, error) {
 	if err := n.copyable(ctx, x, vm.Behalf(ctx)); err != nil {
 		return vm.Record{}, nil, err
+	}
+	if err := notInSnapshots(vm.Record{Spec: x.Record.Spec, ImageType: x.ImageType}); err != nil { // nothing of ours has saved such a VM
+		return vm.Record{}, nil, fmt.Errorf("snapshot %s: %w", x.Name, err)
 	}
 	live := x.Live && !spec.Cold
 	s, err := cloneSpec(x, spec, id, live)

@@ -92,6 +92,9 @@ func (n *node) layImages(ctx context.Context, r vm.Record, images []image.Image,
 	}
 	for i := range r.ImageVolumes {
 		v := &r.ImageVolumes[i]
+		if k := r.Spec.Kernel(); k != nil && k.Volume == v.Volume { // only the node reads it
+			continue
+		}
 		if v.Layers, err = lay(images[len(r.Containers)+i]); err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Volume, err)
 		}

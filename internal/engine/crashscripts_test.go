@@ -131,6 +131,7 @@ func scripts() map[string]script {
 			},
 			after: []vm.State{"", vm.StateRunning},
 		},
+		"launch kernel": {act: launchedByKernel, after: []vm.State{"", vm.StateRunning}},
 		"start disk": {
 			before: func(ctx context.Context, r *rig) error { _, err := r.Create(ctx, cloud()); return err },
 			act:    func(ctx context.Context, r *rig) error { _, err := r.Start(ctx, "web"); return err },

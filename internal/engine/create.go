@@ -98,6 +98,9 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 	if err := n.designDirs(r); err != nil {
 		return vm.Record{}, err
 	}
+	if err := n.designHostDisks(r); err != nil {
+		return vm.Record{}, err
+	}
 	if err := n.designAttached(ctx, &r); err != nil {
 		return vm.Record{}, err
 	}
@@ -189,8 +192,14 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 			return outcome{}, err
 		}
 	}
+	if err := c.layKernel(ctx, r); err != nil {
+		return outcome{}, err
+	}
 	planned := r.Clone()
 	if root.Disks, err = c.layImages(ctx, planned, c.images[1:], root.Disks); err != nil {
+		return outcome{}, err
+	}
+	if root.Disks, err = c.withHostDisks(r, root.Disks); err != nil {
 		return outcome{}, err
 	}
 	has, err := c.withVolumes(ctx, r, root.Disks, &c.back)

@@ -89,6 +89,9 @@ func selfContained(r vm.Record) error {
 	if r.Spec.HasTPM() && r.ImageType != vm.ImageOCI {
 		return errdefs.Preconditionf("it has a TPM, whose state is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead")
 	}
+	if err := notInSnapshots(r); err != nil {
+		return err
+	}
 	if r.Spec.HasHugePages() && r.ImageType != vm.ImageOCI && r.State != vm.StateStopped {
 		return errdefs.Preconditionf("its memory is huge pages, in which no saved state can be resumed, so it cannot be saved, cloned or hibernated; stop it instead")
 	}
@@ -97,6 +100,23 @@ func selfContained(r vm.Record) error {
 	}
 	if dirs := r.Spec.Dirs(); len(dirs) > 0 {
 		return errdefs.Preconditionf("it shares the folder %s of the node (volume %s), whose files the node may change at any time, so it cannot be saved, cloned or hibernated; stop it instead", dirs[0].Dir.Path, dirs[0].Name)
+	}
+	return nil
+}
+
+// notInSnapshots refuses a VM of which no snapshot has all that it needs to start.
+func notInSnapshots(r vm.Record) error {
+	if r.ImageType == vm.ImageOCI {
+		return nil
+	}
+	if k := r.Spec.Kernel(); k != nil {
+		return errdefs.Preconditionf("it boots the kernel %s of an image, which is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead", k.Path)
+	}
+	if h := r.Spec.Hardware; h != nil && h.VSOCK {
+		return errdefs.Preconditionf("it has a virtio socket (VSOCK), whose connections and address are of its node, so it cannot be saved, cloned or hibernated; stop it instead")
+	}
+	if disks := r.Spec.HostDisks(); len(disks) > 0 {
+		return errdefs.Preconditionf("its disk %s is a file of the node (volume %s), which is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead", disks[0].HostDisk.Path, disks[0].Name)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"slices"
@@ -43,7 +44,7 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		}
 	}
 	var err error
-	if r.Boot, err = n.bootOf(spec, img.Type); err != nil {
+	if r.Boot, err = n.bootOf(r.ID, spec, img.Type); err != nil {
 		return r, err
 	}
 	if h := spec.Hardware; h != nil {
@@ -61,7 +62,7 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		if len(spec.Process.FileKeys) > 0 {
 			return r, errdefs.Invalidf("image %s boots itself, so it cannot have environment variables from files of volumes", spec.Image)
 		}
-		if v := spec.ImageVolumes(); len(v) > 0 {
+		if v := slices.DeleteFunc(spec.ImageVolumes(), func(v vm.Volume) bool { return ofKernel(spec, v) }); len(v) > 0 {
 			return r, errdefs.Invalidf("image %s boots itself, so the files of image %s cannot be mounted in its guest as volume %s", spec.Image, v[0].Image, v[0].Name)
 		}
 		if v := spec.NFSVolumes(); len(v) > 0 {
@@ -85,6 +86,9 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		}
 		return r, cloudinit.Validate(c, cloudinit.MountsOf(spec)...)
 	}
+	if k := spec.Kernel(); k != nil {
+		return r, errdefs.Invalidf("image %s is a container image, which runs on the kernel of its node and not on %s; use a disk image, or %s for a guest without a disk", spec.Image, k.Path, vm.FromVolume(k.Volume))
+	}
 	if spec.IsWindows() {
 		return r, errdefs.Invalidf("image %s is a container image, which runs Linux; use a disk image with Windows, or leave out that the guest is Windows", spec.Image)
 	}
@@ -106,8 +110,8 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 	return r, nil
 }
 
-// bootOf returns how an image of type t starts.
-func (n *node) bootOf(spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
+// bootOf returns how the VM id of an image of type t starts.
+func (n *node) bootOf(id vm.ID, spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
 	if t == vm.ImageOCI {
 		if n.cfg.Kernel == "" {
 			return vm.Boot{}, errdefs.Preconditionf("image %s needs the guest kernel, and none is configured; build it with `make guest`", spec.Image)
@@ -118,10 +122,7 @@ func (n *node) bootOf(spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
 		}
 		return b, nil
 	}
-	if spec.Firmware == "" {
-		return vm.Boot{Firmware: vm.FirmwareBIOS}, nil
-	}
-	return vm.Boot{Firmware: spec.Firmware}, nil
+	return n.dirs.bootsKernel(id, spec, vm.Boot{Firmware: cmp.Or(spec.Firmware, vm.FirmwareBIOS)}), nil
 }
 
 // startable refuses a start of r that would fail anyway, before anything changes.
@@ -132,7 +133,10 @@ func (n *node) startable(r vm.Record) error {
 	if _, err := n.sharesOf(r); err != nil {
 		return err
 	}
-	_, err := n.bootOf(r.Spec, r.ImageType)
+	if err := n.designHostDisks(r); err != nil {
+		return err
+	}
+	_, err := n.bootOf(r.ID, r.Spec, r.ImageType)
 	return err
 }
 
@@ -148,6 +152,7 @@ func (n *node) planOf(r vm.Record) hypervisor.Plan {
 	}
 	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
 		p.Huge, p.Topology, p.Growth, p.CPU, p.Clock, p.UEFI, p.TPM, p.Watchdog, p.Panic, p.Devices, p.Models = h.HugePages, h.Topology, h.Growth, h.CPU, h.Clock, h.UEFI, h.TPM, h.Watchdog, h.Panic, devicesOf(r, h.Disks), h.NICs
+		p.VSOCK = h.VSOCK
 		if h.Windows {
 			p.Drive = &hypervisor.Drive{}
 			if n.missingDrivers(p.Drive) == "" {
@@ -194,6 +199,12 @@ func devicesOf(r vm.Record, by map[string]vm.DiskDevice) map[string]vm.DiskDevic
 			if at := slices.IndexFunc(r.Attached, func(a vm.AttachedVolume) bool { return a.Serial == d.Serial }); at >= 0 {
 				name = r.Attached[at].Volume
 			}
+		case d.Role == vm.RoleHost:
+			for i, v := range r.Spec.HostDisks() {
+				if vm.HostDiskSerial(i) == d.Serial {
+					name = v.Name
+				}
+			}
 		case d.Role == vm.RoleCOW:
 			name = vm.DiskOfImage
 		}
@@ -216,7 +227,7 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 
 // stopped changes r to the record of a VM whose process has ended.
 func stopped(r *vm.Record, how ending, at time.Time) {
-	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused = vm.StateStopped, nil, 0, false, at, ""
+	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused, r.CID = vm.StateStopped, nil, 0, false, at, "", 0
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
 	r.Ephemeral, r.Disks = endedWith(r.Ephemeral, at), withoutPlugged(r.Disks)
 	r.Spec, r.Moving = r.Spec.Booted(), nil

@@ -57,8 +57,13 @@ func (m *machine) launchProcess(ctx context.Context, r vm.Record, f launchOption
 		return outcome{}, err
 	}
 	handle, pid, at := inst.Handle(), inst.PID(), now()
+	cid := uint32(0)
+	if t, ok := hypervisor.As[hypervisor.SocketTeller](inst); ok {
+		cid = t.CID()
+	}
 	change := func(r *vm.Record) {
 		started(r, handle, pid, at)
+		r.CID = cid
 		if lacks != "" {
 			r.Reason, r.Message = vm.ReasonNoDrivers, lacks
 		}

@@ -51,11 +51,14 @@ func recallStart(m *machine, _ journal.Intent) (*start, error) { return &start{m
 // attach creates the NICs and what depends on them.
 func (s *start) attach(ctx context.Context) (outcome, error) {
 	r := s.record()
-	boot, err := s.bootOf(r.Spec, r.ImageType) // the path of the kernel may have changed
+	boot, err := s.bootOf(r.ID, r.Spec, r.ImageType) // the path of the kernel may have changed
 	if err != nil {
 		return outcome{}, err
 	}
 	if err := s.dirs.make(s.id); err != nil { // a reboot of the host removes the runtime folder
+		return outcome{}, err
+	}
+	if err := s.layKernel(ctx, r); err != nil {
 		return outcome{}, err
 	}
 	nics, err := s.nics.attach(ctx, r, &s.back, false)
@@ -64,6 +67,9 @@ func (s *start) attach(ctx context.Context) (outcome, error) {
 	}
 	disks, err := s.seed(ctx, r, nics)
 	if err != nil {
+		return outcome{}, err
+	}
+	if disks, err = s.withHostDisks(r, disks); err != nil {
 		return outcome{}, err
 	}
 	has, err := s.withVolumes(ctx, r, disks, nil)

@@ -103,7 +103,7 @@ func (l List) Find(namespace, p string, write bool) (Allowed, error) {
 	}
 	switch {
 	case best.Path == "":
-		return best, errdefs.Preconditionf("the folder %s of the node is not below one that its operator has allowed for this namespace (%s of cocoond)", p, Setting)
+		return best, errdefs.Preconditionf("%s on the node is not below a folder that its operator has allowed for this namespace (%s of cocoond)", p, Setting)
 	case write && best.ReadOnly:
 		return best, errdefs.Preconditionf("the folder %s of the node may only be shared read-only (%s of cocoond); ask for it read-only", p, Setting)
 	}
@@ -144,6 +144,67 @@ func Open(root, p string, create, file bool) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// OpenData opens the regular file p, which is below the allowed folder root, for reading and with write also for writing.
+// Errors: as those of Open.
+func OpenData(root, p string, write bool) (*os.File, error) {
+	f, err := Open(root, p, false, true)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	flag := os.O_RDONLY
+	if write {
+		flag = os.O_RDWR
+	}
+	data, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), flag, 0) // the same file, whatever the path means by now
+	if err != nil {
+		return nil, errdefs.Preconditionf("open the file %s of the node: %w", p, err)
+	}
+	return data, nil
+}
+
+// CreateData makes the file p with size bytes, all of them holes, unless there is something called p. Missing folders below root are made. The file exists
+// with its size, or not at all. Only root may read and write it.
+// Errors: as those of Open.
+func CreateData(root, p string, size int64) error {
+	if err := Clean(p); err != nil {
+		return err
+	}
+	dir, err := openFolder(root, path.Dir(p), true)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if fd, err := resolve(int(dir.Fd()), path.Base(p), 0); err == nil || !errors.Is(err, unix.ENOENT) {
+		_ = unix.Close(fd) // whatever it is, Open explains it
+		return nil
+	}
+	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), unix.O_TMPFILE|os.O_RDWR, 0o600)
+	if err == nil {
+		defer f.Close()
+		err = errors.Join(f.Truncate(size), f.Sync())
+	}
+	if err == nil {
+		err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), int(dir.Fd()), path.Base(p), unix.AT_SYMLINK_FOLLOW)
+	}
+	if errors.Is(err, unix.EEXIST) { // somebody else has made it
+		return nil
+	}
+	if err != nil {
+		return errdefs.Preconditionf("make the file %s of the node: %w", p, err)
+	}
+	return syncFolder(int(dir.Fd()))
+}
+
+// syncFolder makes the names in a folder durable.
+func syncFolder(dir int) error {
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", dir)) // a reference alone cannot be synced
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // openFile opens what is called name in dir, which must not be a link.

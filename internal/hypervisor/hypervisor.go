@@ -119,6 +119,7 @@ type Plan struct {
 	Clock       vm.Clock
 	UEFI        vm.UEFI
 	TPM         vm.TPM // a VM with a TPM cannot be saved
+	VSOCK       bool   // the guest has a virtio socket; a VM with one cannot be saved. A driver whose instances are no SocketTellers, or a host without such sockets, refuses the plan with Unsupported
 	Watchdog    vm.Watchdog
 	Panic       vm.Panic
 	Disks       []vm.Disk
@@ -218,7 +219,7 @@ type Pauser interface {
 }
 
 // Resetter is the ability of an Instance to start its guest again in the same process. It exists for guests that boot by firmware:
-// one that boots a kernel of ours (Plan.Boot.Kernel) ends when it resets.
+// one that boots a kernel of ours (Boot.Direct) ends when it resets.
 type Resetter interface {
 	// Reset resets the guest, as a reset button does: what it has not written to its disks is lost.
 	// Errors: Unsupported for a guest that ends when it resets.
@@ -227,6 +228,13 @@ type Resetter interface {
 	// time it ends then, as usual. The daemon's end forgets it.
 	// Errors: as for Reset.
 	ResetOnPoweroff(ctx context.Context, until time.Time) error
+}
+
+// SocketTeller is the ability of an Instance to give its guest a virtio socket (Plan.VSOCK).
+type SocketTeller interface {
+	// CID is the context id by which programs of the host reach the socket. No other instance has it, and it does not change during the life of the
+	// instance. 0: the guest has no socket.
+	CID() uint32
 }
 
 // DiskWatcher is the ability of an Instance to report that a disk of its guest could not be read or written.

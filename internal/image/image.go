@@ -56,6 +56,21 @@ type DiskOpener interface {
 	OpenDisk(ctx context.Context, img Image) (*Disk, error)
 }
 
+// FileOpener is the ability of a Store to read a file of an image.
+type FileOpener interface {
+	// OpenFile opens the regular file at path, which is absolute, in a container image. Symbolic links lead nowhere out of the image.
+	// The file stays readable if the image is removed meanwhile.
+	// Errors: NotFound (the image, the file), DataLoss, InvalidArgument for a disk image and for anything but a regular file.
+	OpenFile(ctx context.Context, img Image, path string) (*File, error)
+}
+
+// File is a file of an image.
+type File struct {
+	io.Reader
+	io.Closer
+	Size int64
+}
+
 // Disk is the bytes of the disk of an image, from the first to the last. They may be a sparse.FileReader.
 type Disk struct {
 	sparse.Holed

@@ -39,6 +39,9 @@ func encodeVolume(v vm.Volume) *nodev1.Volume {
 	if d := v.Dir; d != nil {
 		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch, Published: d.Published, File: d.File}
 	}
+	if d := v.HostDisk; d != nil {
+		m.HostDisk = &nodev1.HostDisk{Path: d.Path, Capacity: d.Capacity, ReadOnly: d.ReadOnly, Shared: d.Shared}
+	}
 	if n := v.NFS; n != nil {
 		m.Nfs = &nodev1.NFS{Server: n.Server, Path: n.Path, Options: slices.Clone(n.Options), ReadOnly: n.ReadOnly}
 	}
@@ -55,6 +58,9 @@ func decodeVolume(m *nodev1.Volume) vm.Volume {
 	}
 	if d := m.GetDir(); d != nil {
 		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch(), Published: d.GetPublished(), File: d.GetFile()}
+	}
+	if d := m.GetHostDisk(); d != nil {
+		v.HostDisk = &vm.HostDisk{Path: d.GetPath(), Capacity: d.GetCapacity(), ReadOnly: d.GetReadOnly(), Shared: d.GetShared()}
 	}
 	if n := m.GetNfs(); n != nil {
 		v.NFS = &vm.NFS{Server: n.GetServer(), Path: n.GetPath(), Options: cloneSlice(n.GetOptions()), ReadOnly: n.GetReadOnly()}

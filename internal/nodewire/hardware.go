@@ -9,7 +9,7 @@ func encodeHardware(h *vm.Hardware) *nodev1.Hardware {
 	if h == nil {
 		return nil
 	}
-	m := &nodev1.Hardware{Sockets: int32(h.Topology.Sockets), Cores: int32(h.Topology.Cores), Threads: int32(h.Topology.Threads), Watchdog: string(h.Watchdog), Panic: string(h.Panic), UefiPersistent: h.UEFI.Persistent, SecureBoot: h.UEFI.SecureBoot, Tpm: string(h.TPM), Windows: h.Windows, HugePages: h.HugePages, Keep: h.Keep, MaxSockets: int32(h.Growth.Sockets), MaxMemory: h.Growth.Memory, PluggedMemory: h.Growth.Plugged}
+	m := &nodev1.Hardware{Sockets: int32(h.Topology.Sockets), Cores: int32(h.Topology.Cores), Threads: int32(h.Topology.Threads), Watchdog: string(h.Watchdog), Panic: string(h.Panic), UefiPersistent: h.UEFI.Persistent, SecureBoot: h.UEFI.SecureBoot, Tpm: string(h.TPM), Windows: h.Windows, HugePages: h.HugePages, Keep: h.Keep, MaxSockets: int32(h.Growth.Sockets), MaxMemory: h.Growth.Memory, PluggedMemory: h.Growth.Plugged, Vsock: h.VSOCK}
 	m.Cpu, m.Clock = encodeCPU(h.CPU), encodeClock(h.Clock)
 	for name, d := range h.Disks {
 		if m.Disks == nil {
@@ -18,6 +18,9 @@ func encodeHardware(h *vm.Hardware) *nodev1.Hardware {
 		m.Disks[name] = &nodev1.DiskDevice{
 			Bus: string(d.Bus), Cdrom: d.CDROM, ReadOnly: d.ReadOnly, Serial: d.Serial, LogicalBlock: int32(d.Blocks.Logical), PhysicalBlock: int32(d.Blocks.Physical),
 		}
+	}
+	if k := h.Kernel; k != nil {
+		m.Kernel = &nodev1.Kernel{Volume: k.Volume, Path: k.Path, Initrd: k.Initrd, Args: k.Args}
 	}
 	for _, model := range h.NICs {
 		m.Nics = append(m.Nics, string(model))
@@ -31,7 +34,7 @@ func decodeHardware(m *nodev1.Hardware) *vm.Hardware {
 	}
 	h := &vm.Hardware{
 		Topology: vm.Topology{Sockets: int(m.GetSockets()), Cores: int(m.GetCores()), Threads: int(m.GetThreads())}, Watchdog: vm.Watchdog(m.GetWatchdog()),
-		CPU: decodeCPU(m.GetCpu()), Clock: decodeClock(m.GetClock()), Panic: vm.Panic(m.GetPanic()), TPM: vm.TPM(m.GetTpm()), UEFI: vm.UEFI{Persistent: m.GetUefiPersistent(), SecureBoot: m.GetSecureBoot()}, Windows: m.GetWindows(), HugePages: m.GetHugePages(), Keep: m.GetKeep(),
+		CPU: decodeCPU(m.GetCpu()), Clock: decodeClock(m.GetClock()), Panic: vm.Panic(m.GetPanic()), TPM: vm.TPM(m.GetTpm()), UEFI: vm.UEFI{Persistent: m.GetUefiPersistent(), SecureBoot: m.GetSecureBoot()}, Windows: m.GetWindows(), HugePages: m.GetHugePages(), Keep: m.GetKeep(), VSOCK: m.GetVsock(),
 		Growth: vm.Growth{Sockets: int(m.GetMaxSockets()), Memory: m.GetMaxMemory(), Plugged: m.GetPluggedMemory()},
 	}
 	for name, d := range m.GetDisks() {
@@ -42,6 +45,9 @@ func decodeHardware(m *nodev1.Hardware) *vm.Hardware {
 			Bus: vm.DiskBus(d.GetBus()), CDROM: d.GetCdrom(), ReadOnly: d.GetReadOnly(), Serial: d.GetSerial(),
 			Blocks: vm.Blocks{Logical: int(d.GetLogicalBlock()), Physical: int(d.GetPhysicalBlock())},
 		}
+	}
+	if k := m.GetKernel(); k != nil {
+		h.Kernel = &vm.Kernel{Volume: k.GetVolume(), Path: k.GetPath(), Initrd: k.GetInitrd(), Args: k.GetArgs()}
 	}
 	for _, model := range m.GetNics() {
 		h.NICs = append(h.NICs, vm.NICModel(model))

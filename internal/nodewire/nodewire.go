@@ -230,6 +230,7 @@ func EncodeRecord(r vm.Record) *nodev1.Record {
 		Handle:      slices.Clone(r.Handle),
 		Pid:         int64(r.PID),
 		Paused:      string(r.Paused),
+		Cid:         r.CID,
 		AgentReady:  r.AgentReady,
 		ExitCode:    encodeExitCode(r.ExitCode),
 		Reason:      r.Reason,
@@ -268,6 +269,7 @@ func DecodeRecord(m *nodev1.Record) vm.Record {
 		Handle:      cloneSlice(m.GetHandle()),
 		PID:         int(m.GetPid()),
 		Paused:      vm.Paused(m.GetPaused()),
+		CID:         m.GetCid(),
 		AgentReady:  m.GetAgentReady(),
 		ExitCode:    decodeExitCode(m),
 		Reason:      m.GetReason(),
@@ -346,7 +348,7 @@ func decodeNIC(m *nodev1.NIC) vm.NIC {
 }
 
 func encodeDisk(d vm.Disk) *nodev1.Disk {
-	m := &nodev1.Disk{Path: d.Path, Format: string(d.Format), ReadOnly: d.ReadOnly, Serial: d.Serial, Role: string(d.Role), Port: int64(d.Port), Device: d.Device}
+	m := &nodev1.Disk{Path: d.Path, Format: string(d.Format), ReadOnly: d.ReadOnly, Serial: d.Serial, Role: string(d.Role), Port: int64(d.Port), Device: d.Device, Root: d.Root, Shared: d.Shared}
 	if d.Backing != nil {
 		m.Backing = encodeDisk(*d.Backing)
 	}
@@ -356,7 +358,7 @@ func encodeDisk(d vm.Disk) *nodev1.Disk {
 func decodeDisk(m *nodev1.Disk) vm.Disk {
 	d := vm.Disk{
 		Path: m.GetPath(), Format: vm.DiskFormat(m.GetFormat()), ReadOnly: m.GetReadOnly(),
-		Serial: m.GetSerial(), Role: vm.DiskRole(m.GetRole()), Port: int(m.GetPort()), Device: m.GetDevice(),
+		Serial: m.GetSerial(), Role: vm.DiskRole(m.GetRole()), Port: int(m.GetPort()), Device: m.GetDevice(), Root: m.GetRoot(), Shared: m.GetShared(),
 	}
 	if m.GetBacking() != nil {
 		b := decodeDisk(m.GetBacking())

@@ -55,6 +55,10 @@ func (v Volume) Clone() Volume {
 		d := *v.Dir
 		v.Dir = &d
 	}
+	if v.HostDisk != nil {
+		d := *v.HostDisk
+		v.HostDisk = &d
+	}
 	if v.NFS != nil {
 		n := *v.NFS
 		n.Options = cloneSlice(n.Options)

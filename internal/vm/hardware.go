@@ -29,13 +29,19 @@ type Hardware struct {
 	// Growth is how far the guest can grow while it runs.
 	Growth Growth `json:"growth,omitzero"`
 
+	// Kernel is what the guest boots instead of a disk; nil: it boots from a disk.
+	Kernel *Kernel `json:"kernel,omitempty"`
+
+	// VSOCK says that the guest has a virtio socket, by which it and programs of the node reach each other. A VM with one cannot be saved.
+	VSOCK bool `json:"vsock,omitempty"`
+
 	// Windows says that the guest is Windows: what is left open is then as in windows.go, and the VM has a drive for the CD-ROM of drivers.
 	Windows bool `json:"windows,omitempty"`
 }
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages && h.Growth == Growth{}
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages && h.Growth == Growth{} && h.Kernel == nil && !h.VSOCK
 }
 
 // HugePage is the size of a huge page in bytes.
@@ -218,6 +224,9 @@ func (s Spec) validateHardware() error {
 	if h.HugePages && s.Memory%HugePage != 0 {
 		return errdefs.Invalidf("its memory of %d bytes is no multiple of a huge page of %d bytes; give it another size", s.Memory, HugePage)
 	}
+	if err := s.validateKernel(); err != nil {
+		return err
+	}
 	if h.UEFI != (UEFI{}) && s.Firmware != FirmwareUEFI {
 		return errdefs.Invalidf("its hardware has settings of UEFI, but its firmware is not uefi; set the firmware to uefi, or leave them out")
 	}
@@ -240,7 +249,9 @@ func (s Spec) validateHardware() error {
 	used, serials := map[DiskBus]int{}, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(h.Disks)) {
 		d := h.Disks[name]
-		known := name == DiskOfSeed || slices.ContainsFunc(s.Volumes, func(v Volume) bool { return v.Name == name && (v.Kind == VolumeDisk || v.Label != "") })
+		known := name == DiskOfSeed || slices.ContainsFunc(s.Volumes, func(v Volume) bool {
+			return v.Name == name && (v.Kind == VolumeDisk || v.Kind == VolumeHostDisk || v.Label != "")
+		})
 		if _, boots := BootVolume(s.Image); name == DiskOfImage {
 			known = !boots
 		}
@@ -272,6 +283,10 @@ func (h *Hardware) Clone() *Hardware {
 		return nil
 	}
 	c := *h
+	if h.Kernel != nil {
+		k := *h.Kernel
+		c.Kernel = &k
+	}
 	c.Disks, c.CPU, c.NICs = maps.Clone(h.Disks), h.CPU.clone(), slices.Clone(h.NICs)
 	return &c
 }

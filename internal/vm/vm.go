@@ -112,6 +112,8 @@ const (
 	VolumeDisk  VolumeKind = "disk"  // a disk of the volume store, which outlives the VM
 	VolumeDir   VolumeKind = "dir"   // a folder of the node
 	VolumeNFS   VolumeKind = "nfs"   // a folder of an NFS server, which the guest mounts
+
+	VolumeHostDisk VolumeKind = "hostdisk" // a file of the node that is a disk of a guest which boots itself
 )
 
 // Volume is a folder that is mounted in an OCI guest, or a disk.
@@ -127,6 +129,7 @@ type Volume struct {
 	Disk      *VolumeUse   `json:"disk,omitempty"`       // VolumeDisk
 	Dir       *HostDir     `json:"dir,omitempty"`        // VolumeDir
 	NFS       *NFS         `json:"nfs,omitempty"`        // VolumeNFS
+	HostDisk  *HostDisk    `json:"host_disk,omitempty"`  // VolumeHostDisk
 }
 
 // HostDir names a folder of the node. The node's operator lists those that VMs may have.
@@ -319,6 +322,7 @@ const (
 	RoleData  DiskRole = "data"
 	// RoleVolume is a disk of the volume store. Saves leave it alone: it has no overlay.
 	RoleVolume DiskRole = "volume"
+	RoleHost   DiskRole = "host" // a file of the node; a VM with one cannot be saved
 )
 
 // Disk is one block device of a VM, in the order the guest sees them.
@@ -330,6 +334,9 @@ type Disk struct {
 	Serial   string     `json:"serial"` // ≤ 20 bytes; the guest finds the disk by it
 	Role     DiskRole   `json:"role"`
 	Backing  *Disk      `json:"backing,omitempty"` // backing file of a qcow2 overlay
+	// Root is the folder below which Path has no symbolic links. "": Path is the node's own.
+	Root   string `json:"root,omitempty"`
+	Shared bool   `json:"shared,omitempty"` // other VMs may have it at the same time
 	// Port is the place of a disk that was plugged while the guest ran, counted from 1, at most MaxPort. Saved state refers to it.
 	// 0: the disk was there when the guest booted.
 	Port int `json:"port,omitempty"`
@@ -338,13 +345,17 @@ type Disk struct {
 // MaxPort is the highest Port of a disk.
 const MaxPort = 255
 
-// Boot says how a VM starts: a kernel loaded directly, or, when Kernel is empty, a firmware that boots the first disk.
+// Boot says how a VM starts: a kernel of ours loaded directly, or, when Firmware is set or Kernel is empty, a firmware that boots Kernel, or else
+// the first disk.
 type Boot struct {
 	Kernel   string   `json:"kernel,omitempty"`
 	Initrd   string   `json:"initrd,omitempty"`
-	Cmdline  string   `json:"cmdline,omitempty"` // appended to the driver's own arguments
+	Cmdline  string   `json:"cmdline,omitempty"` // appended to the driver's own arguments, if Direct; else it is all
 	Firmware Firmware `json:"firmware,omitempty"`
 }
+
+// Direct reports whether the guest boots a kernel of ours, without a firmware that could boot something else.
+func (b Boot) Direct() bool { return b.Kernel != "" && b.Firmware == "" }
 
 // ImageType separates OCI guests (our kernel and agent, the image's files) from disk guests (the image boots itself).
 type ImageType string
@@ -380,6 +391,7 @@ type Record struct {
 
 	Handle []byte `json:"handle,omitempty"` // the driver's versioned handle of the running process, opaque here
 	PID    int    `json:"pid,omitempty"`
+	CID    uint32 `json:"cid,omitempty"`    // context id of the guest's virtio socket while it runs; 0: it has none
 	Paused Paused `json:"paused,omitempty"` // why the guest of a running VM does not run; "": nobody has paused it
 
 	Snapshot    string   `json:"snapshot,omitempty"`     // id of the snapshot it was cloned from or, while hibernated, of the one that holds it

@@ -141,7 +141,7 @@ var labelRE = regexp.MustCompile(`^[A-Za-z0-9._-]{1,16}$`)
 // ValidDiskLabel reports whether label can be the Label of a volume.
 func ValidDiskLabel(label string) bool { return labelRE.MatchString(label) }
 
-var volumeKinds = []VolumeKind{VolumeFiles, VolumeEmpty, VolumeImage, VolumeDisk, VolumeDir, VolumeNFS}
+var volumeKinds = []VolumeKind{VolumeFiles, VolumeEmpty, VolumeImage, VolumeDisk, VolumeDir, VolumeNFS, VolumeHostDisk}
 
 func (v Volume) validate() error {
 	switch {
@@ -179,6 +179,9 @@ func (v Volume) validate() error {
 		return errdefs.Invalidf("volume %s: its size limit is negative", v.Name)
 	case v.Group != nil && (*v.Group < 0 || *v.Group > maxID):
 		return errdefs.Invalidf("volume %s: %d is not a group id", v.Name, *v.Group)
+	}
+	if err := v.onlyHostDisk(); err != nil {
+		return err
 	}
 	switch {
 	case v.Disk != nil:

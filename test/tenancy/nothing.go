@@ -4,7 +4,7 @@ package tenancy
 var nothing = map[string]string{
 	// Words and numbers.
 	"KeyOS": word, "KeyStorage": size, "KeyConnType": word, "KeyBackend": word, "KeyNoDirectIO": word,
-	"KeyFirmware": word, "KeySMBIOS": document, "KeyGraphics": word, "KeyMasquerade": "addresses that its own guest alone sees, and ports of that guest", "KeyHardware": document, "DiskOfImage": "the name of a disk", "DiskOfSeed": "the name of a disk", "KeyFileDisks": "it names volumes of the pod itself", "HeaderDisplay": "its value is a word of a closed list", "NetworkDataKey": "a key of the source",
+	"KeyFirmware": word, "KeySMBIOS": document, "KeyGraphics": word, "KeyMasquerade": "addresses that its own guest alone sees, and ports of that guest", "DiskOfImage": "the name of a disk", "DiskOfSeed": "the name of a disk", "KeyFileDisks": "it names volumes of the pod itself", "HeaderDisplay": "its value is a word of a closed list", "NetworkDataKey": "a key of the source",
 	"HeaderGuest": "the guest of the pod that the request attaches to", "GuestDescription": word, "GuestThaw": word, "GuestFreeze": size,
 	"KeyKeepSnapshot": word, "KeyResources": size, "KeySticky": "a claim is an object of the pod's namespace, called as the VM", "KeyDeletionPolicy": "the state that it keeps belongs to the namespace and has the name of the VM",
 	"KeyAllowScaleDown": "it is on a Deployment, about its own pods",
@@ -19,7 +19,7 @@ var nothing = map[string]string{
 	// What the node or the manager writes. It is read from a pod only to show it.
 	"KeyPostCloneHint": told, "KeyLifecycleState": told, "KeyLifecycleObserved": told, "KeyLifecycleMessage": told,
 	"CommandPing": word, "KeyNetworkStatus": told, "NetworkStatusText": "the text of KeyNetworkStatus", "NetworkName": "a name in KeyNetworks",
-	"KeyRebooted": told, "ConditionPaused": told, "ConditionAgent": told, "ConditionLogins": told, "ConditionNetworks": told,
+	"KeyCID": told, "CIDText": "the text of KeyCID", "KeyRebooted": told, "ConditionPaused": told, "ConditionAgent": told, "ConditionLogins": told, "ConditionNetworks": told,
 	"KeyDeadLetter": told, "KeyRebuildHistory": told,
 	"KeyDeleteVMNames": "names of VMs of the set's namespace, in whose repositories alone tags are collected",
 

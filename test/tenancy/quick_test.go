@@ -212,7 +212,7 @@ func (p *process) pulled(own image.Store, pulls image.Puller) (image.Store, imag
 type twoStores struct {
 	image.Store
 	image.Puller
-	real   image.Store
+	real   *local.Store
 	puller *pull.Puller
 }
 
@@ -248,6 +248,10 @@ func (s twoStores) Base(ctx context.Context, img image.Image) ([]vm.Disk, error)
 		return s.real.Base(ctx, img)
 	}
 	return s.Store.Base(ctx, img)
+}
+
+func (s twoStores) OpenFile(ctx context.Context, img image.Image, path string) (*image.File, error) {
+	return s.real.OpenFile(ctx, img, path)
 }
 
 // remembers implements world.

@@ -335,6 +335,16 @@ var rows = append([]Row{
 		Name: "image as an annotation", Ask: run(contract.KeyImage, "{image:app}"), More: credentials(corev1.PullIfNotPresent), Cells: cached(pullBackOff),
 	},
 
+	{
+		Name: "image with a kernel", Image: "{image:app}", Ask: run(contract.KeyHardware, `{"kernel": {"volume": "kernel", "path": "/no/kernel"}}`), More: kernelOf,
+		Cells: [4]Cell{waits(createError, "there is no file /no/kernel"), waits(pullBackOff, "Back-off pulling"), waits(pullBackOff, "Back-off pulling"), waits(createError, "there is no file /no/kernel")},
+	},
+
+	{
+		Name: "file of the node as a disk", Ask: run(contract.KeyHardware, `{"hostDisks": {"disk": {}}}`), More: diskOfNode,
+		Cells: [4]Cell{none(operatorsIs), none(operatorsIs), waits(createError, "is not below a folder that its operator has allowed"), none("nobody shares it")},
+	},
+
 	// Networks and sets.
 	{
 		Name: "network", Ask: run(contract.KeyNetwork, "{network:any}"),
@@ -415,6 +425,21 @@ func credentials(policy corev1.PullPolicy) func(*corev1.Pod, Whose) {
 		p.Spec.Containers[0].ImagePullPolicy = policy
 		p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: PullSecret}}
 	}
+}
+
+// kernelOf makes the image of the container that of the kernel which a guest without a disk boots.
+func kernelOf(p *corev1.Pod, w Whose) {
+	credentials(corev1.PullIfNotPresent)(p, w)
+	c := &p.Spec.Containers[0]
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "kernel", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: c.Image, PullPolicy: c.ImagePullPolicy}}})
+	c.Image = "volume://kernel"
+}
+
+// diskOfNode lets the guest boot from a file that the operator has listed for nobody.
+func diskOfNode(p *corev1.Pod, _ Whose) {
+	file := corev1.HostPathFile
+	p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "disk", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/etc/passwd", Type: &file}}})
+	p.Spec.Containers[0].Image = "volume://disk"
 }
 
 // with returns m with one more annotation.

@@ -3,6 +3,7 @@ package enginetest
 import (
 	"context"
 	"errors"
+	"hash/crc32"
 	"io"
 	"net"
 	"os"
@@ -20,6 +21,7 @@ var (
 	_ hypervisor.Driver        = Driver{}
 	_ hypervisor.Seeker        = Driver{}
 	_ hypervisor.Instance      = (*Guest)(nil)
+	_ hypervisor.SocketTeller  = (*Guest)(nil)
 	_ hypervisor.GuestDialer   = agented{}
 	_ hypervisor.ConsoleOpener = agented{}
 )
@@ -57,6 +59,9 @@ func (d Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Insta
 		}
 	}
 	pr := proc{ID: p.ID, PID: d.w.nextPID(p), Port: p.Agent, Paused: p.Paused, Size: vm.Size{CPUs: p.CPUs, Memory: p.Memory}, Boot: p.Memory - p.Growth.Plugged}
+	if p.VSOCK {
+		pr.CID = crc32.ChecksumIEEE([]byte(p.ID))
+	}
 	for _, disk := range p.Disks {
 		pr.Serials = append(pr.Serials, disk.Serial)
 	}
@@ -125,6 +130,9 @@ func (d Driver) Reap(_ context.Context, id vm.ID, _ string) error {
 		return errors.Join(remove(d.w.path("procs", string(id))), remove(d.w.path("cgroups", string(id))))
 	})
 }
+
+// CID implements hypervisor.SocketTeller.
+func (g *Guest) CID() uint32 { return g.p.CID } // it never changes
 
 // hold registers p as a guest of this process.
 func (w *World) hold(p proc) *Guest {

@@ -69,7 +69,7 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 	if was.Written != len(content) {
 		return errdefs.DataLossf("the guest knows of %d bytes on its disk, which has %d", was.Written, len(content))
 	}
-	if kernel := p.Boot.Kernel != ""; kernel && !was.SetUp && !p.Incoming.Booting {
+	if kernel := p.Boot.Direct(); kernel && !was.SetUp && !p.Incoming.Booting {
 		return errdefs.DataLossf("the guest was saved while its firmware read the kernel, and finds none")
 	}
 	for _, serial := range was.Serials {

@@ -27,8 +27,9 @@ type Network struct {
 }
 
 var (
-	_ network.Network = Network{}
-	_ image.Store     = Images{}
+	_ network.Network  = Network{}
+	_ image.Store      = Images{}
+	_ image.FileOpener = Images{}
 )
 
 // Network returns the network "net".
@@ -215,6 +216,24 @@ func (s Images) Base(_ context.Context, img image.Image) ([]vm.Disk, error) {
 		return nil, err
 	}
 	return []vm.Disk{{Path: layer, Format: vm.DiskRaw, ReadOnly: true, Serial: image.SerialLayer(0), Role: vm.RoleLayer}}, nil
+}
+
+// KernelFiles are the files of the image "layered".
+var KernelFiles = map[string]string{"/boot/vmlinuz": "a kernel", "/boot/initrd": "an initrd"}
+
+// OpenFile implements image.FileOpener: only the image "layered" has files. The file /huge is larger than any kernel.
+func (s Images) OpenFile(_ context.Context, img image.Image, path string) (*image.File, error) {
+	text, ok := KernelFiles[path]
+	if err := s.w.Fault("images.OpenFile"); err != nil {
+		return nil, err
+	}
+	if path == "/huge" {
+		return &image.File{Reader: strings.NewReader(""), Closer: io.NopCloser(nil), Size: vm.MaxKernelFile + 1}, nil
+	}
+	if !ok || img.Name != "layered" {
+		return nil, errdefs.NotFoundf("there is no file %s in image %s", path, img.Name)
+	}
+	return &image.File{Reader: strings.NewReader(text), Closer: io.NopCloser(nil), Size: int64(len(text))}, nil
 }
 
 // DiskSize reports that the disk in the image "cloud" has 20 GiB.

@@ -84,6 +84,7 @@ func (w *World) Leftovers() ([]string, error) {
 
 // proc is a hypervisor process with its guest, as stored in the folder.
 type proc struct {
+	CID   uint32 // of its socket; 0: it has none
 	ID    vm.ID  `json:"id"`
 	PID   int    `json:"pid"`
 	SetUp bool   `json:"set_up"`

@@ -32,7 +32,7 @@ func (i *Instance) resettable(ctx context.Context, f func() error) error {
 	if err := i.usable(ctx, OpReset); err != nil {
 		return err
 	}
-	if i.v.Plan.Boot.Kernel != "" {
+	if i.v.Plan.Boot.Direct() {
 		return errdefs.Unsupportedf("VM %s: its guest ends when it resets; restart the VM", i.v.Plan.ID)
 	}
 	i.d.host.mu.Lock()

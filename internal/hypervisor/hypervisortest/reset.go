@@ -65,7 +65,7 @@ func testReset(t *testing.T, s *suite) {
 // testResetRefused: a guest with a kernel of ours would end, so it is not reset.
 func testResetRefused(t *testing.T, s *suite) {
 	p := s.plan(t)
-	if p.Boot.Kernel == "" {
+	if !p.Boot.Direct() {
 		t.Skip("the guest boots by firmware")
 	}
 	i := s.launch(t, p)

@@ -40,6 +40,7 @@ type facts struct {
 	tscKHz   int      // frequency of an emulated guest's time stamp counter; 0 if unknown
 	spare    int      // root ports left free for hot-plug
 	qboot    string   // path of the small firmware for direct kernel boot, "" if the host does not have it
+	uid      uint32   // of the user that the process runs as
 	east     int      // seconds that the guest's hardware clock is before UTC
 	ovmfCode string   // UEFI guests: path of the firmware
 	ovmfVars string   // UEFI guests: path of the VM's own copy of the variable store
@@ -55,7 +56,8 @@ const (
 	fileSocket fileKind = "listen" // a listening unix socket
 	fileTap    fileKind = "tap"
 	fileMemory fileKind = "memory" // the guest's saved memory, loaded by the driver
-	fileShare  fileKind = "share"  // a connection to the server of a shared folder or to a TPM
+	fileVSOCK  fileKind = "vsock"
+	fileShare  fileKind = "share" // a connection to the server of a shared folder or to a TPM
 )
 
 // file is one inherited descriptor. The process itself opens no path below the state folder; it may not have the permission.
@@ -63,6 +65,7 @@ type file struct {
 	kind fileKind
 	path string // for a tap: its name; for a share: its tag
 	nic  int    // index into Plan.NICs, taps only
+	root string // of a file of the node: the folder below which path has no symbolic links
 }
 
 // command is the command to run: args[0] is the binary, files become the descriptors 3, 4, …
@@ -111,6 +114,9 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 	if p.TPM != "" {
 		c.tpm()
 	}
+	if p.VSOCK {
+		c.vsock(f.uid)
+	}
 	fixed, plugged := split(p.Disks)
 	buses := map[vm.DiskBus]int{}
 	for i, d := range fixed {
@@ -152,6 +158,8 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
 	case p.TPM != "" && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has a TPM, so it cannot resume from saved state", p.Name)
+	case p.VSOCK && p.Incoming != nil:
+		return errdefs.Invalidf("VM %s has a virtio socket, so it cannot resume from saved state", p.Name)
 	case p.Huge && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has huge pages, so it cannot resume from saved state", p.Name)
 	case p.Incoming == nil && p.Growth.Plugged != 0:
@@ -184,7 +192,7 @@ func check(p hypervisor.Plan) error {
 	}
 	ports, used := map[int]bool{}, map[vm.DiskBus]int{}
 	if p.Drive != nil {
-		if p.Boot.Kernel != "" {
+		if p.Boot.Direct() {
 			return errdefs.Invalidf("VM %s: a guest of our kernel cannot have a drive for CD-ROMs", p.Name)
 		}
 		used[vm.DiskSATA]++
@@ -198,7 +206,7 @@ func check(p hypervisor.Plan) error {
 			return errdefs.Invalidf("VM %s: disk %s: %w", p.Name, d.Path, err)
 		}
 		used[dev.Bus]++
-		if most := vm.BusRoom(dev.Bus); most > 0 && (used[dev.Bus] > most || p.Boot.Kernel != "") {
+		if most := vm.BusRoom(dev.Bus); most > 0 && (used[dev.Bus] > most || p.Boot.Direct()) {
 			return errdefs.Invalidf("VM %s: disk %s cannot be on %s", p.Name, d.Path, dev.Bus)
 		}
 		if d.Port != 0 && ports[d.Port] {
@@ -280,7 +288,7 @@ func (c *command) identity(p hypervisor.Plan, f facts) {
 func (c *command) machine(p hypervisor.Plan, f facts) {
 	machine := f.machine + ",memory-backend=mem,dump-guest-core=off"
 	switch {
-	case p.Boot.Kernel != "":
+	case p.Boot.Direct():
 		machine += ",sata=off,smbus=off"
 	case p.Boot.Firmware == vm.FirmwareUEFI:
 		machine += ",pflash0=efi-code,pflash1=efi-vars"
@@ -334,8 +342,11 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 // power-off the process stays paused until the driver has recorded that. So the cause of the end is not lost if the daemon is
 // away at that moment.
 func (c *command) boot(p hypervisor.Plan, f facts) error {
-	if p.Boot.Kernel == "" {
+	if !p.Boot.Direct() {
 		c.add("-action", "shutdown=pause,reboot=reset")
+		if p.Boot.Kernel != "" { // after a reset the firmware reads it again
+			c.kernel(p.Boot, p.Boot.Cmdline)
+		}
 		return c.firmware(p, f)
 	}
 	c.add("-action", "shutdown=pause,reboot=shutdown")
@@ -345,16 +356,23 @@ func (c *command) boot(p hypervisor.Plan, f facts) error {
 	if p.Incoming != nil && !p.Incoming.Booting {
 		return nil // the kernel is already in memory, and a reset ends the guest
 	}
-	c.add("-kernel", c.plain(file{kind: fileRead, path: p.Boot.Kernel}))
-	if p.Boot.Initrd != "" {
-		c.add("-initrd", c.plain(file{kind: fileRead, path: p.Boot.Initrd}))
-	}
 	args := kernelArgs + tscArgs(f)
 	if p.Boot.Cmdline != "" {
 		args += " " + p.Boot.Cmdline
 	}
-	c.add("-append", args)
+	c.kernel(p.Boot, args)
 	return nil
+}
+
+// kernel makes QEMU load the kernel of b.
+func (c *command) kernel(b vm.Boot, args string) {
+	c.add("-kernel", c.plain(file{kind: fileRead, path: b.Kernel}))
+	if b.Initrd != "" {
+		c.add("-initrd", c.plain(file{kind: fileRead, path: b.Initrd}))
+	}
+	if args != "" {
+		c.add("-append", args)
+	}
 }
 
 // tscArgs tell the kernel that its time stamp counter is its clock, without the time that it takes to compare it with others. An

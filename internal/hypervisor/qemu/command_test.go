@@ -103,6 +103,18 @@ func TestBuildGolden(t *testing.T) {
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
 	shared := ociPlan()
 	shared.Shares = []hypervisor.Share{{Tag: "a", Root: "/srv", Path: "/srv/a"}, {Tag: "b", Root: "/srv", Path: "/srv/b", ReadOnly: true}}
+	file := diskPlan()
+	file.Devices = map[string]vm.DiskDevice{"cocoon-h001": {Bus: vm.DiskSCSI}}
+	file.Disks = append(file.Disks, vm.Disk{Path: "/srv/a/disk", Root: "/srv", Format: vm.DiskRaw, Serial: "cocoon-h000", Role: vm.RoleHost},
+		vm.Disk{Path: "/srv/shared", Root: "/srv", Shared: true, Format: vm.DiskRaw, Serial: "cocoon-h001", Role: vm.RoleHost})
+	socket := diskPlan()
+	socket.VSOCK = true
+	user := testFacts(vm.AccelTCG)
+	user.uid = 500017
+	kernel := diskPlan()
+	kernel.Boot = vm.Boot{Firmware: vm.FirmwareBIOS, Kernel: "/vms/x/kernel", Initrd: "/vms/x/initrd", Cmdline: "console=ttyS0 a=b,c=d"}
+	diskless := kernel
+	diskless.Disks, diskless.Boot = nil, vm.Boot{Firmware: vm.FirmwareUEFI, Kernel: "/vms/x/kernel"}
 	unknown := testFacts(vm.AccelTCG)
 	unknown.tscKHz = 0
 	tests := []struct {
@@ -127,6 +139,10 @@ func TestBuildGolden(t *testing.T) {
 		{"disk-cpu-kvm", windows, late},
 		{"disk-cpu-tcg", windows, testFacts(vm.AccelTCG)},
 		{"disk-drive", drive, testFacts(vm.AccelTCG)},
+		{"disk-of-node", file, testFacts(vm.AccelTCG)},
+		{"vsock", socket, user},
+		{"kernel", kernel, testFacts(vm.AccelTCG)},
+		{"kernel-without-disk", diskless, testFacts(vm.AccelKVM)},
 		{"multi-nic", nics, testFacts(vm.AccelTCG)},
 	}
 	for _, tt := range tests {
@@ -241,6 +257,9 @@ func TestBuildRefuses(t *testing.T) {
 		{"no cpu", func(p *hypervisor.Plan, _ *facts) { p.CPUs = 0 }, errdefs.InvalidArgument},
 		{"1000 cpus", func(p *hypervisor.Plan, _ *facts) { p.CPUs = 1000 }, errdefs.InvalidArgument},
 		{"no memory", func(p *hypervisor.Plan, _ *facts) { p.Memory = 0 }, errdefs.InvalidArgument},
+		{"a virtio socket that resumes", func(p *hypervisor.Plan, _ *facts) {
+			p.VSOCK, p.Incoming = true, &hypervisor.Incoming{State: "s", Memory: "m"}
+		}, errdefs.InvalidArgument},
 		{"nothing to boot", func(p *hypervisor.Plan, _ *facts) { p.Boot.Kernel, p.Disks = "", nil }, errdefs.InvalidArgument},
 		{"format", func(p *hypervisor.Plan, _ *facts) { p.Disks[0].Format = "vmdk" }, errdefs.InvalidArgument},
 		{"raw on raw", func(p *hypervisor.Plan, _ *facts) { p.Disks[0].Backing = &vm.Disk{Format: vm.DiskRaw} }, errdefs.InvalidArgument},

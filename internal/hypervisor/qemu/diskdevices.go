@@ -31,6 +31,9 @@ func (c *command) disk(i int, d vm.Disk, as vm.DiskDevice, bootable bool, queues
 	if d.Serial != "" {
 		dev["serial"] = d.Serial
 	}
+	if d.Shared {
+		dev["share-rw"] = true // otherwise QEMU locks it
+	}
 	if as.Blocks != (vm.Blocks{}) {
 		dev["logical_block_size"], dev["physical_block_size"] = as.Blocks.Logical, as.Blocks.Physical
 	}

@@ -228,7 +228,7 @@ func stack(node string, d vm.Disk, open func(file) (string, error), add func(pro
 	if d.ReadOnly {
 		kind = fileRead
 	}
-	path, err := open(file{kind: kind, path: d.Path})
+	path, err := open(file{kind: kind, path: d.Path, root: d.Root})
 	if err != nil {
 		return err
 	}

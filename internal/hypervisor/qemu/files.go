@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hostdir"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 )
 
@@ -106,6 +107,8 @@ func openFiles(ctx context.Context, files []file, dir runtimeDir, p hypervisor.P
 			open[i], taps[f.nic] = taps[f.nic], nil
 		case fileMemory:
 			open[i], err = duplicate(memory)
+		case fileVSOCK:
+			open[i], err = openVSOCK(f.path)
 		case fileShare:
 			open[i], err = duplicate(shares.of(f.path).conn)
 		}
@@ -136,6 +139,9 @@ func closeAll(files []*os.File) {
 // openData opens a disk, kernel or firmware. It refuses anything but a file or a block device before opening it: opening a pipe
 // or another device may block or have side effects.
 func openData(f file) (*os.File, error) {
+	if f.root != "" {
+		return hostdir.OpenData(f.root, f.path, f.kind == fileWrite)
+	}
 	st, err := os.Stat(f.path)
 	if err != nil {
 		return nil, errdefs.Preconditionf("open %s: %w", f.path, err)

@@ -29,6 +29,7 @@ type handle struct {
 
 	Graphics bool `json:"graphics,omitempty"` // it has a screen
 	Width    int  `json:"width,omitempty"`    // see instance.width
+	VSOCK    bool `json:"vsock,omitempty"`    // it has a virtio socket, whose context id is UID
 
 	Shares []shareHandle `json:"shares,omitempty"`
 }

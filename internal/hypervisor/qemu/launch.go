@@ -66,7 +66,7 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 
 func (l *launch) run(ctx context.Context) error {
 	// No time limit here: large memory on a slow disk takes long, and with a limit such a VM could never resume.
-	for _, step := range []func(context.Context) error{l.compose, l.takeUser, l.remember} {
+	for _, step := range []func(context.Context) error{l.takeUser, l.compose, l.remember} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -89,7 +89,10 @@ func (l *launch) compose(ctx context.Context) (err error) {
 	if err := enoughHugePages(hugePages, l.plan); err != nil {
 		return err
 	}
-	f := facts{uuid: uuidOf(l.plan.ID), tbSize: l.d.cfg.TBSize, spare: l.d.cfg.SparePorts, qboot: l.d.firmware("qboot.rom")}
+	if err := hasVSOCK(vhostVSOCK, l.plan); err != nil {
+		return err
+	}
+	f := facts{uid: l.uid, uuid: uuidOf(l.plan.ID), tbSize: l.d.cfg.TBSize, spare: l.d.cfg.SparePorts, qboot: l.d.firmware("qboot.rom")}
 	if f.binary, err = l.d.binary(); err != nil {
 		return err
 	}
@@ -117,7 +120,7 @@ func (l *launch) compose(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if l.plan.Boot.Kernel == "" && l.plan.Boot.Firmware == vm.FirmwareUEFI {
+	if l.plan.Boot.Firmware == vm.FirmwareUEFI {
 		if f.ovmfCode, f.ovmfVars, err = l.uefi(); err != nil {
 			return err
 		}
@@ -272,7 +275,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
-		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: l.plan.Boot.Kernel == "", Graphics: l.plan.Graphics, Width: width(l.plan), Shares: l.shares.handles(),
+		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: !l.plan.Boot.Direct(), Graphics: l.plan.Graphics, Width: width(l.plan), VSOCK: l.plan.VSOCK, Shares: l.shares.handles(),
 	}, l.proc)
 	i.shares = l.shares
 	if err := i.encode(); err != nil {

@@ -22,7 +22,10 @@ import (
 	"cocoonstack.io/cocoon/internal/keylock"
 )
 
-var _ image.Store = (*Store)(nil)
+var (
+	_ image.Store      = (*Store)(nil)
+	_ image.FileOpener = (*Store)(nil)
+)
 
 // Config says where the store is and how much an image may use.
 type Config struct {

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ext4"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/image/disk"
 	"cocoonstack.io/cocoon/internal/image/oci"
@@ -58,6 +59,59 @@ func (s *Store) OpenDisk(ctx context.Context, img image.Image) (*image.Disk, err
 		return nil, errors.Join(fmt.Errorf("read image %s: %w", orID(img), err), f.Close())
 	}
 	return &image.Disk{Holed: r, Closer: f, Size: size}, nil
+}
+
+// OpenFile implements image.FileOpener.
+func (s *Store) OpenFile(ctx context.Context, img image.Image, path string) (_ *image.File, err error) {
+	if err := s.Open(ctx); err != nil {
+		return nil, err
+	}
+	if img.Type != vm.ImageOCI {
+		return nil, errdefs.Invalidf("image %s is a disk image, whose files only a guest reads; use a container image", orID(img))
+	}
+	rec, err := s.use(img.ID)
+	if err != nil {
+		return nil, err
+	}
+	var opened files
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("read image %s: %w", orID(img), errors.Join(err, opened.Close()))
+		}
+	}()
+	var layers []*ext4.FS
+	for _, d := range s.layerDisks(rec) {
+		f, err := os.Open(d.Path)
+		if err != nil {
+			return nil, fmt.Errorf("open a layer: %w", err)
+		}
+		opened = append(opened, f)
+		layer, err := ext4.Open(f)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, layer)
+	}
+	stack, err := oci.NewStack(layers)
+	if err != nil {
+		return nil, err
+	}
+	e, err := stack.File(path)
+	if err != nil {
+		return nil, err
+	}
+	r := e.Open()
+	return &image.File{Reader: r, Closer: opened, Size: r.Size()}, nil
+}
+
+// files are closed together.
+type files []*os.File
+
+func (all files) Close() (err error) {
+	for _, f := range all {
+		err = errors.Join(err, f.Close())
+	}
+	return err
 }
 
 func (s *Store) diskPart(img image.Image) (*image.Parts, error) {

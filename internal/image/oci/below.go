@@ -76,8 +76,26 @@ func (v view) names() ([]string, error) {
 	return slices.Sorted(maps.Keys(all)), nil
 }
 
+// File returns the regular file at path as a kernel with this root would find it: no symbolic link leads out of the image.
+// Errors: NotFound, InvalidArgument (no regular file).
+func (s *Stack) File(path string) (*ext4.Entry, error) {
+	e, err := s.walk(strings.Split(path, "/"), true)
+	switch {
+	case err != nil:
+		return nil, err
+	case e == nil:
+		return nil, errdefs.NotFoundf("there is no file %s", path)
+	case e.Mode&ext4.TypeMask != ext4.TypeRegular:
+		return nil, errdefs.Invalidf("%s is not a regular file", path)
+	}
+	return e, nil
+}
+
 // lookup follows parts through the stack and resolves symbolic links on the way, but not the last part.
-func (s *Stack) lookup(parts []string) (*ext4.Entry, error) {
+func (s *Stack) lookup(parts []string) (*ext4.Entry, error) { return s.walk(parts, false) }
+
+// walk follows parts through the stack and resolves symbolic links on the way. With last, it resolves the last part, too.
+func (s *Stack) walk(parts []string, last bool) (*ext4.Entry, error) {
 	stack, todo := []view{s.root}, slices.Clone(parts)
 	for hops := 0; len(todo) > 0; {
 		part := todo[0]
@@ -91,7 +109,7 @@ func (s *Stack) lookup(parts []string) (*ext4.Entry, error) {
 		}
 		e, sub, err := stack[len(stack)-1].child(part)
 		switch {
-		case err != nil || e == nil || len(todo) == 0:
+		case err != nil || e == nil || len(todo) == 0 && (!last || e.Mode&ext4.TypeMask != ext4.TypeSymlink):
 			return e, err
 		case e.Mode&ext4.TypeMask == ext4.TypeSymlink:
 			if hops++; hops > maxSymlinks {

@@ -97,6 +97,15 @@ func FuzzLayer(f *testing.F) {
 			if serr != nil {
 				t.Fatal(serr)
 			}
+			for _, path := range []string{"/d/a", "/s/x", "/b", "/a/b/c"} {
+				if e, err := stack.File(path); err == nil {
+					if _, err := io.Copy(io.Discard, e.Open()); err != nil {
+						t.Errorf("%s cannot be read: %v", path, err)
+					}
+				} else if !errdefs.IsNotFound(err) && !errdefs.IsInvalid(err) {
+					t.Errorf("%s: %v", path, err)
+				}
+			}
 			if _, err := oci.Merge(t.Context(), stack, &memory{}, "", budget); err != nil && errdefs.ClassOf(err) != errdefs.ResourceExhausted {
 				t.Errorf("layers that were built cannot be merged: %v", err)
 			}

@@ -50,7 +50,7 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 	ask, _ := contract.ParseMachine(pod.Annotations)
 	cpu := ask.Hardware.CPU
 	h := vm.Hardware{
-		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), Keep: ask.Hardware.Keep, UEFI: vm.UEFI(ask.Hardware.UEFI), HugePages: ask.Hardware.Huge,
+		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), Keep: ask.Hardware.Keep, VSOCK: ask.Hardware.VSOCK, UEFI: vm.UEFI(ask.Hardware.UEFI), HugePages: ask.Hardware.Huge,
 		CPU: vm.CPU{Model: cpu.Model, HideKVM: cpu.HideKVM, HyperV: vm.HyperV(cpu.HyperV)}, Clock: vm.Clock(ask.Hardware.Clock),
 	}
 	h.Growth = vm.Growth{Sockets: ask.Hardware.MaxSockets, Memory: ask.Hardware.MaxMemory}
@@ -65,6 +65,10 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 			h.Disks = map[string]vm.DiskDevice{}
 		}
 		h.Disks[name] = vm.DiskDevice{Bus: vm.DiskBus(d.Bus), CDROM: d.CDROM, ReadOnly: d.ReadOnly, Serial: d.Serial, Blocks: vm.Blocks(d.Blocks)}
+	}
+	if k := ask.Hardware.Kernel; k != nil {
+		kernel := vm.Kernel(*k)
+		h.Kernel = &kernel
 	}
 	for _, model := range ask.Hardware.NICs {
 		h.NICs = append(h.NICs, vm.NICModel(model))
@@ -83,7 +87,78 @@ func checkMachine(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeySMBIOS), pod.Annotations[contract.KeySMBIOS], err.Error()))
 		}
 	}
-	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod))
+	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod), checkKernel(pod), checkHostDisks(pod))
+}
+
+// kernelVolume returns the name of the volume of pod with the kernel of its guest, "" if the guest boots from a disk.
+func kernelVolume(pod *corev1.Pod) string {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	if ask.Hardware.Kernel == nil {
+		return ""
+	}
+	return ask.Hardware.Kernel.Volume
+}
+
+// checkKernel refuses a kernel of a volume that has no image, or that a container mounts. The engine validates the paths.
+func checkKernel(pod *corev1.Pod) field.ErrorList {
+	h := hardware(pod)
+	if h == nil || h.Kernel == nil {
+		return nil
+	}
+	var why string
+	name := h.Kernel.Volume
+	at := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+	switch {
+	case at < 0:
+		why = "is no volume of the pod"
+	case pod.Spec.Volumes[at].Image == nil:
+		why = "is not of an image; the kernel is a file of an image"
+	case slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, name) }):
+		why = "is mounted by a container; only the node reads the kernel, so leave out the mount"
+	default:
+		return nil
+	}
+	return field.ErrorList{field.Invalid(annotationPath(contract.KeyHardware), pod.Annotations[contract.KeyHardware], "the volume "+name+" of the kernel "+why)}
+}
+
+// hostDisk returns the file of the node that v, a volume of pod, is as a disk; nil if v is none.
+func hostDisk(pod *corev1.Pod, v *corev1.Volume) *vm.HostDisk {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	d, ok := ask.Hardware.HostDisks[v.Name]
+	if !ok || v.HostPath == nil {
+		return nil
+	}
+	dir, _ := HostDir(v.HostPath)
+	device := ask.Hardware.Disks[v.Name]
+	return &vm.HostDisk{Path: dir.Path, Capacity: d.Capacity, Shared: d.Shared, ReadOnly: device.ReadOnly || device.CDROM}
+}
+
+// checkHostDisks refuses disks of the node that are no files, or that a container mounts.
+func checkHostDisks(pod *corev1.Pod) (errs field.ErrorList) {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	for _, name := range slices.Sorted(maps.Keys(ask.Hardware.HostDisks)) {
+		var why string
+		d := ask.Hardware.HostDisks[name]
+		at := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+		switch {
+		case at < 0:
+			why = "is no volume of the pod"
+		case !isFile(pod.Spec.Volumes[at].HostPath):
+			why = "is no file of the node; make it a hostPath of the type File or FileOrCreate"
+		case slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, name) }):
+			why = "is mounted by a container; leave out the mount or the disk"
+		case (*pod.Spec.Volumes[at].HostPath.Type == corev1.HostPathFileOrCreate) != (d.Capacity > 0):
+			why = "has a capacity of more than 0 with the type FileOrCreate, and with no other type"
+		default:
+			if err := hostDisk(pod, &pod.Spec.Volumes[at]).Validate(); err == nil {
+				continue
+			} else {
+				why = "is not possible: " + err.Error()
+			}
+		}
+		errs = append(errs, field.Invalid(annotationPath(contract.KeyHardware), pod.Annotations[contract.KeyHardware], "the disk "+name+" "+why))
+	}
+	return errs
 }
 
 // checkKeep refuses a pod that keeps the state of firmware on its node, unless the VM stays on that node.

@@ -135,3 +135,75 @@ func TestWindows(t *testing.T) {
 		t.Errorf("a clone is told that %q have no effect, and asks for none", got)
 	}
 }
+
+// The kernel of a guest is a file of an image that the pod has and no container mounts.
+func TestKernelVolume(t *testing.T) {
+	const hardware = `{"kernel": {"volume": "boot", "path": "/k"}}`
+	kernel := func(change func(*corev1.Pod)) *corev1.Pod {
+		return plain(annotate(contract.KeyHardware, hardware), func(p *corev1.Pod) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "boot", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "k:1"}}})
+			change(p)
+		})
+	}
+	pod := kernel(func(*corev1.Pod) {})
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs.ToAggregate())
+	}
+	s := Spec(pod, Node{}, nil)
+	if k := s.Kernel(); k == nil || *k != (vm.Kernel{Volume: "boot", Path: "/k"}) || len(s.ImageVolumes()) != 1 || len(ImageVolumes(pod)) != 1 {
+		t.Errorf("%+v, volumes %+v", s.Hardware, s.Volumes)
+	}
+	for name, change := range map[string]func(*corev1.Pod){
+		"no volume": func(p *corev1.Pod) { p.Spec.Volumes = nil },
+		"a Secret": func(p *corev1.Pod) {
+			p.Spec.Volumes[len(p.Spec.Volumes)-1].VolumeSource = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "s"}}
+		},
+		"mounted": func(p *corev1.Pod) {
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "boot", MountPath: "/k"}}
+		},
+	} {
+		if errs := Check(kernel(change)); len(errs) != 1 || errs[0].Field != "metadata.annotations[vm.cocoonstack.io/hardware]" {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}
+
+// A disk of the node is a hostPath of a pod that is a file, and that no container mounts.
+func TestHostDisks(t *testing.T) {
+	with := func(hardware string, kind corev1.HostPathType, change ...func(*corev1.Pod)) *corev1.Pod {
+		return plain(append([]func(*corev1.Pod){annotate(contract.KeyHardware, hardware), func(p *corev1.Pod) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "disk", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/srv/disk", Type: &kind}}})
+		}}, change...)...)
+	}
+	for hardware, want := range map[string]vm.HostDisk{
+		`{"hostDisks": {"disk": {"capacity": 1048576}}}`:                                            {Path: "/srv/disk", Capacity: 1 << 20},
+		`{"hostDisks": {"disk": {"capacity": 1, "shared": true}}, "disks": {"disk": {"ro": true}}}`: {Path: "/srv/disk", Capacity: 1, Shared: true, ReadOnly: true},
+	} {
+		pod := with(hardware, corev1.HostPathFileOrCreate)
+		if errs := Check(pod); len(errs) > 0 {
+			t.Fatal(errs.ToAggregate())
+		}
+		if disks := Spec(pod, Node{}, nil).HostDisks(); len(disks) != 1 || *disks[0].HostDisk != want {
+			t.Errorf("%s: %+v", hardware, disks)
+		}
+	}
+	for name, pod := range map[string]*corev1.Pod{
+		"no volume":   with(`{"hostDisks": {"other": {}}}`, corev1.HostPathFile),
+		"a folder":    with(`{"hostDisks": {"disk": {}}}`, corev1.HostPathDirectory),
+		"no capacity": with(`{"hostDisks": {"disk": {}}}`, corev1.HostPathFileOrCreate),
+		"a capacity":  with(`{"hostDisks": {"disk": {"capacity": 1}}}`, corev1.HostPathFile),
+		"a negative":  with(`{"hostDisks": {"disk": {"capacity": -1}}}`, corev1.HostPathFileOrCreate),
+		"a huge one":  with(`{"hostDisks": {"disk": {"capacity": 9223372036854775807}}}`, corev1.HostPathFileOrCreate),
+		"mounted": with(`{"hostDisks": {"disk": {}}}`, corev1.HostPathFile, func(p *corev1.Pod) {
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "disk", MountPath: "/d"}}
+		}),
+		"a ConfigMap": with(`{"hostDisks": {"disk": {}}}`, corev1.HostPathFile, func(p *corev1.Pod) {
+			p.Spec.Volumes[len(p.Spec.Volumes)-1].VolumeSource = corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}
+		}),
+		"an odd answer": with(`{"hostDisks": {"disk": true}}`, corev1.HostPathFile),
+	} {
+		if errs := Check(pod); len(errs) != 1 || errs[0].Field != "metadata.annotations[vm.cocoonstack.io/hardware]" {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}

@@ -113,7 +113,7 @@ func Fill(ctx context.Context, pod *corev1.Pod, node Node, from Source, volumes 
 			wg.Go(func() { volumes[i].Files, errs[i] = Files(ctx, pod, node, from, volumes[i].Name) })
 		case vm.VolumeDisk:
 			wg.Go(func() { errs[i] = findDisk(ctx, pod, from, &volumes[i]) })
-		case vm.VolumeEmpty, vm.VolumeImage, vm.VolumeDir, vm.VolumeNFS: // the guest makes the first and mounts the last, and the engine finds the others
+		case vm.VolumeEmpty, vm.VolumeImage, vm.VolumeDir, vm.VolumeNFS, vm.VolumeHostDisk: // the guest makes the first and mounts the last, and the engine finds the others
 		}
 	}
 	wg.Wait()

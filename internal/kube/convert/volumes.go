@@ -151,14 +151,19 @@ func kindOf(source any) string {
 	return ""
 }
 
-// volumes returns the volumes of pod that its containers mount, and those whose files are on disks, without their content.
+// volumes returns the volumes of pod that its containers mount, those that are disks themselves or whose files are on disks, and the one with the kernel, without their content.
 func volumes(pod *corev1.Pod) []vm.Volume {
 	var out []vm.Volume
 	ask, _ := contract.ParseMachine(pod.Annotations)
+	kernel := kernelVolume(pod)
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		def := vm.Volume{Name: v.Name, Kind: vm.VolumeFiles, Label: ask.FileDisks[v.Name]}
-		if def.Label == "" && !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
+		if d := hostDisk(pod, v); d != nil {
+			out = append(out, vm.Volume{Name: v.Name, Kind: vm.VolumeHostDisk, HostDisk: d})
+			continue
+		}
+		if def.Label == "" && v.Name != kernel && !slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
 			continue // like the kubelet, skip volumes that no container mounts
 		}
 		if sc := pod.Spec.SecurityContext; sc != nil && sc.FSGroup != nil && v.Image == nil && v.HostPath == nil && v.NFS == nil {
@@ -222,11 +227,13 @@ func Published(pod *corev1.Pod) bool {
 	})
 }
 
-// ImageVolumes returns the volumes of pod with the files of images, which the pod's VM has because containers mount them.
+// ImageVolumes returns the volumes of pod with the files of images, which the pod's VM has because containers mount them, or its guest boots
+// their kernel.
 func ImageVolumes(pod *corev1.Pod) (out []*corev1.Volume) {
+	kernel := kernelVolume(pod)
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if v.Image != nil && slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) }) {
+		if v.Image != nil && (v.Name == kernel || slices.ContainsFunc(containers(pod), func(c *corev1.Container) bool { return uses(c, v.Name) })) {
 			out = append(out, v)
 		}
 	}

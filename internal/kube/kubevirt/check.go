@@ -165,7 +165,6 @@ func (c *check) machine() {
 	c.flag(devices.Child("autoattachSerialConsole"), d.AutoattachSerialConsole, false, "a VM has a serial console")
 	c.flag(devices.Child("logSerialConsole"), d.LogSerialConsole, false, "the output of the console is kept, for kubectl logs")
 	c.flag(devices.Child("autoattachInputDevice"), d.AutoattachInputDevice, true, noInputs)
-	c.flag(devices.Child("autoattachVSOCK"), d.AutoattachVSOCK, true, "a VM has no vsock")
 	if w := d.Watchdog; w != nil && w.I6300ESB != nil {
 		only(c, devices.Child("watchdog", "i6300esb", "action"), w.I6300ESB.Action, "", v1.WatchdogActionReset, v1.WatchdogActionPoweroff, v1.WatchdogActionShutdown)
 	}
@@ -253,7 +252,7 @@ func (c *check) disks() {
 			}
 			orders[*d.BootOrder] = true
 			if root := rootVolume(c.spec); volumes[d.Name] && (root == nil || root.Name != d.Name) {
-				c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from its containerDisk, or else from its first claim"))
+				c.errs = append(c.errs, field.Forbidden(at.Child("bootOrder"), "the guest boots from its containerDisk, or else from its first claim or hostDisk"))
 			}
 		}
 	}
@@ -328,6 +327,7 @@ func (c *check) volumes() {
 		if d := v.DataVolume; d != nil && d.Name == "" {
 			c.errs = append(c.errs, field.Required(at.Child("dataVolume", "name"), ""))
 		}
+		c.hostDisk(v.HostDisk, at.Child("hostDisk"))
 		c.files(v, at)
 		if seed, name := cloudInit(v); seed != nil {
 			seeds++
@@ -337,13 +337,13 @@ func (c *check) volumes() {
 			c.seed(seed, at.Child(name))
 		}
 	}
-	if rootVolume(c.spec) == nil {
-		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk, a dataVolume or a persistentVolumeClaim"))
+	if rootVolume(c.spec) == nil && kernelBoot(c.spec) == nil {
+		c.errs = append(c.errs, field.Required(at, "a VM boots from a containerDisk, a dataVolume, a persistentVolumeClaim or a hostDisk, or by kernelBoot"))
 	}
 }
 
 // rootVolume returns the volume from which the guest boots; nil if there is none. That is its containerDisk. An instance without one boots from a
-// claim that is not hotpluggable, and so never from one that was added: the disk with the lowest bootOrder, or else the first.
+// file of its node or a claim that is not hotpluggable, and so never from one that was added: the disk with the lowest bootOrder, or else the first.
 func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 	claims := map[string]*v1.Volume{}
 	var first *v1.Volume
@@ -352,7 +352,7 @@ func rootVolume(s *v1.VirtualMachineInstanceSpec) *v1.Volume {
 		switch {
 		case v.ContainerDisk != nil:
 			return v
-		case (v.PersistentVolumeClaim != nil || v.DataVolume != nil || v.Ephemeral != nil) && !Hotpluggable(v):
+		case (v.PersistentVolumeClaim != nil || v.DataVolume != nil || v.Ephemeral != nil || v.HostDisk != nil) && !Hotpluggable(v):
 			claims[v.Name] = v
 			if first == nil {
 				first = v

@@ -46,6 +46,14 @@ func boots(b v1.Bootloader) func(*v1.VirtualMachineInstanceSpec) {
 	return func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{Bootloader: &b} }
 }
 
+func fileOfNode(d v1.HostDisk) func(*v1.VirtualMachineInstanceSpec) {
+	return func(s *v1.VirtualMachineInstanceSpec) { s.Volumes[1].VolumeSource = v1.VolumeSource{HostDisk: &d} }
+}
+
+func kernelOf(k v1.KernelBoot) func(*v1.VirtualMachineInstanceSpec) {
+	return func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Firmware = &v1.Firmware{KernelBoot: &k} }
+}
+
 func TestCheck(t *testing.T) {
 	yes, no := true, false
 	if errs, warnings := Check(spec(t, cirros), nil); len(errs) > 0 || len(warnings) > 0 {
@@ -197,9 +205,24 @@ func TestCheck(t *testing.T) {
 		"an empty disk of no size": {func(s *v1.VirtualMachineInstanceSpec) {
 			s.Volumes[1].VolumeSource = v1.VolumeSource{EmptyDisk: &v1.EmptyDiskSource{}}
 		}, "spec.volumes[1].emptyDisk.capacity: Invalid"},
-		"a folder of nodes": {func(s *v1.VirtualMachineInstanceSpec) {
-			s.Volumes[1].VolumeSource = v1.VolumeSource{HostDisk: &v1.HostDisk{Path: "/etc/shadow"}}
-		}, "spec.volumes[1].hostDisk.path: Forbidden"},
+		"a kernel with Secure Boot": {func(s *v1.VirtualMachineInstanceSpec) {
+			kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{Image: "k", KernelPath: "/k"}})(s)
+			s.Domain.Firmware.Bootloader = &v1.Bootloader{EFI: &v1.EFI{}}
+		}, "spec.domain.firmware.bootloader.efi.secureBoot: Forbidden"},
+		"arguments of no kernel":     {kernelOf(v1.KernelBoot{KernelArgs: "quiet"}), "spec.domain.firmware.kernelBoot.kernelArgs: Invalid"},
+		"arguments of two lines":     {kernelOf(v1.KernelBoot{KernelArgs: "a\nb", Container: &v1.KernelBootContainer{}}), "spec.domain.firmware.kernelBoot.kernelArgs: Invalid"},
+		"a kernel of no image":       {kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{KernelPath: "/k"}}), "spec.domain.firmware.kernelBoot.container.image: Required"},
+		"an initrd without a kernel": {kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{Image: "k", InitrdPath: "/i"}}), "spec.domain.firmware.kernelBoot.container.kernelPath: Required"},
+		"a kernel outside":           {kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{Image: "k", KernelPath: "/../etc/shadow"}}), "spec.domain.firmware.kernelBoot.container.kernelPath: Invalid"},
+		"a relative initrd":          {kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{Image: "k", KernelPath: "/k", InitrdPath: "i"}}), "spec.domain.firmware.kernelBoot.container.initrdPath: Invalid"},
+		"a kernel pulled sometimes":  {kernelOf(v1.KernelBoot{Container: &v1.KernelBootContainer{Image: "k", KernelPath: "/k", ImagePullPolicy: "Sometimes"}}), "spec.domain.firmware.kernelBoot.container.imagePullPolicy: Unsupported"},
+		"a file without a type":      {fileOfNode(v1.HostDisk{Path: "/srv/disk"}), "spec.volumes[1].hostDisk.type: Unsupported"},
+		"a file without a path":      {fileOfNode(v1.HostDisk{Type: v1.HostDiskExists}), "spec.volumes[1].hostDisk.path: Required"},
+		"a file outside":             {fileOfNode(v1.HostDisk{Path: "/srv/../etc/shadow", Type: v1.HostDiskExists}), "spec.volumes[1].hostDisk.path: Invalid"},
+		"a relative file":            {fileOfNode(v1.HostDisk{Path: "srv/disk", Type: v1.HostDiskExists}), "spec.volumes[1].hostDisk.path: Invalid"},
+		"a new file of no size":      {fileOfNode(v1.HostDisk{Path: "/srv/disk", Type: v1.HostDiskExistsOrCreate}), "spec.volumes[1].hostDisk.capacity: Invalid"},
+		"a file with a size":         {fileOfNode(v1.HostDisk{Path: "/srv/disk", Type: v1.HostDiskExists, Capacity: resource.MustParse("1Gi")}), "spec.volumes[1].hostDisk.capacity: Invalid"},
+		"a huge file":                {fileOfNode(v1.HostDisk{Path: "/srv/disk", Type: v1.HostDiskExistsOrCreate, Capacity: resource.MustParse("1Ei")}), "spec.volumes[1].hostDisk.capacity: Invalid"},
 	} {
 		s := spec(t, cirros)
 		c.change(s)
@@ -215,6 +238,7 @@ func TestCheck(t *testing.T) {
 // Whatever the API server lets through, neither Check nor Pod panics, and what is refused has a path.
 func FuzzCheck(f *testing.F) {
 	f.Add([]byte(cirros))
+	f.Add([]byte(`{domain: {memory: {guest: 128Mi}, firmware: {kernelBoot: {kernelArgs: a, container: {image: k, kernelPath: /k, initrdPath: /i}}}}, volumes: [{name: kernel-boot, emptyDisk: {capacity: 1Gi}}]}`))
 	f.Add([]byte(`{domain: {devices: {disks: [{name: a, bootOrder: 0, cdrom: {}}]}, cpu: {cores: 4294967295, sockets: 4294967295, threads: 4294967295}}, volumes: [{}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := &v1.VirtualMachineInstanceSpec{}

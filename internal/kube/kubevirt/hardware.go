@@ -30,6 +30,8 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	m.Hardware = contract.Hardware{
 		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec), MACs: macs(&vmi.Spec),
 	}
+	m.Hardware.Kernel, m.Hardware.HostDisks = kernel(&vmi.Spec), hostDisks(&vmi.Spec)
+	m.Hardware.VSOCK = d.Devices.AutoattachVSOCK != nil && *d.Devices.AutoattachVSOCK
 	m.Hardware.Keep = keptBy(vmi, m.Hardware)
 	if n := maxSockets(&vmi.Spec); n > 0 {
 		m.Hardware.MaxSockets, m.Hardware.CPUShare = n, cpuShare
@@ -194,6 +196,7 @@ func (c *check) firmware() {
 		at := domain.Child("firmware")
 		valid(at.Child("uuid"), string(f.UUID), vm.SMBIOS{UUID: lower(f.UUID)})
 		valid(at.Child("serial"), f.Serial, vm.SMBIOS{Serial: f.Serial})
+		c.kernelBoot(at)
 		if b := f.Bootloader; b != nil && b.EFI != nil {
 			at := at.Child("bootloader", "efi")
 			if b.BIOS != nil {

@@ -129,21 +129,24 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 	if pod.Spec.Hostname == "" {
 		pod.Spec.Hostname = hostname(vmi.Name)
 	}
-	if root := rootVolume(s); root.ContainerDisk == nil {
+	if root := rootVolume(s); root == nil {
+		container.Image = vm.FromVolume(kernelVolume(s))
+	} else if root.ContainerDisk == nil {
 		container.Image = vm.FromVolume(root.Name)
 	}
 	for _, v := range s.Volumes {
 		if d := v.ContainerDisk; d != nil {
 			container.Image, container.ImagePullPolicy = d.Image, d.ImagePullPolicy
-			if d.ImagePullSecret != "" {
-				pod.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: d.ImagePullSecret}}
-			}
+			addPullSecret(pod, d.ImagePullSecret)
 		}
 		if seed, _ := cloudInit(v); seed != nil {
 			seed.apply(pod, v.Name, seedName(vmi), keySecrets(s))
 		}
 		if volume, _, name := files(v); name != "" {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, volume) // an annotation makes it a disk
+		}
+		if v.HostDisk != nil {
+			pod.Spec.Volumes = append(pod.Spec.Volumes, hostDiskVolume(v)) // an annotation makes it a disk
 		}
 		if dataDisk(v) {
 			pod.Spec.Volumes = append(pod.Spec.Volumes, data(v))
@@ -153,6 +156,7 @@ func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
 			container.VolumeDevices = append(container.VolumeDevices, corev1.VolumeDevice{Name: v.Name, DevicePath: "/dev/" + v.Name}) // the guest finds it by its serial
 		}
 	}
+	addKernel(pod, s)
 	if secrets := logins(s).Secrets(); len(secrets) > 0 {
 		pod.Spec.Volumes = append(pod.Spec.Volumes, loginsVolume(secrets, pod.Spec.Volumes))
 	}

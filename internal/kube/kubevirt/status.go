@@ -54,6 +54,10 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 	observeSize(&s, vmi, pod, now)
 	s.Interfaces = interfaces(&vmi.Spec, pod)
 	s.VolumeStatus = append(hotplugged(pod), dumps(vmi, pod)...)
+	s.VSOCKCID = nil
+	if cid := contract.VSOCKCID(pod.Annotations); cid != 0 {
+		s.VSOCKCID = &cid
+	}
 	ready := condition(pod, corev1.PodReady)
 	set(&s, v1.VirtualMachineInstanceReady, ready.Status == corev1.ConditionTrue, cmp.Or(ready.Reason, "GuestNotRunning"), ready.Message, now)
 	if placed := condition(pod, corev1.PodScheduled); placed.Status == corev1.ConditionFalse {

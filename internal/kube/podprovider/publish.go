@@ -207,6 +207,9 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 	if r.dumped.File != "" {
 		a[contract.KeyMemoryDumped] = r.dumped.String()
 	}
+	if f.rec != nil {
+		a[contract.KeyCID] = contract.CIDText(f.rec.CID)
+	}
 	a[contract.KeyPlugged] = contract.PluggedText(r.plugged)
 	if hint, known := r.hint(f); known {
 		a[contract.KeyPostCloneHint] = hint
