@@ -29,6 +29,7 @@ type Config struct {
 	Kernel         string   // guest kernel of OCI images; "": only disk images can run
 	Initrd         string   // contains the guest agent
 	WindowsDrivers string   // ISO image in the CD-ROM drive of Windows guests; "": their drive is empty
+	VSOCK          bool     // guests may have a virtio socket, by which they reach programs of the node
 	MaxLogBytes    int64    // for one run of one VM's main process; 16 MiB
 	PoolSize       int      // clones kept ready of each snapshot that VMs are cloned from; 0: no pool
 	PoolMemory     int64    // bytes of memory for all guests in the pool together

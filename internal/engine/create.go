@@ -98,6 +98,9 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 	if err := n.designDirs(r); err != nil {
 		return vm.Record{}, err
 	}
+	if err := n.designSocket(r); err != nil {
+		return vm.Record{}, err
+	}
 	if err := n.designHostDisks(r); err != nil {
 		return vm.Record{}, err
 	}

@@ -64,6 +64,14 @@ func (n *node) designDirs(r vm.Record) error {
 	return nil
 }
 
+// designSocket checks that the guest of r may have a virtio socket, if it asks for one.
+func (n *node) designSocket(r vm.Record) error {
+	if h := r.Spec.Hardware; h != nil && h.VSOCK && r.ImageType != vm.ImageOCI && !n.cfg.VSOCK {
+		return errdefs.Unsupportedf("it asks for a virtio socket (VSOCK), and this node gives guests none, because they reach whatever listens for AF_VSOCK there; its operator allows them with the setting vsock of cocoond")
+	}
+	return nil
+}
+
 // mountable returns an InvalidArgument error if the guest of r boots itself and v needs something that cloud-init cannot do.
 func mountable(r vm.Record, v vm.Volume) error {
 	if r.ImageType == vm.ImageOCI {

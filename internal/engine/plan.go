@@ -133,6 +133,9 @@ func (n *node) startable(r vm.Record) error {
 	if _, err := n.sharesOf(r); err != nil {
 		return err
 	}
+	if err := n.designSocket(r); err != nil {
+		return err
+	}
 	if err := n.designHostDisks(r); err != nil {
 		return err
 	}

@@ -141,9 +141,9 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 	engineCfg := engine.Config{
 		StateDir: d.cfg.StateDir, RunDir: d.cfg.RunDir, DefaultDriver: d.cfg.Driver, StandIns: []string{string(contract.BackendCloudHypervisor), string(contract.BackendFirecracker)}, DefaultNetwork: d.nets.first(),
 		Kernel: d.present(d.cfg.Guest.Kernel), Initrd: d.present(d.cfg.Guest.Initramfs),
-		WindowsDrivers: d.cfg.Guest.WindowsDrivers,
-		Silence:        time.Duration(d.cfg.Guest.SilenceSeconds) * time.Second,
-		PoolSize:       d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
+		WindowsDrivers: d.cfg.Guest.WindowsDrivers, VSOCK: d.cfg.Guest.VSOCK,
+		Silence:  time.Duration(d.cfg.Guest.SilenceSeconds) * time.Second,
+		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
 		HostPaths: hostPaths, CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
 	}
 	if published != nil { // not a nil pointer in an interface

@@ -142,7 +142,7 @@ var rules = rulebook{
 	"domain.devices.logSerialConsole":                            {Honoured, "true only; kubectl logs shows it"},
 	"domain.devices.autoattachMemBalloon":                        {Warned, "a VM always has a balloon"},
 	"domain.devices.autoattachInputDevice":                       {Honoured, "false only"},
-	"domain.devices.autoattachVSOCK":                             {Honoured, "if the node has /dev/vhost-vsock; such a VM is not hibernated"},
+	"domain.devices.autoattachVSOCK":                             {Honoured, "if the node's operator allows it (vsock, by default off) and the node has /dev/vhost-vsock; such a VM is not hibernated"},
 	"domain.devices.rng":                                         {Honoured, "a VM always has one"},
 	"domain.devices.blockMultiQueue":                             {Warned, "the node decides about queues"},
 	"domain.devices.networkInterfaceMultiqueue":                  {Warned, "the node decides about queues"},
