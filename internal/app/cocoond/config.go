@@ -125,7 +125,7 @@ func (c *Config) settings() []settings.Setting {
 		{Flag: "kernel", Env: "COCOOND_KERNEL", Key: "guest.kernel", Value: settings.Text(&g.Kernel), Usage: "kernel of container images (default: guest/vmlinux beside the binary or in ../lib/cocoon)"},
 		{Flag: "initramfs", Env: "COCOOND_INITRAMFS", Key: "guest.initramfs", Value: settings.Text(&g.Initramfs), Usage: "initramfs of container images (default: guest/initramfs in the same folders)"},
 		{Flag: "windows-drivers", Env: "COCOOND_WINDOWS_DRIVERS", Key: "guest.windowsDrivers", Value: settings.Text(&g.WindowsDrivers), Usage: "ISO image with drivers, such as virtio-win.iso, which is in the CD-ROM drive of Windows guests (default: none)"},
-		{Flag: "vsock", Env: "COCOOND_VSOCK", Key: "guest.vsock", Value: settings.Bool(&g.VSOCK), Usage: "whether guests may have a virtio socket, by which they reach whatever listens for AF_VSOCK on this machine (default: false)"},
+		{Flag: "vsock", Env: "COCOOND_VSOCK", Key: "guest.vsock", Value: settings.Bool(&g.VSOCK), Usage: "whether guests may have a virtio socket, by which they reach whatever listens for AF_VSOCK on this machine"},
 		{Key: "guest.silenceSeconds", Default: "60", Value: settings.Number(&g.SilenceSeconds), Usage: "how long a guest may not answer before calls into it end"},
 		{Key: "qemu", Value: settings.Tree(&c.QEMU), Usage: "{binary, cgroup, uidBase, uidCount, tbSize}: program, folder of the VMs in the cgroup tree, their user ids, MiB of translated code"},
 		{Key: "fake", Value: settings.Tree(&c.Fake), Usage: "{launchMS, shutdownMS}: how long the VMs of the driver fake take"},
