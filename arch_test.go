@@ -81,7 +81,7 @@ var rooms = map[string][]string{
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
 		"podstatus", "csi", "podvolumes", "podsnapshots", "podhealth", "podprovider", "netpolicy", "storage", "node",
-		"kubevirt", "claimnode", "machinebase", "upload", "aggregated", "controller", "controller/upload", "controller/datavolume", "controller/virtualmachineinstance", "controller/virtualmachineinstancereplicaset", "controller/virtualmachine", "controller/virtualmachinepool", "controller/virtualmachinesnapshot", "controller/virtualmachinerestore", "controller/virtualmachineclone", "controller/eviction", "controller/hibernation", "controller/unplaced", "controller/kubevirtstatus", "controller/vmplacement", "controller/cocoonset", "admission",
+		"kubevirt", "claimnode", "snapshotclass", "machinebase", "upload", "aggregated", "controller", "controller/upload", "controller/datavolume", "controller/virtualmachineinstance", "controller/virtualmachineinstancereplicaset", "controller/virtualmachine", "controller/virtualmachinepool", "controller/virtualmachinesnapshot", "controller/virtualmachinerestore", "controller/virtualmachineclone", "controller/eviction", "controller/hibernation", "controller/unplaced", "controller/kubevirtstatus", "controller/vmplacement", "controller/cocoonset", "admission",
 	},
 }
 

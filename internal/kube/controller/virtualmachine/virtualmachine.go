@@ -107,6 +107,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, controller.IgnoreStale(r.Client.Patch(ctx, on, client.MergeFromWithOptions(vm, client.MergeFromWithOptimisticLock{})))
 	}
 	s := decide(x)
+	if s.status.VolumeSnapshotStatuses, err = r.snapshotStatuses(ctx, vm, x.template); err != nil {
+		return reconcile.Result{}, err
+	}
 	if s.start {
 		if err := r.start(ctx, vm, plan); err != nil {
 			return reconcile.Result{}, err

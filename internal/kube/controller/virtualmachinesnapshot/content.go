@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	volumesnapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +18,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/kube/snapshotclass"
 )
 
 // Labels that KubeVirt puts on VolumeSnapshots.
@@ -27,11 +26,6 @@ const (
 	labelSource    = "snapshot.kubevirt.io/source-vm-name"
 	labelNamespace = "snapshot.kubevirt.io/source-vm-namespace"
 )
-
-// defaultClass marks the VolumeSnapshotClass of a driver that has several.
-const defaultClass = "snapshot.storage.kubernetes.io/is-default-class"
-
-const noAPI = "the cluster has no API of volume snapshots (snapshot.storage.k8s.io/v1); install it with its snapshot-controller"
 
 // contentName returns the name of the content of a snapshot.
 func contentName(snapshot *v1beta1.VirtualMachineSnapshot) string {
@@ -102,7 +96,7 @@ func (r *Reconciler) volumeSnapshots(ctx context.Context, content *v1beta1.Virtu
 		switch {
 		case meta.IsNoMatchError(err):
 			all = append(all, nil)
-			obstacle = noAPI
+			obstacle = snapshotclass.NoAPI
 		case err != nil:
 			return nil, "", err
 		case !ok:
@@ -141,7 +135,7 @@ func (r *Reconciler) volumes(ctx context.Context, vm *v1.VirtualMachine) (all []
 		case claim.Status.Phase != corev1.ClaimBound:
 			return nil, fmt.Sprintf("the claim %s of volume %s is not bound; start the machine once", name, v.name), nil
 		}
-		if _, has, why, err := r.class(ctx, claim.Spec.StorageClassName); err != nil || why != "" {
+		if _, has, why, err := snapshotclass.Of(ctx, r.Live, claim.Spec.StorageClassName); err != nil || why != "" {
 			return nil, why, err
 		} else if has {
 			v.claim = claim
@@ -151,43 +145,6 @@ func (r *Reconciler) volumes(ctx context.Context, vm *v1.VirtualMachine) (all []
 		all = append(all, v)
 	}
 	return all, "", nil
-}
-
-// class returns the VolumeSnapshotClass for claims of a storage class. has is false if there is none.
-func (r *Reconciler) class(ctx context.Context, of *string) (name string, has bool, obstacle string, err error) {
-	if of == nil || *of == "" {
-		return "", false, "", nil
-	}
-	class := &storagev1.StorageClass{}
-	if ok, err := get(ctx, r.Live, client.ObjectKey{Name: *of}, class); err != nil || !ok {
-		return "", false, "", err
-	}
-	all := &volumesnapshotv1.VolumeSnapshotClassList{}
-	if err := r.Live.List(ctx, all); meta.IsNoMatchError(err) {
-		return "", false, noAPI, nil
-	} else if err != nil {
-		return "", false, "", fmt.Errorf("list VolumeSnapshotClasses: %w", err)
-	}
-	var names, defaults []string
-	for _, c := range all.Items {
-		if c.Driver != class.Provisioner {
-			continue
-		}
-		names = append(names, c.Name)
-		if c.Annotations[defaultClass] == "true" {
-			defaults = append(defaults, c.Name)
-		}
-	}
-	switch {
-	case len(names) == 0:
-		return "", false, "", nil
-	case len(defaults) == 1:
-		return defaults[0], true, "", nil
-	case len(names) == 1:
-		return names[0], true, "", nil
-	}
-	slices.Sort(names)
-	return "", false, fmt.Sprintf("the driver %s has the VolumeSnapshotClasses %s; give one of them the annotation %s: \"true\"", class.Provisioner, strings.Join(names, ", "), defaultClass), nil
 }
 
 // begin creates the content.
@@ -278,7 +235,7 @@ func (r *Reconciler) take(ctx context.Context, x *seen, s *step) error {
 		if i >= len(x.taken) || x.taken[i] != nil {
 			continue
 		}
-		class, _, _, err := r.class(ctx, b.PersistentVolumeClaim.Spec.StorageClassName)
+		class, _, _, err := snapshotclass.Of(ctx, r.Live, b.PersistentVolumeClaim.Spec.StorageClassName)
 		if err != nil {
 			return err
 		}
