@@ -234,6 +234,12 @@ func booted() func(*testing.T, hypervisor.Instance) {
 	boots := map[string]int{}
 	return func(t *testing.T, i hypervisor.Instance) {
 		console, _ := hypervisor.As[hypervisor.ConsoleOpener](i)
+		defer func() {
+			if t.Failed() {
+				log := consoleOf(t, i)
+				t.Logf("the console:\n%s", log[max(0, len(log)-4000):])
+			}
+		}()
 		var ready bool
 		await(t, "the guest has booted", func() bool {
 			ready = strings.Contains(consoleOf(t, i), "GUEST-READY")
