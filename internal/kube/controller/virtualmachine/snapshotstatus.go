@@ -39,7 +39,7 @@ func (r *Reconciler) snapshotStatuses(ctx context.Context, vm *v1.VirtualMachine
 // noSnapshot returns why no snapshot has the claim of a volume; "": one has it.
 func (r *Reconciler) noSnapshot(ctx context.Context, namespace, name, volume string) (string, error) {
 	claim := &corev1.PersistentVolumeClaim{}
-	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, claim); err != nil {
+	if err := r.Live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, claim); err != nil { // the cache keeps no specs of claims
 		if client.IgnoreNotFound(err) != nil {
 			return "", fmt.Errorf("read PersistentVolumeClaim %s: %w", name, err)
 		}
