@@ -15,7 +15,7 @@ type MemoryDump struct {
 	File  string // that has it there
 }
 
-// ParseMemoryDump returns the request in the annotations of a pod. Without a request it returns the zero value. Every error is of type Errors.
+// ParseMemoryDump returns the request in the annotations of a pod, or the zero value. Errors are of type Errors.
 func ParseMemoryDump(annotations map[string]string) (MemoryDump, error) {
 	v := annotations[KeyMemoryDump]
 	if v == "" {

@@ -110,12 +110,6 @@ type moving struct {
 	nicArgs
 }
 
-// runs reports whether the VM has a process, which may use the tap.
-func (a *moving) runs() bool {
-	run := a.run.Load()
-	return run != nil && !run.Over()
-}
-
 // own creates the interface, or finds it as it is.
 func (a *moving) own(ctx context.Context) (network.Network, vm.NIC, error) {
 	n, err := a.nics.network(a.Spec)
@@ -138,14 +132,6 @@ func (a *moving) insert(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.AgentTimeout)
 	defer cancel()
 	return endedProcess(plugger.PlugNIC(ctx, nic))
-}
-
-// endedProcess returns err as the operation returns it if the process of the VM has ended.
-func endedProcess(err error) error {
-	if errdefs.IsNotFound(err) {
-		return errdefs.Preconditionf("its process has ended: %w", err)
-	}
-	return err
 }
 
 // remove unplugs the interface from the running guest. It waits a limited time for the guest to release it.
@@ -184,14 +170,6 @@ func (a *moving) gone(r *vm.Record) {
 	if i := r.Spec.NICIn(a.Place); i > 0 {
 		*r = r.WithoutNIC(i, r.State == vm.StateRunning)
 	}
-}
-
-// readopt finds the VM as the earlier process of the engine has left it. It reports whether it runs.
-func (a *moving) readopt(ctx context.Context) (runs bool, err error) {
-	if err := a.adopt(ctx); err != nil || a.run.Load() != nil {
-		return err == nil, err
-	}
-	return false, a.nics.detach(ctx, a.record().NICs, false)
 }
 
 // nicAttachment gives a VM an interface. Once it exists it is on record, so that a guest that ends meanwhile gives back its tap. Nobody expects it

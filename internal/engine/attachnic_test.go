@@ -216,7 +216,7 @@ func TestAttachNICRefuses(t *testing.T) {
 	r.clean()
 }
 
-// After an error the VM is as before. What its guest does not give back stays with the VM until it is detached.
+// After an error the VM is as before. If its guest does not give back the interface, the VM keeps it until somebody detaches it.
 func TestAttachNICFails(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	var failing atomic.Value

@@ -129,12 +129,6 @@ type attaching struct {
 	volumeArgs
 }
 
-// runs reports whether the VM has a process, which may use the disk.
-func (a *attaching) runs() bool {
-	run := a.run.Load()
-	return run != nil && !run.Over()
-}
-
 // own attaches the volume in the store, and returns its disk at the place that it has on record, or at a new one.
 func (a *attaching) own(ctx context.Context) (d vm.Disk, size int64, err error) {
 	r := a.record()
@@ -157,11 +151,7 @@ func (a *attaching) insert(ctx context.Context, d vm.Disk) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.AgentTimeout)
 	defer cancel()
-	err = plugger.PlugDisk(ctx, d)
-	if errdefs.IsNotFound(err) {
-		return errdefs.Preconditionf("its process has ended: %w", err)
-	}
-	return err
+	return endedProcess(plugger.PlugDisk(ctx, d))
 }
 
 // mount has the agent of the running guest mount the volume. told reports whether the agent may have done anything.
@@ -231,14 +221,6 @@ func (a *attaching) remove(ctx context.Context) error {
 		return err
 	}
 	return nil // its process has ended
-}
-
-// readopt finds the VM as the earlier process of the engine has left it. It reports whether it runs.
-func (a *attaching) readopt(ctx context.Context) (runs bool, err error) {
-	if err := a.adopt(ctx); err != nil || a.run.Load() != nil {
-		return err == nil, err
-	}
-	return false, a.nics.detach(ctx, a.record().NICs, false)
 }
 
 // attached changes r to the record of a VM that has the volume on the disk d.

@@ -78,7 +78,7 @@ type dumpArgs struct {
 }
 
 // dump writes the memory of a VM to a volume. The VM has the volume meanwhile, in the store and not on its record, so that nobody else uses
-// it. A dump that is interrupted is no file system, and is not continued: the guest would be another one.
+// it. An interrupted dump leaves no file system. It does not go on, because the memory of the guest has changed since.
 type dump struct {
 	*machine
 	dumpArgs
@@ -124,14 +124,25 @@ func (d *dump) write(ctx context.Context) (_ outcome, err error) {
 	if err := coredisk.Check(disk, d.got.Size); err != nil {
 		return outcome{}, fmt.Errorf("volume %s: %w", d.got.Name, err)
 	}
+	goOn := d.standStill()
 	err = coredisk.Write(disk, d.got.Size, d.File, time.Now(), func(w io.Writer) error { return dumper.DumpMemory(ctx, w) })
-	switch {
-	case errdefs.IsNotFound(err):
-		return outcome{}, errdefs.Preconditionf("its process has ended: %w", err)
-	case err != nil:
-		return outcome{}, fmt.Errorf("volume %s: %w", d.got.Name, err)
+	goOn()
+	if err != nil {
+		return outcome{}, fmt.Errorf("volume %s: %w", d.got.Name, endedProcess(err))
 	}
 	return outcome{}, nil
+}
+
+// standStill says that the guest does not answer for a while, and is not silent. goOn gives it the time that it has missed.
+func (d *dump) standStill() (goOn func()) {
+	run := d.run.Load()
+	if run == nil || run.Held.Swap(true) { // it is paused
+		return func() {}
+	}
+	return func() {
+		run.Held.Store(false)
+		d.life.spawn(func(ctx context.Context) { run.link.SetClock(ctx) })
+	}
 }
 
 func (d *dump) detach(ctx context.Context) (outcome, error) {
@@ -150,13 +161,8 @@ func (d *dump) undo(ctx context.Context, cause error) error {
 
 // recover ends the dump of an earlier process of the engine. Its guest goes on.
 func (d *dump) recover(ctx context.Context) (next string, err error) {
-	if err := d.adopt(ctx); err != nil {
+	if _, err := d.readopt(ctx); err != nil {
 		return "", err
-	}
-	if d.run.Load() == nil {
-		if err := d.nics.detach(ctx, d.record().NICs, false); err != nil {
-			return "", err
-		}
 	}
 	if err := d.releaseVolume(ctx, d.Volume, d.id); err != nil {
 		return "", err

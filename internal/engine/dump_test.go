@@ -38,6 +38,13 @@ func (r *rig) contents(ctx context.Context) []byte {
 // A dump takes a volume that is free, and gives it back.
 func TestDumpMemory(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
+	var clocks atomic.Int32
+	r.world.Fault = func(call string) error {
+		if call == "agent.SetClock" {
+			clocks.Add(1)
+		}
+		return nil
+	}
 	r.refused("no such VM", errdefs.NotFound, dumpTo(ctx, r, "data"))
 	rec := r.must(r.Launch(ctx, cloud()))
 	r.refused("no such volume", errdefs.NotFound, dumpTo(ctx, r, "data"))
@@ -58,6 +65,7 @@ func TestDumpMemory(t *testing.T) {
 			t.Errorf("the volume is kept: %+v", v.Attachments)
 		}
 	}
+	r.eventually("the guest gets the time that it has missed", func() bool { return clocks.Load() >= 2 })
 	r.must(r.Pause(ctx, "web"))
 	if err := dumpTo(ctx, r, "data"); err != nil {
 		t.Errorf("of a paused VM: %v", err)

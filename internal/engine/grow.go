@@ -89,10 +89,7 @@ func (g *growth) give(ctx context.Context) (outcome, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.cfg.AgentTimeout)
 	defer cancel()
-	if err := resizer.Grow(ctx, g.to); err != nil {
-		if errdefs.IsNotFound(err) {
-			return outcome{}, errdefs.Preconditionf("its process has ended: %w", err)
-		}
+	if err := endedProcess(resizer.Grow(ctx, g.to)); err != nil {
 		return outcome{}, err
 	}
 	return outcome{change: func(r *vm.Record) { r.Spec = next }}, nil
@@ -123,14 +120,12 @@ func (g *growth) settleGrown(ctx context.Context, cause error) error {
 
 // recover goes on with a VM that runs. Another one boots in its old size.
 func (g *growth) recover(ctx context.Context) (next string, err error) {
-	if err := g.adopt(ctx); err != nil {
+	runs, err := g.readopt(ctx)
+	if err != nil {
 		return "", err
 	}
-	if g.run.Load() != nil {
+	if runs {
 		return stepGrow, nil
-	}
-	if err := g.nics.detach(ctx, g.record().NICs, false); err != nil {
-		return "", err
 	}
 	return "", g.settle(ctx, same)
 }

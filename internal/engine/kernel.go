@@ -16,8 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// The kernel that a disk guest boots instead of a disk, and its initrd, are copies of files of an image in the VM's folder. They are made when
-// the VM is created, and again when it starts without them, from the same image, which stays as long as the VM.
+// A disk guest can boot a kernel and an initrd of an image. The VM's folder has copies of the two files. The engine makes them when it creates the
+// VM, and again when the VM starts without them. The image stays as long as the VM.
 const (
 	kernelFile = "kernel"
 	initrdFile = "initrd"

@@ -236,6 +236,28 @@ func (m *machine) adopt(ctx context.Context) error {
 	return err
 }
 
+// readopt finds m as the earlier process of the engine has left it. It reports whether m runs. Otherwise its taps are removed.
+func (m *machine) readopt(ctx context.Context) (runs bool, err error) {
+	if err := m.adopt(ctx); err != nil || m.run.Load() != nil {
+		return err == nil, err
+	}
+	return false, m.nics.detach(ctx, m.record().NICs, false)
+}
+
+// runs reports whether m has a process, which may use its disks and taps.
+func (m *machine) runs() bool {
+	run := m.run.Load()
+	return run != nil && !run.Over()
+}
+
+// endedProcess returns err as an operation returns it if the process of the VM has ended.
+func endedProcess(err error) error {
+	if errdefs.IsNotFound(err) {
+		return errdefs.Preconditionf("its process has ended: %w", err)
+	}
+	return err
+}
+
 // adoptAndSettle settles an operation of which nothing is left to do but to watch the process again.
 func (m *machine) adoptAndSettle(ctx context.Context) error {
 	if err := m.adopt(ctx); err != nil {

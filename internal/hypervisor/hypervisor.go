@@ -230,7 +230,7 @@ type Resetter interface {
 	ResetOnPoweroff(ctx context.Context, until time.Time) error
 }
 
-// SocketTeller is the ability of an Instance to give its guest a virtio socket (Plan.VSOCK).
+// SocketTeller is the ability of an Instance to tell where the virtio socket of its guest is (Plan.VSOCK).
 type SocketTeller interface {
 	// CID is the context id by which programs of the host reach the socket. No other instance has it, and it does not change during the life of the
 	// instance. 0: the guest has no socket.

@@ -2361,7 +2361,7 @@ func (x *Hardware) GetVsock() bool {
 // Kernel is the kernel that a guest boots instead of a disk: files of a container image.
 type Kernel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // of kind image, whose files these are
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name of the volume of kind image that has the files
 	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`     // of the kernel in the image, absolute
 	Initrd        string                 `protobuf:"bytes,3,opt,name=initrd,proto3" json:"initrd,omitempty"` // as path; "": none
 	Args          string                 `protobuf:"bytes,4,opt,name=args,proto3" json:"args,omitempty"`     // the kernel's command line

@@ -1,4 +1,4 @@
-// Package coredisk makes a disk a file system with one file, which comes as a stream: the memory of a guest.
+// Package coredisk writes a file system with one file to a disk. A stream brings the content of the file: the memory of a guest.
 //
 // It knows nothing of VMs, volumes and dumps.
 package coredisk
@@ -6,8 +6,10 @@ package coredisk
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
+	"syscall"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -61,8 +63,8 @@ func Write(d Disk, size int64, name string, at time.Time, fill func(io.Writer) e
 	if err != nil {
 		return err
 	}
-	if err := d.Sync(); err != nil {
-		return fmt.Errorf("write it to the disk: %w", err)
+	if err := t.sync(); err != nil {
+		return err
 	}
 	file := &ext4.Node{Inode: &ext4.Inode{Mode: ext4.TypeRegular | 0o444, ModTime: at, Content: body}}
 	root := &ext4.Node{Inode: &ext4.Inode{Mode: ext4.TypeFolder | 0o755, ModTime: at}, Children: map[string]*ext4.Node{name: file}}
@@ -71,10 +73,7 @@ func Write(d Disk, size int64, name string, at time.Time, fill func(io.Writer) e
 	if _, err := w.Finish(root, id); err != nil {
 		return err
 	}
-	if err := d.Sync(); err != nil {
-		return fmt.Errorf("write it to the disk: %w", err)
-	}
-	return nil
+	return t.sync()
 }
 
 // target is a disk as the writer of the file system wants it: what was never written reads as zeros, and it has an end.
@@ -91,10 +90,23 @@ func (t *target) begin() error {
 	if _, err := t.WriteAt(head, 0); err != nil {
 		return err
 	}
+	return t.sync()
+}
+
+// sync makes what was written durable.
+func (t *target) sync() error {
 	if err := t.Sync(); err != nil {
-		return fmt.Errorf("write it to the disk: %w", err)
+		return fmt.Errorf("write it to the disk: %w", full(err))
 	}
 	return nil
+}
+
+// full turns the errors of storage that has no more room into ResourceExhausted.
+func full(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return errdefs.Exhaustedf("the storage of the volume is full; free some room there (%w)", err)
+	}
+	return err
 }
 
 // WriteAt implements ext4.File.
@@ -106,13 +118,13 @@ func (t *target) WriteAt(p []byte, off int64) (int, error) {
 	for t.end < off {
 		n, err := t.Disk.WriteAt(zeros[:min(int64(len(zeros)), off-t.end)], t.end)
 		if err != nil {
-			return 0, err
+			return 0, full(err)
 		}
 		t.end += int64(n)
 	}
 	n, err := t.Disk.WriteAt(p, off)
 	t.end = max(t.end, off+int64(n))
-	return n, err
+	return n, full(err)
 }
 
 // Truncate implements ext4.File. A disk keeps its size.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -103,6 +104,29 @@ func TestTooSmall(t *testing.T) {
 	}
 	if info, err := f.Stat(); err != nil || info.Size() != size {
 		t.Errorf("the disk has another size: %v, %v", info.Size(), err)
+	}
+}
+
+// fullDisk is a disk whose storage has room for some writes.
+type fullDisk struct {
+	*os.File
+	room int
+}
+
+func (d *fullDisk) WriteAt(p []byte, off int64) (int, error) {
+	if d.room--; d.room < 0 {
+		return 0, &os.PathError{Op: "write", Err: syscall.ENOSPC}
+	}
+	return d.File.WriteAt(p, off)
+}
+
+// The storage of the node may be full before the disk is.
+func TestNoRoom(t *testing.T) {
+	for room := range 4 {
+		d := &fullDisk{disk(t), room}
+		if err := coredisk.Write(d, size, "vm.dump", time.Unix(1, 0), of(make([]byte, 3<<20))); !errdefs.Is(err, errdefs.ResourceExhausted) {
+			t.Errorf("after %d writes: %v, want ResourceExhausted", room, err)
+		}
 	}
 }
 

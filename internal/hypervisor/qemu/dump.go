@@ -3,10 +3,12 @@ package qemu
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 
+	"github.com/cenkalti/backoff/v5"
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -15,6 +17,9 @@ import (
 )
 
 var _ hypervisor.MemoryDumper = (*instance)(nil)
+
+// dumping is the state of a guest that stands still for a dump.
+const dumping = "save-vm"
 
 // dumpBuffer is how much of a dump is written at a time.
 const dumpBuffer = 1 << 20
@@ -71,12 +76,33 @@ func (i *instance) dump(ctx context.Context, w io.Writer) error {
 	if err != nil { // without a connection nobody says whether QEMU has given up
 		_ = r.Close()
 	}
-	if failed := <-copied; err == nil && failed != nil {
+	failed := <-copied
+	if err == nil || ctx.Err() != nil {
+		err = errors.Join(err, settleDump(ctx, c))
+	}
+	if err == nil && failed != nil {
 		return failed
 	}
 	if err == nil && why != "" {
 		return errdefs.Unavailablef("QEMU ended the dump: %s", why)
 	}
+	return err
+}
+
+// settleDump waits until the guest is as before a dump that is over: QEMU resumes it after it has said so.
+func settleDump(ctx context.Context, c *qmp.Client) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortLimit)
+	defer cancel()
+	_, err := backoff.Retry(ctx, func() (settled bool, err error) {
+		now, err := status(ctx, c)
+		if err != nil {
+			return false, backoff.Permanent(err)
+		}
+		if now == dumping {
+			return false, errdefs.Unavailablef("the guest has not gone on after the dump")
+		}
+		return true, nil
+	}, backoff.WithBackOff(backoff.NewConstantBackOff(finalizing)), backoff.WithMaxElapsedTime(0))
 	return err
 }
 

@@ -133,7 +133,7 @@ func cont(ctx context.Context, c *qmp.Client) error {
 		if serr != nil {
 			return false, backoff.Permanent(errors.Join(err, serr))
 		}
-		last = now != "finish-migrate" && now != "save-vm" // the migration or the dump may have ended between the two requests: retry once more
+		last = now != "finish-migrate" && now != dumping // the migration or the dump may have ended between the two requests: retry once more
 		return false, err
 	}, backoff.WithBackOff(backoff.NewConstantBackOff(finalizing)), backoff.WithMaxElapsedTime(0))
 	return err
