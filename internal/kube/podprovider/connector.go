@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -20,8 +19,8 @@ import (
 // record of the VM says what the guest has. A pod without the annotation says nothing about them.
 type connector struct {
 	base
-	retries map[string]*retryTask // by network
-	wrong   string                // the announced error in the annotation
+	retries retryTasks // by network
+	wrong   string     // the announced error in the annotation
 }
 
 // connectTask is an interface that the VM has to get, or to give back.
@@ -72,34 +71,19 @@ func (p *connector) tasks(f facts) []connectTask {
 
 // due reports whether the worker has something to do for a network, and when.
 func (p *connector) due(f facts) (some bool, left time.Duration) {
-	left = math.MaxInt64
-	tasks := p.tasks(f)
-	for _, t := range tasks {
-		left = min(left, p.retry(t.want.Network).left())
+	var names []string
+	for _, t := range p.tasks(f) {
+		names = append(names, t.want.Network)
 	}
-	maps.DeleteFunc(p.retries, func(name string, _ *retryTask) bool {
-		return !slices.ContainsFunc(tasks, func(t connectTask) bool { return t.want.Network == name })
-	})
+	left = p.retries.left(names)
 	p.network.settle(p.wrong, slices.Collect(maps.Keys(p.retries)))
-	return len(tasks) > 0, left
-}
-
-func (p *connector) retry(network string) *retryTask {
-	r := p.retries[network]
-	if r == nil {
-		r = &retryTask{}
-		if p.retries == nil {
-			p.retries = map[string]*retryTask{}
-		}
-		p.retries[network] = r
-	}
-	return r
+	return len(names) > 0, left
 }
 
 // act does the first task that is due.
 func (p *connector) act(ctx context.Context, rec *vm.Record) {
 	for _, t := range p.tasks(p.look()) {
-		if p.retry(t.want.Network).left() > 0 {
+		if p.retries.of(t.want.Network).left() > 0 {
 			continue
 		}
 		op, call := "connect", p.attach
@@ -151,7 +135,7 @@ func (p *connector) failed(t connectTask, err error) {
 	}
 	text := fmt.Sprintf("VM %s is not %s network %s yet: %s", p.vmName, what, t.want.Network, err)
 	p.network.fail(t.want.Network, text)
-	if p.retry(t.want.Network).failed(err) {
+	if p.retries.of(t.want.Network).failed(err) {
 		p.event(corev1.EventTypeWarning, reason, "%s", text)
 		p.log.Warn("network not attached or detached", "op", fmt.Sprint("network ", t.want.Network), "err", err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"time"
 
@@ -20,8 +19,8 @@ import (
 // guest has.
 type plugger struct {
 	base
-	retries map[string]*retryTask // by volume
-	wrong   string                // the announced error in the annotation
+	retries retryTasks // by volume
+	wrong   string     // the announced error in the annotation
 }
 
 // flushPatience is how long a volume waits for its name to be written.
@@ -81,33 +80,18 @@ func (p *plugger) tasks(f facts) []plugTask {
 
 // due reports whether the worker has something to do for a volume, and when.
 func (p *plugger) due(f facts) (some bool, left time.Duration) {
-	left = math.MaxInt64
-	tasks := p.tasks(f)
-	for _, t := range tasks {
-		left = min(left, p.retry(t.Volume).left())
+	var names []string
+	for _, t := range p.tasks(f) {
+		names = append(names, t.Volume)
 	}
-	maps.DeleteFunc(p.retries, func(name string, _ *retryTask) bool {
-		return !slices.ContainsFunc(tasks, func(t plugTask) bool { return t.Volume == name })
-	})
-	return len(tasks) > 0, left
-}
-
-func (p *plugger) retry(volume string) *retryTask {
-	r := p.retries[volume]
-	if r == nil {
-		r = &retryTask{}
-		if p.retries == nil {
-			p.retries = map[string]*retryTask{}
-		}
-		p.retries[volume] = r
-	}
-	return r
+	left = p.retries.left(names)
+	return len(names) > 0, left
 }
 
 // act does the first task that is due.
 func (p *plugger) act(ctx context.Context, pod *corev1.Pod, rec *vm.Record) {
 	for _, t := range p.tasks(p.look()) {
-		if p.retry(t.Volume).left() > 0 {
+		if p.retries.of(t.Volume).left() > 0 {
 			continue
 		}
 		op, call := "plug", p.plug
@@ -198,7 +182,7 @@ func (p *plugger) failed(t plugTask, err error) {
 	}
 	t.Why = err.Error()
 	p.note(t.Plugged)
-	if p.retry(t.Volume).failed(err) {
+	if p.retries.of(t.Volume).failed(err) {
 		p.event(corev1.EventTypeWarning, reason, "Volume %s of claim %s is not %s VM %s yet: %s", t.Volume, t.Claim, what, p.vmName, err)
 		p.log.Warn("volume not plugged or unplugged", "op", fmt.Sprint("volume ", t.Volume), "err", err)
 	}

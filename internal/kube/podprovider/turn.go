@@ -2,6 +2,9 @@ package podprovider
 
 import (
 	"context"
+	"maps"
+	"math"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -38,6 +41,32 @@ func (c *retryTask) failed(err error) (news bool) {
 	news = c.cause != err.Error()
 	c.cause = err.Error()
 	return news
+}
+
+// retryTasks are the back-offs of tasks by name.
+type retryTasks map[string]*retryTask
+
+// of returns the back-off of a task.
+func (r *retryTasks) of(name string) *retryTask {
+	if *r == nil {
+		*r = retryTasks{}
+	}
+	c := (*r)[name]
+	if c == nil {
+		c = &retryTask{}
+		(*r)[name] = c
+	}
+	return c
+}
+
+// left returns the delay before the first of the tasks with these names is tried, and forgets all others.
+func (r *retryTasks) left(names []string) time.Duration {
+	soonest := time.Duration(math.MaxInt64)
+	for _, name := range names {
+		soonest = min(soonest, r.of(name).left())
+	}
+	maps.DeleteFunc(*r, func(name string, _ *retryTask) bool { return !slices.Contains(names, name) })
+	return soonest
 }
 
 // turn says when a goroutine takes its next step. The zero value is whenWoken.
