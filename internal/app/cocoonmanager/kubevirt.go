@@ -27,6 +27,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinepool"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinerestore"
 	"cocoonstack.io/cocoon/internal/kube/controller/virtualmachinesnapshot"
+	"cocoonstack.io/cocoon/internal/kube/snapshotclass"
 	"cocoonstack.io/cocoon/internal/kube/upload"
 )
 
@@ -91,7 +92,7 @@ func (c Config) serveKubeVirt(m ctrl.Manager, own certificate, uploads upload.Re
 	if err != nil {
 		return err
 	}
-	machines := &virtualmachine.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now, Jitter: rand.Float64}
+	machines := &virtualmachine.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now, Jitter: rand.Float64, Classes: &snapshotclass.Memo{From: m.GetAPIReader(), Now: time.Now}}
 	instances := &virtualmachineinstance.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
 	sets := &virtualmachineinstancereplicaset.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}
 	pools := &virtualmachinepool.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Events: m.GetEventRecorder("virtualmachine-controller"), Now: time.Now}

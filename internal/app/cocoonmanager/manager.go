@@ -230,12 +230,12 @@ func slim(obj any) (any, error) {
 	return obj, nil
 }
 
-// slimClaim does the same for claims. Of most nothing is read but whether they are of a DataVolume, and whether they ask for an upload.
+// slimClaim does the same for claims. Of most nothing is read but their storage class, whether they are of a DataVolume, and whether they ask for an upload.
 func slimClaim(obj any) (any, error) {
 	if claim, ok := obj.(*corev1.PersistentVolumeClaim); ok {
 		claim.ManagedFields = nil
 		if _, uploaded := claim.Annotations[contract.KeyUploadTarget]; !uploaded && claim.Labels[kubevirt.LabelClaim] != kubevirt.LabelClaimValue {
-			claim.Annotations, claim.Labels, claim.Spec, claim.Status = nil, nil, corev1.PersistentVolumeClaimSpec{}, corev1.PersistentVolumeClaimStatus{}
+			claim.Annotations, claim.Labels, claim.Spec, claim.Status = nil, nil, corev1.PersistentVolumeClaimSpec{StorageClassName: claim.Spec.StorageClassName}, corev1.PersistentVolumeClaimStatus{}
 		}
 	}
 	return obj, nil

@@ -4,8 +4,11 @@ package snapshotclass
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	volumesnapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -57,4 +60,46 @@ func Of(ctx context.Context, from client.Reader, storageClass *string) (name str
 	}
 	slices.Sort(names)
 	return "", false, fmt.Sprintf("the driver %s has the VolumeSnapshotClasses %s; give one of them the annotation %s: \"true\"", class.Provisioner, strings.Join(names, ", "), standard), nil
+}
+
+// memory is how long a Memo keeps what it has read.
+const memory = time.Minute
+
+// Memo is Of for those who ask again and again. It says what was true within the last minute.
+type Memo struct {
+	From client.Reader
+	Now  func() time.Time
+
+	mu sync.Mutex
+	of map[string]read
+}
+
+// read is what Of has said.
+type read struct {
+	has      bool
+	obstacle string
+	at       time.Time
+}
+
+// Of reports whether there is a VolumeSnapshotClass for claims of a storage class. obstacle says why it is not known which.
+func (m *Memo) Of(ctx context.Context, storageClass string) (has bool, obstacle string, err error) {
+	now := m.Now()
+	m.mu.Lock()
+	was, known := m.of[storageClass]
+	m.mu.Unlock()
+	if known && now.Sub(was.at) < memory {
+		return was.has, was.obstacle, nil
+	}
+	is := read{at: now}
+	if _, is.has, is.obstacle, err = Of(ctx, m.From, &storageClass); err != nil {
+		return false, "", err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.of, func(_ string, r read) bool { return now.Sub(r.at) >= memory })
+	if m.of == nil {
+		m.of = map[string]read{}
+	}
+	m.of[storageClass] = is
+	return is.has, is.obstacle, nil
 }

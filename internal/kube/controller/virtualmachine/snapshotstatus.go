@@ -11,7 +11,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
-	"cocoonstack.io/cocoon/internal/kube/snapshotclass"
 )
 
 // snapshotStatuses says of each volume of the machine whether a snapshot of the machine has it. What is known of a claim that can be kept is not looked
@@ -39,22 +38,19 @@ func (r *Reconciler) snapshotStatuses(ctx context.Context, vm *v1.VirtualMachine
 // noSnapshot returns why no snapshot has the claim of a volume; "": one has it.
 func (r *Reconciler) noSnapshot(ctx context.Context, namespace, name, volume string) (string, error) {
 	claim := &corev1.PersistentVolumeClaim{}
-	if err := r.Live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, claim); err != nil { // the cache keeps no specs of claims
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, claim); err != nil {
 		if client.IgnoreNotFound(err) != nil {
 			return "", fmt.Errorf("read PersistentVolumeClaim %s: %w", name, err)
 		}
 		return fmt.Sprintf("PVC not found [%s]", name), nil
 	}
-	_, has, why, err := snapshotclass.Of(ctx, r.Live, claim.Spec.StorageClassName)
+	class := ""
+	if c := claim.Spec.StorageClassName; c != nil {
+		class = *c
+	}
+	has, why, err := r.Classes.Of(ctx, class)
 	if err != nil || has {
 		return "", err
 	}
-	return cmp.Or(why, fmt.Sprintf("No VolumeSnapshotClass: Volume snapshots are not configured for this StorageClass [%s] [%s]", classOf(claim), volume)), nil
-}
-
-func classOf(claim *corev1.PersistentVolumeClaim) string {
-	if name := claim.Spec.StorageClassName; name != nil {
-		return *name
-	}
-	return ""
+	return cmp.Or(why, fmt.Sprintf("No VolumeSnapshotClass: Volume snapshots are not configured for this StorageClass [%s] [%s]", class, volume)), nil
 }

@@ -1,8 +1,10 @@
 package virtualmachine
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"time"
 
 	volumesnapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -10,9 +12,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	v1 "kubevirt.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
+	"cocoonstack.io/cocoon/internal/kube/snapshotclass"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
@@ -30,7 +35,12 @@ func TestSnapshotStatuses(t *testing.T) {
 	}
 	kept := &volumesnapshotv1.VolumeSnapshotClass{ObjectMeta: metav1.ObjectMeta{Name: "keeps"}, Driver: "ours"}
 	c := fake.NewClientBuilder().WithScheme(s).WithObjects(claim("data", "local"), claim("dv", "local"), claim("far", "other"), class("local", "ours"), class("other", "theirs"), kept).Build()
-	r := &Reconciler{Client: c, Live: c}
+	clock, reads := now, 0
+	counted := interceptor.NewClient(c, interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+		reads++
+		return c.List(ctx, list, o...)
+	}})
+	r := &Reconciler{Client: c, Classes: &snapshotclass.Memo{From: counted, Now: func() time.Time { return clock }}}
 	vm := machine(v1.RunStrategyAlways, func(vm *v1.VirtualMachine) {
 		of := func(claim string) v1.VolumeSource {
 			return v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{PersistentVolumeClaimVolumeSource: corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}
@@ -59,6 +69,16 @@ func TestSnapshotStatuses(t *testing.T) {
 			t.Error(d)
 		}
 		vm.Status.VolumeSnapshotStatuses = got
+	}
+	if reads != 2 { // one for each storage class
+		t.Errorf("the classes of snapshots were listed %d times", reads)
+	}
+	if err := c.Create(t.Context(), &volumesnapshotv1.VolumeSnapshotClass{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Driver: "theirs"}); err != nil {
+		t.Fatal(err)
+	}
+	clock = clock.Add(time.Minute)
+	if got, err := r.snapshotStatuses(t.Context(), vm, vm.Spec.Template); err != nil || !got[3].Enabled || got[3].Reason != "" {
+		t.Errorf("a minute after there is a class: %+v, %v", got, err)
 	}
 	if got, err := r.snapshotStatuses(t.Context(), vm, nil); err != nil || diff.Of(want, got) != "" {
 		t.Errorf("without a template: %+v, %v", got, err)

@@ -28,6 +28,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/controller"
 	"cocoonstack.io/cocoon/internal/kube/kubevirt"
 	"cocoonstack.io/cocoon/internal/kube/placement"
+	"cocoonstack.io/cocoon/internal/kube/snapshotclass"
 )
 
 // Reasons of Events.
@@ -51,6 +52,8 @@ type Reconciler struct {
 	Events events.EventRecorder
 	Now    func() time.Time
 	Jitter func() float64 // from 0 to 1
+
+	Classes *snapshotclass.Memo // of snapshots
 }
 
 // Setup adds the reconciler to m, with that many concurrent workers.
