@@ -81,9 +81,9 @@ func (s *Server) removeMemoryDump(w http.ResponseWriter, r *http.Request, t targ
 	return accepted(w, s.requestDump(r.Context(), volumes{target: t, vm: vm, dry: dry}, &ask))
 }
 
-// requestDump writes the request to the status of the machine, unless that has changed since it was read.
+// requestDump writes the request to the status of the machine, unless there is another one since it was read.
 func (s *Server) requestDump(ctx context.Context, x volumes, ask *v1.VirtualMachineMemoryDumpRequest) error {
-	return s.patch(ctx, x.target, x.vm, true, x.dry, step{"test", "/metadata/resourceVersion", x.vm.ResourceVersion}, step{"add", "/status/memoryDumpRequest", ask})
+	return s.patch(ctx, x.target, x.vm, true, x.dry, step{"test", "/status/memoryDumpRequest", x.vm.Status.MemoryDumpRequest}, step{"add", "/status/memoryDumpRequest", ask})
 }
 
 // room refuses a claim that is too small for the memory of the running instance.

@@ -61,6 +61,16 @@ func AskedDump(vmi *v1.VirtualMachineInstance) contract.MemoryDump {
 	return contract.MemoryDump{Claim: d.MemoryDumpVolume.ClaimName, File: d.MemoryDumpVolume.TargetFileName}
 }
 
+// DumpRequest returns the value that KeyMemoryDump has to have in the pod of vmi. same: it has it. A request that nobody waits for any more is
+// withdrawn, so that the node does not write to a claim that may be for something else by then.
+func DumpRequest(vmi *v1.VirtualMachineInstance, pod *corev1.Pod) (value string, same bool) {
+	if ask := AskedDump(vmi); ask.File != "" {
+		return ask.String(), pod.Annotations[contract.KeyMemoryDump] == ask.String()
+	}
+	ask, err := contract.ParseMemoryDump(pod.Annotations)
+	return "", err != nil || ask.File == "" || contract.ParseMemoryDumped(pod.Annotations).Answers(ask)
+}
+
 // dumps returns the dump of vmi with what the node of pod has answered.
 func dumps(vmi *v1.VirtualMachineInstance, pod *corev1.Pod) []v1.VolumeStatus {
 	d := Dump(vmi)

@@ -41,8 +41,10 @@ func (d *dumping) step(killed bool) {
 		return
 	}
 	d.vmi.Status = kubevirt.Observe(d.vmi, d.pod, d.now)
-	if ask := kubevirt.AskedDump(d.vmi); ask.File != "" {
-		metav1.SetMetaDataAnnotation(&d.pod.ObjectMeta, contract.KeyMemoryDump, ask.String())
+	if ask, same := kubevirt.DumpRequest(d.vmi, d.pod); !same {
+		if delete(d.pod.Annotations, contract.KeyMemoryDump); ask != "" {
+			metav1.SetMetaDataAnnotation(&d.pod.ObjectMeta, contract.KeyMemoryDump, ask)
+		}
 	}
 }
 
@@ -157,7 +159,7 @@ func TestMemoryDumpEnds(t *testing.T) {
 	d.step(true)
 	d.step(false)
 	d.step(false)
-	if r := d.vm.Status.MemoryDumpRequest; r != nil || len(d.vmi.Status.VolumeStatus) > 0 {
-		t.Errorf("removed in the middle: %+v, %+v", r, d.vmi.Status.VolumeStatus)
+	if r := d.vm.Status.MemoryDumpRequest; r != nil || len(d.vmi.Status.VolumeStatus) > 0 || d.pod.Annotations[contract.KeyMemoryDump] != "" {
+		t.Errorf("removed in the middle: %+v, %+v, the node is asked for %q", r, d.vmi.Status.VolumeStatus, d.pod.Annotations[contract.KeyMemoryDump])
 	}
 }

@@ -221,12 +221,14 @@ func (r *Reconciler) resize(ctx context.Context, vmi *v1.VirtualMachineInstance,
 
 // dump asks the node of the pod for the memory that the status of vmi asks for. The node does each request once.
 func (r *Reconciler) dump(ctx context.Context, vmi *v1.VirtualMachineInstance, pod *corev1.Pod) error {
-	ask := kubevirt.AskedDump(vmi)
-	if ask.File == "" || pod.Annotations[contract.KeyMemoryDump] == ask.String() {
+	ask, same := kubevirt.DumpRequest(vmi, pod)
+	if same {
 		return nil
 	}
 	next := pod.DeepCopy()
-	metav1.SetMetaDataAnnotation(&next.ObjectMeta, contract.KeyMemoryDump, ask.String())
+	if delete(next.Annotations, contract.KeyMemoryDump); ask != "" {
+		metav1.SetMetaDataAnnotation(&next.ObjectMeta, contract.KeyMemoryDump, ask)
+	}
 	return controller.IgnoreStale(r.Client.Patch(ctx, next, client.MergeFromWithOptions(pod, client.MergeFromWithOptimisticLock{})))
 }
 
