@@ -100,6 +100,7 @@ func scriptsIn(t *testing.T, dir string, setup func(*testscript.Env) error) {
 			"kill9":      kill9,
 			"setenvout":  setenvout,
 			"daemon":     daemon,
+			"guest":      guest,
 			"nfs-server": nfsServer,
 			"viewer":     viewer,
 			"picture":    picture,
