@@ -237,7 +237,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	if p.services, err = newServices(c.main, n.log); err != nil {
 		return nil, fmt.Errorf("set up the watch of Services: %w", err)
 	}
-	p.events = record.NewBroadcaster(record.WithContext(ctx))
+	p.events = newBroadcaster(ctx)
 	recorder := p.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "vk-cocoon", Host: n.cfg.NodeName})
 	p.policies, err = n.policies(c, p.registry, recorder, func() {
 		if p.node != nil {
