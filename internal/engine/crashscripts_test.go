@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"time"
 
@@ -44,6 +45,9 @@ func until(ctx context.Context, r *rig, ok func(vm.Record) bool) error {
 	err := r.Watch(ctx, -1, func(e vm.Event) error {
 		if ok(e.Record) {
 			return errFound
+		}
+		if e.Record.State == vm.StateError || e.Record.Reason == vm.ReasonStartFailed { // and stays so
+			return fmt.Errorf("vm %s: %s", e.Record.Spec.Name, e.Record.Message)
 		}
 		return nil
 	})

@@ -65,7 +65,10 @@ func pauseScripts() map[string]script {
 				if _, err := r.Launch(ctx, s); err != nil {
 					return err
 				}
-				return errors.Join(unpaused(ctx, r), until(ctx, r, ready))
+				if err := unpaused(ctx, r); err != nil {
+					return err
+				}
+				return until(ctx, r, ready)
 			},
 			after: []vm.State{"", vm.StateRunning},
 		},
