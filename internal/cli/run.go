@@ -25,21 +25,22 @@ const (
 
 // specFlags are the flags of create and run.
 type specFlags struct {
-	name, hostname, runAs, workdir, network, bridge         string
-	uefi                                                    vm.UEFI
-	accel, firmware, tpm, driver, keep                      string
-	cpus, nics                                              int
-	growCPUs                                                int // 0: the VM keeps the CPUs that it starts with
-	memory, growMemory, storage                             sizeFlag
-	env, labels, offered, publish, volumes                  []string
-	entrypoint                                              string
-	tty, stdin, fc, paused, graphics, windows, virtio, huge bool
-	stopGrace                                               time.Duration
-	pull                                                    pullPolicy
-	cloudInit                                               cloudInitFlags
-	smbios                                                  map[string]string
-	storageGiven                                            func() bool
-	out                                                     format
+	name, hostname, runAs, workdir, network, bridge   string
+	uefi                                              vm.UEFI
+	accel, firmware, tpm, driver, keep                string
+	cpus, nics                                        int
+	growCPUs                                          int // 0: the VM keeps the CPUs that it starts with
+	memory, growMemory, storage                       sizeFlag
+	huge                                              hugePagesFlag
+	env, labels, offered, publish, volumes            []string
+	entrypoint                                        string
+	tty, stdin, fc, paused, graphics, windows, virtio bool
+	stopGrace                                         time.Duration
+	pull                                              pullPolicy
+	cloudInit                                         cloudInitFlags
+	smbios                                            map[string]string
+	storageGiven                                      func() bool
+	out                                               format
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {
@@ -81,7 +82,9 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	completeWords(cmd, "accel", "auto", "kvm", "tcg")
 	completeWords(cmd, "firmware", "bios", "uefi")
 	fs.StringVar(&f.tpm, "tpm", "", "a TPM 2.0, for disk images: ephemeral (empty at each start) or persistent")
-	fs.BoolVar(&f.huge, "huge-pages", false, "for disk images: memory of huge pages of 2 MiB, which the node has set aside (sysctl vm.nr_hugepages)")
+	fs.Var(&f.huge, "huge-pages", "for disk images: memory of huge pages of 2Mi or 1Gi, which the node has set aside (sysctl vm.nr_hugepages)")
+	fs.Lookup("huge-pages").NoOptDefVal = vm.HugePages2M.String()
+	completeWords(cmd, "huge-pages", vm.HugePages2M.String(), vm.HugePages1G.String())
 	completeWords(cmd, "tpm", string(vm.TPMEphemeral), string(vm.TPMPersistent))
 	fs.BoolVar(&f.windows, "windows", false, "the guest is Windows, for disk images: it gets UEFI, Hyper-V's interface, a clock in local time, disks on SATA and interfaces of model e1000e")
 	fs.BoolVar(&f.virtio, "virtio", false, "with --windows: the guest has the drivers of virtio, so its disks and interfaces are virtio")
@@ -114,7 +117,7 @@ func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, er
 	if growth.Sockets > 0 {
 		topology = vm.Topology{Sockets: f.cpus, Cores: 1, Threads: 1}
 	}
-	if h := (vm.Hardware{Topology: topology, Growth: growth, UEFI: f.uefi, TPM: vm.TPM(f.tpm), Keep: f.keep, HugePages: f.huge}); !h.Usual() {
+	if h := (vm.Hardware{Topology: topology, Growth: growth, UEFI: f.uefi, TPM: vm.TPM(f.tpm), Keep: f.keep, HugePages: vm.HugePages(f.huge)}); !h.Usual() {
 		s.Hardware = &h
 	}
 	if f.fc {
@@ -330,7 +333,7 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 				a.warn("%s has no effect: %s is a container image, whose guest has the size that it starts with", x.flag, cell(r.Spec.Image))
 			}
 		}
-		if f.huge && r.ImageType == vm.ImageOCI {
+		if f.huge > 0 && r.ImageType == vm.ImageOCI {
 			a.warn("--huge-pages has no effect: %s is a container image, whose memory its clones share", cell(r.Spec.Image))
 		}
 		if f.uefi != (vm.UEFI{}) && r.ImageType == vm.ImageOCI {

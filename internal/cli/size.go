@@ -122,3 +122,15 @@ away. The guest of a container image cannot grow.` + refHelp,
 	outputFlag(cmd, &out)
 	return cmd
 }
+
+// hugePagesFlag is a size of huge pages: 2Mi or 1Gi.
+type hugePagesFlag vm.HugePages
+
+func (p *hugePagesFlag) Type() string   { return "size" }
+func (p *hugePagesFlag) String() string { return vm.HugePages(*p).String() }
+
+func (p *hugePagesFlag) Set(v string) error {
+	size, err := vm.ParseHugePages(v)
+	*p = hugePagesFlag(size)
+	return err
+}

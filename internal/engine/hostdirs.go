@@ -100,7 +100,7 @@ func selfContained(r vm.Record) error {
 	if err := notInSnapshots(r); err != nil {
 		return err
 	}
-	if r.Spec.HasHugePages() && r.ImageType != vm.ImageOCI && r.State != vm.StateStopped {
+	if r.Spec.HugePages() > 0 && r.ImageType != vm.ImageOCI && r.State != vm.StateStopped {
 		return errdefs.Preconditionf("its memory is huge pages, in which no saved state can be resumed, so it cannot be saved, cloned or hibernated; stop it instead")
 	}
 	if v := r.Spec.NFSVolumes(); len(v) > 0 {

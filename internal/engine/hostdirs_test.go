@@ -325,7 +325,7 @@ func TestHardwareThatCannotBeSaved(t *testing.T) {
 		stopped  bool // it can be saved when it has stopped
 	}{
 		"TPM":        {vm.Hardware{TPM: vm.TPMPersistent}, false},
-		"huge pages": {vm.Hardware{HugePages: true}, true},
+		"huge pages": {vm.Hardware{HugePages: vm.HugePages2M}, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			r, _ := folders(t)
@@ -355,7 +355,7 @@ func TestHardwareThatCannotBeSaved(t *testing.T) {
 func TestHugePagesOfOddSize(t *testing.T) {
 	r, _ := folders(t)
 	s := sharing(vm.HostDir{})
-	s.Image, s.Volumes, s.Mounts, s.Hardware, s.Memory = "cloud", nil, nil, &vm.Hardware{HugePages: true}, 129<<20
+	s.Image, s.Volumes, s.Mounts, s.Hardware, s.Memory = "cloud", nil, nil, &vm.Hardware{HugePages: vm.HugePages2M}, 129<<20
 	_, err := r.Launch(t.Context(), s)
 	r.refused("launch it", errdefs.InvalidArgument, err)
 }

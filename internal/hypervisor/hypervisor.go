@@ -107,8 +107,8 @@ type Plan struct {
 	ID          vm.ID
 	Name        string
 	CPUs        int
-	Memory      int64 // bytes
-	Huge        bool  // the memory is huge pages (vm.HugePage) of the node; a VM with them cannot be saved
+	Memory      int64        // bytes
+	Huge        vm.HugePages // of which the memory consists, of the node; a VM with them cannot be saved
 	Accel       vm.Accel
 	Boot        vm.Boot
 	SMBIOS      *vm.SMBIOS // what the firmware tells the guest; nil: nothing in particular

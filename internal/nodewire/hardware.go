@@ -9,7 +9,7 @@ func encodeHardware(h *vm.Hardware) *nodev1.Hardware {
 	if h == nil {
 		return nil
 	}
-	m := &nodev1.Hardware{Sockets: int32(h.Topology.Sockets), Cores: int32(h.Topology.Cores), Threads: int32(h.Topology.Threads), Watchdog: string(h.Watchdog), Panic: string(h.Panic), UefiPersistent: h.UEFI.Persistent, SecureBoot: h.UEFI.SecureBoot, Tpm: string(h.TPM), Windows: h.Windows, HugePages: h.HugePages, Keep: h.Keep, MaxSockets: int32(h.Growth.Sockets), MaxMemory: h.Growth.Memory, PluggedMemory: h.Growth.Plugged, Vsock: h.VSOCK}
+	m := &nodev1.Hardware{Sockets: int32(h.Topology.Sockets), Cores: int32(h.Topology.Cores), Threads: int32(h.Topology.Threads), Watchdog: string(h.Watchdog), Panic: string(h.Panic), UefiPersistent: h.UEFI.Persistent, SecureBoot: h.UEFI.SecureBoot, Tpm: string(h.TPM), Windows: h.Windows, HugePages: int64(h.HugePages), Keep: h.Keep, MaxSockets: int32(h.Growth.Sockets), MaxMemory: h.Growth.Memory, PluggedMemory: h.Growth.Plugged, Vsock: h.VSOCK}
 	m.Cpu, m.Clock = encodeCPU(h.CPU), encodeClock(h.Clock)
 	for name, d := range h.Disks {
 		if m.Disks == nil {
@@ -34,7 +34,7 @@ func decodeHardware(m *nodev1.Hardware) *vm.Hardware {
 	}
 	h := &vm.Hardware{
 		Topology: vm.Topology{Sockets: int(m.GetSockets()), Cores: int(m.GetCores()), Threads: int(m.GetThreads())}, Watchdog: vm.Watchdog(m.GetWatchdog()),
-		CPU: decodeCPU(m.GetCpu()), Clock: decodeClock(m.GetClock()), Panic: vm.Panic(m.GetPanic()), TPM: vm.TPM(m.GetTpm()), UEFI: vm.UEFI{Persistent: m.GetUefiPersistent(), SecureBoot: m.GetSecureBoot()}, Windows: m.GetWindows(), HugePages: m.GetHugePages(), Keep: m.GetKeep(), VSOCK: m.GetVsock(),
+		CPU: decodeCPU(m.GetCpu()), Clock: decodeClock(m.GetClock()), Panic: vm.Panic(m.GetPanic()), TPM: vm.TPM(m.GetTpm()), UEFI: vm.UEFI{Persistent: m.GetUefiPersistent(), SecureBoot: m.GetSecureBoot()}, Windows: m.GetWindows(), HugePages: decodeHugePages(m.GetHugePages()), Keep: m.GetKeep(), VSOCK: m.GetVsock(),
 		Growth: vm.Growth{Sockets: int(m.GetMaxSockets()), Memory: m.GetMaxMemory(), Plugged: m.GetPluggedMemory()},
 	}
 	for name, d := range m.GetDisks() {
@@ -53,6 +53,14 @@ func decodeHardware(m *nodev1.Hardware) *vm.Hardware {
 		h.NICs = append(h.NICs, vm.NICModel(model))
 	}
 	return h
+}
+
+// decodeHugePages also reads what programs of earlier releases send: true, for pages of 2 MiB.
+func decodeHugePages(bytes int64) vm.HugePages {
+	if bytes == 1 {
+		return vm.HugePages2M
+	}
+	return vm.HugePages(bytes)
 }
 
 func encodeCPU(c vm.CPU) *nodev1.CPU {

@@ -141,7 +141,7 @@ func (g Growth) Validate(now Size, t Topology) error {
 
 func (s Spec) validateGrowth() error {
 	h := s.Hardware
-	if h.HugePages && h.Growth.Memory > 0 {
+	if h.HugePages > 0 && h.Growth.Memory > 0 {
 		return errdefs.Invalidf("its memory is huge pages, so it cannot grow while it runs; leave out its maximum")
 	}
 	return h.Growth.Validate(s.Size(), h.Topology)

@@ -68,7 +68,7 @@ func TestGrowthRefused(t *testing.T) {
 		"less memory":      func(s *Spec) { s.Hardware.Growth.Memory = 1 << 29 },
 		"half a step":      func(s *Spec) { s.Hardware.Growth.Memory++ },
 		"endless memory":   func(s *Spec) { s.Hardware.Growth.Memory = MaxMemory * 2 },
-		"huge pages":       func(s *Spec) { s.Hardware.HugePages = true },
+		"huge pages":       func(s *Spec) { s.Hardware.HugePages = HugePages2M },
 		"plugged":          func(s *Spec) { s.Hardware.Growth.Plugged = -MemoryStep },
 		"all plugged":      func(s *Spec) { s.Hardware.Growth.Plugged = 2 << 30 },
 	} {

@@ -23,8 +23,8 @@ type Hardware struct {
 	Disks    map[string]DiskDevice `json:"disks,omitempty"` // by the name of a volume that is a disk, DiskOfImage or DiskOfSeed
 	NICs     []NICModel            `json:"nics,omitempty"`  // in the order of the interfaces; those beyond are virtio
 
-	// HugePages says that the memory of the guest is pages of HugePage bytes, which the node has set aside. A VM with huge pages cannot be saved.
-	HugePages bool `json:"huge_pages,omitempty"`
+	// HugePages are the pages of the guest's memory, if they are huge: the node has set them aside. A VM with huge pages cannot be saved.
+	HugePages HugePages `json:"huge_pages,omitempty"`
 
 	// Growth is how far the guest can grow while it runs.
 	Growth Growth `json:"growth,omitzero"`
@@ -41,14 +41,8 @@ type Hardware struct {
 
 // Usual reports whether h asks for nothing.
 func (h Hardware) Usual() bool {
-	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && !h.HugePages && h.Growth == Growth{} && h.Kernel == nil && !h.VSOCK
+	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && h.HugePages == 0 && h.Growth == Growth{} && h.Kernel == nil && !h.VSOCK
 }
-
-// HugePage is the size of a huge page in bytes.
-const HugePage = 2 << 20
-
-// HasHugePages reports whether the memory of the guest of s is huge pages.
-func (s Spec) HasHugePages() bool { return s.Hardware != nil && s.Hardware.HugePages }
 
 // UEFI says what the firmware of a guest that boots by UEFI is like.
 type UEFI struct {
@@ -221,8 +215,8 @@ func (s Spec) validateHardware() error {
 	if err := s.validateGrowth(); err != nil {
 		return err
 	}
-	if h.HugePages && s.Memory%HugePage != 0 {
-		return errdefs.Invalidf("its memory of %d bytes is no multiple of a huge page of %d bytes; give it another size", s.Memory, HugePage)
+	if err := s.validateHugePages(); err != nil {
+		return err
 	}
 	if err := s.validateKernel(); err != nil {
 		return err

@@ -2176,7 +2176,7 @@ type Hardware struct {
 	Tpm            string                 `protobuf:"bytes,11,opt,name=tpm,proto3" json:"tpm,omitempty"`                                           // ephemeral or persistent; "": none
 	Nics           []string               `protobuf:"bytes,12,rep,name=nics,proto3" json:"nics,omitempty"`                                         // models of the interfaces, in their order: virtio, e1000, e1000e or rtl8139; "" and those beyond: virtio
 	Panic          string                 `protobuf:"bytes,8,opt,name=panic,proto3" json:"panic,omitempty"`                                        // isa or pci: the device by which the guest says that its kernel has panicked; "": none
-	HugePages      bool                   `protobuf:"varint,14,opt,name=huge_pages,json=hugePages,proto3" json:"huge_pages,omitempty"`             // the guest's memory is huge pages of 2 MiB
+	HugePages      int64                  `protobuf:"varint,14,opt,name=huge_pages,json=hugePages,proto3" json:"huge_pages,omitempty"`             // bytes of the huge pages of which the guest's memory consists; 0: there are none; 1: 2 MiB, as programs of earlier releases say it
 	MaxSockets     int32                  `protobuf:"varint,15,opt,name=max_sockets,json=maxSockets,proto3" json:"max_sockets,omitempty"`          // to which the guest can grow while it runs; 0: it cannot get CPUs
 	MaxMemory      int64                  `protobuf:"varint,16,opt,name=max_memory,json=maxMemory,proto3" json:"max_memory,omitempty"`             // bytes, to which the guest can grow while it runs; 0: it cannot get memory
 	PluggedMemory  int64                  `protobuf:"varint,17,opt,name=plugged_memory,json=pluggedMemory,proto3" json:"plugged_memory,omitempty"` // bytes of the memory that the guest got after it had booted; the node sets it
@@ -2302,11 +2302,11 @@ func (x *Hardware) GetPanic() string {
 	return ""
 }
 
-func (x *Hardware) GetHugePages() bool {
+func (x *Hardware) GetHugePages() int64 {
 	if x != nil {
 		return x.HugePages
 	}
-	return false
+	return 0
 }
 
 func (x *Hardware) GetMaxSockets() int32 {
@@ -14910,7 +14910,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04nics\x18\f \x03(\tR\x04nics\x12\x14\n" +
 	"\x05panic\x18\b \x01(\tR\x05panic\x12\x1d\n" +
 	"\n" +
-	"huge_pages\x18\x0e \x01(\bR\thugePages\x12\x1f\n" +
+	"huge_pages\x18\x0e \x01(\x03R\thugePages\x12\x1f\n" +
 	"\vmax_sockets\x18\x0f \x01(\x05R\n" +
 	"maxSockets\x12\x1d\n" +
 	"\n" +

@@ -160,14 +160,14 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s has a TPM, so it cannot resume from saved state", p.Name)
 	case p.VSOCK && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has a virtio socket, so it cannot resume from saved state", p.Name)
-	case p.Huge && p.Incoming != nil:
+	case p.Huge > 0 && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has huge pages, so it cannot resume from saved state", p.Name)
 	case p.Incoming == nil && p.Growth.Plugged != 0:
 		return errdefs.Invalidf("VM %s boots with all its memory, so none of it is plugged", p.Name)
-	case p.Huge && p.Growth.Memory > 0:
+	case p.Huge > 0 && p.Growth.Memory > 0:
 		return errdefs.Invalidf("VM %s has huge pages, so its memory cannot grow", p.Name)
-	case p.Huge && p.Memory%vm.HugePage != 0:
-		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page", p.Name, p.Memory)
+	case p.Huge > 0 && p.Memory%int64(p.Huge) != 0:
+		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page of %s", p.Name, p.Memory, p.Huge)
 	case len(p.Shares) > 0 && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has shared folders, so it cannot resume from saved state", p.Name)
 	case len(plugged) > 0 && width(p) >= maxPorts:
@@ -316,8 +316,8 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 	c.add("-machine", machine, "-accel", accel, "-cpu", cpuArg(p.CPU, f.accel), "-smp", smp)
 	c.clock(p.Clock, f.east)
 	c.add("-m", fmt.Sprintf("size=%dM%s", mib, maxMemory(p)), "-object")
-	if p.Huge { // all of them at once, so that a guest never finds out that there are too few
-		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on,hugetlb=on,hugetlbsize=%d,prealloc=on", mib, vm.HugePage))
+	if p.Huge > 0 { // all of them at once, so that a guest never finds out that there are too few
+		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on,hugetlb=on,hugetlbsize=%d,prealloc=on", mib, p.Huge))
 		return
 	}
 	if len(p.Shares) > 0 { // their servers read and write the guest's memory

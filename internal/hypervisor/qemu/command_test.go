@@ -63,7 +63,7 @@ func TestBuildGolden(t *testing.T) {
 		nics.NICs = append(nics.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/x", MAC: fmt.Sprintf("02:00:00:00:00:%02x", i), MTU: 1450})
 	}
 	huge := diskPlan()
-	huge.Huge = true
+	huge.Huge = vm.HugePages2M
 	plugged := ociPlan()
 	plugged.Incoming = &hypervisor.Incoming{State: "/snap/state", Memory: "/snap/memory"}
 	plugged.Disks = append([]vm.Disk{

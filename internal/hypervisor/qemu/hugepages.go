@@ -10,20 +10,19 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// hugePages is the folder in which Linux tells of its huge pages (Documentation/admin-guide/mm/hugetlbpage.rst).
-const hugePages = "/sys/kernel/mm/hugepages/hugepages-2048kB"
+// sysfs is where Linux tells of its memory.
+const sysfs = "/sys"
 
-// enoughHugePages returns ResourceExhausted if the node has fewer free huge pages than the guest needs. at is hugePages. QEMU would say that it
-// cannot allocate memory.
-func enoughHugePages(at string, p hypervisor.Plan) error {
-	if !p.Huge {
+// enoughHugePages returns ResourceExhausted if the node has fewer free huge pages than the guest needs. sys is where sysfs is. QEMU would say that
+// it cannot allocate memory.
+func enoughHugePages(sys string, p hypervisor.Plan) error {
+	if p.Huge == 0 {
 		return nil
 	}
 	count := func(name string) (int64, error) {
-		text, err := os.ReadFile(filepath.Join(at, name))
+		text, err := os.ReadFile(filepath.Join(p.Huge.Dir(sys), name))
 		if err != nil {
 			return 0, err
 		}
@@ -33,12 +32,12 @@ func enoughHugePages(at string, p hypervisor.Plan) error {
 	reserved, also := count("resv_hugepages")
 	switch err := errors.Join(err, also); {
 	case errors.Is(err, fs.ErrNotExist):
-		return errdefs.Unsupportedf("VM %s needs huge pages of 2 MiB, which the kernel of this node does not have", p.Name)
+		return errdefs.Unsupportedf("VM %s needs huge pages of %s, which the kernel of this node does not have", p.Name, p.Huge)
 	case err != nil:
 		return errdefs.Unavailablef("count the huge pages of this node: %w", err)
 	}
-	if free, need := max(free-reserved, 0), p.Memory/vm.HugePage; free < need {
-		return errdefs.Exhaustedf("VM %s needs %d huge pages of 2 MiB, and this node has %d that are free; set more aside with `sysctl vm.nr_hugepages`", p.Name, need, free)
+	if free, need := max(free-reserved, 0), p.Memory/int64(p.Huge); free < need {
+		return errdefs.Exhaustedf("VM %s needs %d huge pages of %s, and this node has %d that are free; write how many it has to %s", p.Name, need, p.Huge, free, filepath.Join(p.Huge.Dir(sys), "nr_hugepages"))
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func (l *launch) compose(ctx context.Context) (err error) {
 	if l.dir, err = openDir(l.plan.Dir); err != nil {
 		return err
 	}
-	if err := enoughHugePages(hugePages, l.plan); err != nil {
+	if err := enoughHugePages(sysfs, l.plan); err != nil {
 		return err
 	}
 	if err := hasVSOCK(vhostVSOCK, l.plan); err != nil {

@@ -36,7 +36,7 @@ func TestBuildGrowing(t *testing.T) {
 
 func TestBuildRefusesGrowth(t *testing.T) {
 	for what, spoil := range map[string]func(*hypervisor.Plan){
-		"huge pages":              func(p *hypervisor.Plan) { p.Huge = true },
+		"huge pages":              func(p *hypervisor.Plan) { p.Huge = vm.HugePages2M },
 		"plugged before it boots": func(p *hypervisor.Plan) { p.Growth.Plugged = 2 << 20 },
 		"fewer sockets":           func(p *hypervisor.Plan) { p.Growth.Sockets = 1 },
 		"no topology":             func(p *hypervisor.Plan) { p.Topology = vm.Topology{} },

@@ -144,7 +144,7 @@ func checkContainer(c *corev1.Container, path *field.Path) field.ErrorList {
 func foreign(list corev1.ResourceList, path *field.Path, no func(bool, *field.Path, string)) {
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		switch name {
-		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, hugePages:
+		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, hugePages(vm.HugePages2M), hugePages(vm.HugePages1G):
 		default:
 			no(true, path.Key(string(name)), "a VM cannot have this resource")
 		}

@@ -111,6 +111,10 @@ func TestCheckRefuses(t *testing.T) {
 			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"hugepages-2Mi": resource.MustParse("128Mi"), "memory": resource.MustParse("128Mi")}
 			annotate(contract.KeyHardware, `{"hugePages": true}`)(p)
 		}, "limits[memory]"},
+		"hugepages of two sizes": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"hugepages-2Mi": resource.MustParse("1Gi"), "hugepages-1Gi": resource.MustParse("1Gi")}
+			annotate(contract.KeyHardware, `{"hugePages": true}`)(p)
+		}, "limits[hugepages-1Gi]"},
 		"hugepages of no size": {annotate(contract.KeyHardware, `{"hugePages": true}`), "limits[hugepages-2Mi]: Required"},
 		"gpu": {on(func(c *corev1.Container) {
 			c.Resources.Requests = corev1.ResourceList{"example.com/gpu": resource.MustParse("1")}

@@ -50,8 +50,11 @@ func hardware(pod *corev1.Pod) *vm.Hardware {
 	ask, _ := contract.ParseMachine(pod.Annotations)
 	cpu := ask.Hardware.CPU
 	h := vm.Hardware{
-		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), Keep: ask.Hardware.Keep, VSOCK: ask.Hardware.VSOCK, UEFI: vm.UEFI(ask.Hardware.UEFI), HugePages: ask.Hardware.Huge,
+		Topology: vm.Topology(ask.Hardware.Topology), Watchdog: vm.Watchdog(ask.Hardware.Watchdog), Panic: vm.Panic(ask.Hardware.Panic), TPM: vm.TPM(ask.Hardware.TPM), Keep: ask.Hardware.Keep, VSOCK: ask.Hardware.VSOCK, UEFI: vm.UEFI(ask.Hardware.UEFI),
 		CPU: vm.CPU{Model: cpu.Model, HideKVM: cpu.HideKVM, HyperV: vm.HyperV(cpu.HyperV)}, Clock: vm.Clock(ask.Hardware.Clock),
+	}
+	if ask.Hardware.Huge {
+		h.HugePages = hugePagesOf(pod)
 	}
 	h.Growth = vm.Growth{Sockets: ask.Hardware.MaxSockets, Memory: ask.Hardware.MaxMemory}
 	if n := sharedCPUs(pod); n > 0 && h.Topology != (vm.Topology{}) {
@@ -172,22 +175,30 @@ func checkKeep(pod *corev1.Pod) (errs field.ErrorList) {
 
 // checkHugePages refuses huge pages unless they are the memory of the VM.
 func checkHugePages(pod *corev1.Pod) (errs field.ErrorList) {
-	h := hardware(pod)
-	asked := h != nil && h.HugePages
-	found := false
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	asked := ask.Hardware.Huge
+	found := 0
 	for i, c := range pod.Spec.Containers {
 		at := field.NewPath("spec", "containers").Index(i).Child("resources", "limits")
-		q, ok := c.Resources.Limits[hugePages]
-		found = found || ok && !q.IsZero()
-		if ok && !asked {
-			errs = append(errs, field.Forbidden(at.Key(string(hugePages)), "a container in a VM has no huge pages; they are the memory of a guest that boots itself with hugePages in the annotation "+contract.KeyHardware))
+		for _, size := range vm.AllHugePages {
+			name := hugePages(size)
+			q, ok := c.Resources.Limits[name]
+			switch {
+			case !ok:
+			case !asked:
+				errs = append(errs, field.Forbidden(at.Key(string(name)), "a container in a VM has no huge pages; they are the memory of a guest that boots itself with hugePages in the annotation "+contract.KeyHardware))
+			case !q.IsZero():
+				if found++; found > 1 {
+					errs = append(errs, field.Forbidden(at.Key(string(name)), "the memory of a VM consists of huge pages of one size; leave one limit out"))
+				}
+			}
 		}
 		if _, both := c.Resources.Limits[corev1.ResourceMemory]; both && asked {
 			errs = append(errs, field.Forbidden(at.Key(string(corev1.ResourceMemory)), "all memory of the VM is huge pages; leave it out"))
 		}
 	}
-	if asked && !found {
-		errs = append(errs, field.Required(field.NewPath("spec", "containers").Index(0).Child("resources", "limits").Key(string(hugePages)), "say how much memory the VM has"))
+	if asked && found == 0 {
+		errs = append(errs, field.Required(field.NewPath("spec", "containers").Index(0).Child("resources", "limits").Key(string(hugePages(vm.HugePages2M))), "say how much memory the VM has, in pages of 2Mi or 1Gi"))
 	}
 	return errs
 }

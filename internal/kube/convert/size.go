@@ -11,8 +11,20 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// hugePages is the resource of which the memory of a VM may be.
-const hugePages = corev1.ResourceName(corev1.ResourceHugePagesPrefix + "2Mi")
+// hugePages is the resource that the memory of a VM may be.
+func hugePages(p vm.HugePages) corev1.ResourceName {
+	return corev1.ResourceName(corev1.ResourceHugePagesPrefix + p.String())
+}
+
+// hugePagesOf returns the size of the huge pages that the container of a VM has as its limit; 0: none.
+func hugePagesOf(pod *corev1.Pod) vm.HugePages {
+	for _, p := range vm.AllHugePages {
+		if q, ok := quantity(pod, hugePages(p)); ok && q > 0 {
+			return p
+		}
+	}
+	return 0
+}
 
 // size is the size of a VM; 0 means the engine's default.
 type size struct {
@@ -33,8 +45,8 @@ func sizeOf(pod *corev1.Pod, ask contract.VMSpec) size {
 	if q, ok := quantity(pod, corev1.ResourceMemory); ok {
 		s.memory = max(q, vm.MinMemory)
 	}
-	if q, ok := quantity(pod, hugePages); ok { // instead of other memory
-		s.memory = q
+	if p := hugePagesOf(pod); p > 0 { // instead of other memory
+		s.memory, _ = quantity(pod, hugePages(p))
 	}
 	if unbounded(pod) {
 		s.memory = max(s.memory, DefaultMemory)

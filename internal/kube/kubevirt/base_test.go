@@ -105,7 +105,7 @@ func TestInstancetypeOutcomes(t *testing.T) {
 		"cpu: {dedicatedCPUPlacement: true}":               "spec.instancetype[small].cpu.dedicatedCPUPlacement: Forbidden",
 		"cpu: {isolateEmulatorThread: true}":               "spec.instancetype[small].cpu.isolateEmulatorThread: Forbidden",
 		"cpu: {guest: 256}":                                "spec.instancetype[small].cpu.guest: Invalid",
-		"memory: {guest: 1Gi, hugepages: {pageSize: 1Gi}}": "spec.instancetype[small].memory.hugepages.pageSize: Invalid",
+		"memory: {guest: 1Gi, hugepages: {pageSize: 4Mi}}": "spec.instancetype[small].memory.hugepages.pageSize: Invalid",
 		"memory: {guest: 16Mi}":                            "spec.instancetype[small].memory.guest: Invalid",
 		"annotations: {" + hooks + ": x}":                  "spec.template.metadata.annotations[" + hooks + "]: Forbidden",
 	} {

@@ -13,7 +13,7 @@ var instancetypeRules = rulebook{
 	"cpu.realtime":              {Refused, "a VM cannot have CPUs of its own"},
 	"cpu.maxSockets":            {Honoured, "as domain.cpu.maxSockets of an instance"},
 	"memory.guest":              {Outcome: Honoured},
-	"memory.hugepages":          {Honoured, "2Mi only"},
+	"memory.hugepages":          {Honoured, "2Mi or 1Gi"},
 	"memory.overcommitPercent":  {Honoured, "the pod requests that much less memory than the guest has"},
 	"memory.maxGuest":           {Honoured, "as domain.memory.maxGuest of an instance"},
 	"gpus":                      {Refused, "a VM cannot have devices of its node"},

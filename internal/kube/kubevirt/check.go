@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	v1 "kubevirt.io/api/core/v1"
@@ -189,11 +188,11 @@ func (c *check) memory(domain *field.Path) {
 	if size < vm.MinMemory {
 		c.invalid(domain.Child("memory", "guest"), size, fmt.Sprintf("is less than %d MiB", vm.MinMemory>>20))
 	}
-	if hugePages(&s) {
-		at := domain.Child("memory", "hugepages", "pageSize")
-		if q, err := resource.ParseQuantity(s.Memory.Hugepages.PageSize); err != nil || q.Value() != vm.HugePage {
-			c.invalid(at, s.Memory.Hugepages.PageSize, "huge pages have 2Mi")
-		} else if size%vm.HugePage != 0 {
+	if s.Memory != nil && s.Memory.Hugepages != nil {
+		asked := s.Memory.Hugepages.PageSize
+		if p, ok := pageSize(asked); !ok {
+			c.invalid(domain.Child("memory", "hugepages", "pageSize"), asked, "huge pages have 2Mi or 1Gi")
+		} else if size%int64(p) != 0 {
 			c.invalid(domain.Child("memory", "guest"), size, "is no multiple of hugepages.pageSize")
 		}
 	}

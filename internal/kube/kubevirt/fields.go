@@ -71,7 +71,7 @@ var rules = rulebook{
 	"domain.cpu.realtime":                             {Refused, "a VM cannot have CPUs of its own"},
 	"domain.memory.guest":                             {Outcome: Honoured},
 	"domain.memory.maxGuest":                          {Honoured, "without it, no memory can be added to the running VM"},
-	"domain.memory.hugepages.pageSize":                {Honoured, "2Mi only; the node must have set them aside. A VM with huge pages is not hibernated"},
+	"domain.memory.hugepages.pageSize":                {Honoured, "2Mi or 1Gi; the node must have set them aside. A VM with huge pages is not hibernated"},
 	"domain.memory.reservedOverhead":                  {Warned, "pods of VMs request no memory beyond the guest's"},
 	"domain.machine.type":                             {Honoured, "q35 and its versions; the node chooses the version"},
 	"domain.firmware.uuid":                            {Honoured, "without it the guest sees the UID of its VirtualMachine"},

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -28,7 +29,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	}
 	m.Graphics, m.Logins = graphics(&vmi.Spec), logins(&vmi.Spec)
 	m.Hardware = contract.Hardware{
-		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d), TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec), MACs: macs(&vmi.Spec),
+		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d) != "", TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec), MACs: macs(&vmi.Spec),
 	}
 	m.Hardware.Kernel, m.Hardware.HostDisks = kernel(&vmi.Spec), hostDisks(&vmi.Spec)
 	m.Hardware.VSOCK = d.Devices.AutoattachVSOCK != nil && *d.Devices.AutoattachVSOCK
@@ -65,8 +66,20 @@ func secure(e *v1.EFI) bool { return e.SecureBoot == nil || *e.SecureBoot }
 // hasSMM reports whether a machine says that it has SMM. All have it, but KubeVirt's API requires that a machine with Secure Boot says so.
 func hasSMM(d *v1.DomainSpec) bool { return d.Features != nil && on(d.Features.SMM) }
 
-// hugePages reports whether the memory of a guest is huge pages.
-func hugePages(d *v1.DomainSpec) bool { return d.Memory != nil && d.Memory.Hugepages != nil }
+// hugePages is the size of the huge pages of which the memory of a guest consists; "": there are none.
+func hugePages(d *v1.DomainSpec) string {
+	if d.Memory == nil || d.Memory.Hugepages == nil {
+		return ""
+	}
+	return d.Memory.Hugepages.PageSize
+}
+
+// pageSize returns the huge pages that KubeVirt's API calls text, and whether there are such.
+func pageSize(text string) (vm.HugePages, bool) {
+	q, err := resource.ParseQuantity(text)
+	p := vm.HugePages(q.Value())
+	return p, err == nil && slices.Contains(vm.AllHugePages, p)
+}
 
 // tpm returns the TPM of a guest, as in KubeVirt one that is empty when the instance starts, unless it is persistent.
 func tpm(t *v1.TPMDevice) string {

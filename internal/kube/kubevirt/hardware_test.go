@@ -70,8 +70,23 @@ func TestHardware(t *testing.T) {
 
 // Huge pages are the memory of the guest, and the scheduler counts them instead of other memory.
 func TestHugePages(t *testing.T) {
+	for _, size := range []string{"2Mi", "1Gi"} {
+		t.Run(size, func(t *testing.T) { testHugePages(t, size) })
+	}
+	for size, want := range map[string]string{"1Gi": "spec.domain.memory.guest", "4Mi": "spec.domain.memory.hugepages.pageSize", "2MB": "spec.domain.memory.hugepages.pageSize", "2Mi": "spec.domain.memory.guest"} {
+		i := vmi(t, "web")
+		odd := resource.MustParse("129Mi")
+		i.Spec.Domain.Memory.Guest, i.Spec.Domain.Memory.Hugepages = &odd, &v1.Hugepages{PageSize: size}
+		if errs, _ := CheckInstance(i); len(errs) != 1 || errs[0].Field != want {
+			t.Errorf("%s: %v", size, errs)
+		}
+	}
+}
+
+func testHugePages(t *testing.T, size string) {
 	i := vmi(t, "web")
-	i.Spec.Domain.Memory.Hugepages = &v1.Hugepages{PageSize: "2Mi"}
+	memory := resource.MustParse("2Gi")
+	i.Spec.Domain.Memory.Guest, i.Spec.Domain.Memory.Hugepages = &memory, &v1.Hugepages{PageSize: size}
 	i.Spec.Domain.Resources.Requests = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("64Mi")}
 	if errs, warnings := CheckInstance(i); len(errs)+len(warnings) > 0 {
 		t.Fatal(errs, warnings)
@@ -82,21 +97,13 @@ func TestHugePages(t *testing.T) {
 	}
 	guest := i.Spec.Domain.Memory.Guest.Value()
 	for what, list := range map[string]corev1.ResourceList{"requests": pod.Spec.Containers[0].Resources.Requests, "limits": pod.Spec.Containers[0].Resources.Limits} {
-		huge := list["hugepages-2Mi"]
+		huge := list[corev1.ResourceName("hugepages-"+size)]
 		if _, other := list[corev1.ResourceMemory]; other || huge.Value() != guest {
 			t.Errorf("%s: %v", what, list)
 		}
 	}
-	if s := convert.Spec(pod, convert.Node{}, nil); s.Memory != guest || !s.HasHugePages() {
+	if s := convert.Spec(pod, convert.Node{}, nil); s.Memory != guest || s.HugePages().String() != size {
 		t.Errorf("the VM has %d bytes, %+v", s.Memory, s.Hardware)
-	}
-	for size, want := range map[string]string{"1Gi": "spec.domain.memory.hugepages.pageSize", "2MB": "spec.domain.memory.hugepages.pageSize", "2Mi": "spec.domain.memory.guest"} {
-		i := vmi(t, "web")
-		odd := resource.MustParse("129Mi")
-		i.Spec.Domain.Memory.Guest, i.Spec.Domain.Memory.Hugepages = &odd, &v1.Hugepages{PageSize: size}
-		if errs, _ := CheckInstance(i); len(errs) != 1 || errs[0].Field != want {
-			t.Errorf("%s: %v", size, errs)
-		}
 	}
 }
 

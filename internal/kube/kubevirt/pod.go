@@ -234,10 +234,10 @@ func resources(s *v1.VirtualMachineInstanceSpec, size int64) corev1.ResourceRequ
 	if _, ok := r.Requests[corev1.ResourceMemory]; !ok {
 		r.Requests[corev1.ResourceMemory] = q
 	}
-	if hugePages(&s.Domain) {
+	if p, ok := pageSize(hugePages(&s.Domain)); ok {
 		for _, list := range []corev1.ResourceList{r.Requests, r.Limits} {
 			delete(list, corev1.ResourceMemory)
-			list[corev1.ResourceHugePagesPrefix+"2Mi"] = q
+			list[corev1.ResourceName(corev1.ResourceHugePagesPrefix+p.String())] = q
 		}
 	}
 	if _, ok := r.Limits[corev1.ResourceCPU]; !ok && r.Requests.Cpu().IsZero() {

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"cocoonstack.io/cocoon/internal/kube/stats"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Sizes overrides parts of the node's capacity. For zero values the node reports the capacity of the host.
@@ -26,13 +27,16 @@ const MaxVirtual = 1000
 // DefaultPods is the default maximum number of pods of a node.
 const DefaultPods = 256
 
-const resourceHugepages = corev1.ResourceName(corev1.ResourceHugePagesPrefix + "2Mi")
+// resourceHugepages is the resource of huge pages of a size.
+func resourceHugepages(p vm.HugePages) corev1.ResourceName {
+	return corev1.ResourceName(corev1.ResourceHugePagesPrefix + p.String())
+}
 
 // usage holds the total and free resources of the host. Sizes are in bytes.
 type usage struct {
 	cpus              int64
 	memory, memFree   int64
-	hugepages         int64
+	huge              map[vm.HugePages]int64
 	disk, diskFree    int64
 	inodes, inodeFree int64
 	pids, pidsCeiling int64
@@ -44,7 +48,7 @@ func measure(h stats.Host) (usage, error) {
 	if err != nil {
 		return u, err
 	}
-	u.memory, u.memFree, u.hugepages = m.Total, m.Available, m.Hugepages
+	u.memory, u.memFree, u.huge = m.Total, m.Available, m.Huge
 	d, err := h.Disk()
 	if err != nil {
 		return u, err
@@ -88,9 +92,12 @@ func capacity(u usage, s Sizes, reserve int) (all, allocatable corev1.ResourceLi
 		corev1.ResourceCPU:              pick(s.CPU, u.cpus, resource.DecimalSI),
 		corev1.ResourceMemory:           pick(s.Memory, u.memory, resource.BinarySI),
 		corev1.ResourceEphemeralStorage: pick(s.Storage, u.disk, resource.BinarySI),
-		resourceHugepages:               pick(s.Hugepages, u.hugepages, resource.BinarySI),
 		corev1.ResourcePods:             *resource.NewQuantity(pods, resource.DecimalSI),
 	}
+	for p, n := range u.huge {
+		all[resourceHugepages(p)] = *resource.NewQuantity(n, resource.BinarySI)
+	}
+	all[resourceHugepages(vm.HugePages2M)] = pick(s.Hugepages, u.huge[vm.HugePages2M], resource.BinarySI)
 	allocatable = all.DeepCopy()
 	if s.Storage.IsZero() {
 		allocatable[corev1.ResourceEphemeralStorage] = *resource.NewQuantity(u.diskFree, resource.BinarySI)
@@ -98,7 +105,9 @@ func capacity(u usage, s Sizes, reserve int) (all, allocatable corev1.ResourceLi
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
 		q := allocatable[name]
 		if name == corev1.ResourceMemory { // what is set aside is no other memory, as for a kubelet
-			q.Sub(allocatable[resourceHugepages])
+			for _, p := range vm.AllHugePages {
+				q.Sub(allocatable[resourceHugepages(p)])
+			}
 		}
 		if name == corev1.ResourceCPU {
 			q = *resource.NewMilliQuantity(times(share(q.MilliValue(), reserve), s.Virtual), resource.DecimalSI)

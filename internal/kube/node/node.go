@@ -40,6 +40,7 @@ type Config struct {
 	Sizes      Sizes
 	Root       string       // directory of the VMs' disks
 	Proc       string       // "" is /proc
+	Sys        string       // "" is /sys
 	Healthy    func() error // checks that the VM engine answers
 	// Hypervisor describes the default hypervisor of VMs, or returns why it is unusable. After an Unavailable error the node
 	// keeps the earlier answer. Nil: not known.
@@ -90,7 +91,7 @@ func New(cfg Config) (*Node, error) {
 		return nil, errdefs.Invalidf("invalid reserve of %d per cent; use 0 to 100", cfg.Reserve)
 	}
 	cfg.Pool = cmp.Or(cfg.Pool, "default")
-	n := &Node{cfg: cfg, host: stats.Host{Proc: cfg.Proc, Root: cfg.Root}, poke: make(chan struct{}, 1), claimed: make(chan struct{})}
+	n := &Node{cfg: cfg, host: stats.Host{Proc: cfg.Proc, Sys: cfg.Sys, Root: cfg.Root}, poke: make(chan struct{}, 1), claimed: make(chan struct{})}
 	u, err := measure(n.host)
 	if err != nil {
 		return nil, fmt.Errorf("measure this host: %w", err)

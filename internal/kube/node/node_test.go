@@ -20,6 +20,7 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // proc returns a /proc folder of a machine with half of its memory free and few process ids in use.
@@ -27,7 +28,7 @@ func proc(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"meminfo": "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\nHugePages_Total: 3\nHugepagesize: 2048 kB\n",
+		"meminfo": "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n",
 		"loadavg": "0.1 0.2 0.3 1/950 77\n", "sys/kernel/pid_max": "1000\n",
 	} {
 		path := filepath.Join(dir, name)
@@ -42,7 +43,7 @@ func proc(t *testing.T) string {
 }
 
 func TestCapacity(t *testing.T) {
-	u := usage{cpus: 4, memory: 8 << 30, hugepages: 6 << 20, disk: 100 << 30, diskFree: 50 << 30}
+	u := usage{cpus: 4, memory: 8 << 30, huge: map[vm.HugePages]int64{vm.HugePages2M: 6 << 20, vm.HugePages1G: 1 << 30}, disk: 100 << 30, diskFree: 50 << 30}
 	all, free := capacity(u, Sizes{}, 20)
 	for _, c := range []struct {
 		list corev1.ResourceList
@@ -52,10 +53,11 @@ func TestCapacity(t *testing.T) {
 		{all, "cpu", "4"},
 		{free, "cpu", "3200m"},
 		{all, "memory", "8Gi"},
-		{free, "memory", "6866914508"}, // what is set aside is no other memory,
+		{free, "memory", "6007921049"}, // what is set aside is no other memory,
 		{all, "ephemeral-storage", "100Gi"},
 		{free, "ephemeral-storage", "40Gi"},
-		{all, resourceHugepages, "6Mi"},
+		{all, "hugepages-2Mi", "6Mi"},
+		{free, "hugepages-1Gi", "1Gi"},
 		{all, "pods", "256"},
 		{free, "pods", "256"},
 	} {
@@ -65,7 +67,7 @@ func TestCapacity(t *testing.T) {
 		}
 	}
 	all, free = capacity(u, Sizes{Virtual: 10}, 20)
-	if q, f, m := all[corev1.ResourceCPU], free[corev1.ResourceCPU], free[corev1.ResourceMemory]; q.Value() != 4 || f.Value() != 32 || m.Value() != 6866914508 {
+	if q, f, m := all[corev1.ResourceCPU], free[corev1.ResourceCPU], free[corev1.ResourceMemory]; q.Value() != 4 || f.Value() != 32 || m.Value() != 6007921049 {
 		t.Errorf("ten virtual CPUs per CPU: %v of %v", free, all)
 	}
 	all, free = capacity(u, Sizes{CPU: resource.MustParse("128"), Storage: resource.MustParse("1Ti"), Pods: 7}, 50)
@@ -89,7 +91,7 @@ func TestVersionsParse(t *testing.T) {
 
 func TestConditionsAreTrueAndStable(t *testing.T) {
 	var fault error
-	n, err := New(Config{Name: "node-1", IP: "192.0.2.1", Proc: proc(t), Root: filepath.Join(t.TempDir(), "not", "there"), Healthy: func() error { return fault }})
+	n, err := New(Config{Name: "node-1", IP: "192.0.2.1", Proc: proc(t), Sys: t.TempDir(), Root: filepath.Join(t.TempDir(), "not", "there"), Healthy: func() error { return fault }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +135,7 @@ func TestConditionsAreTrueAndStable(t *testing.T) {
 
 // Pressure begins at one limit and ends at a higher one, so that a value near the limit is reported once.
 func TestPressureHasTwoLimits(t *testing.T) {
-	n, err := New(Config{Name: "node-1", Proc: proc(t), Root: "/", Healthy: func() error { return nil }})
+	n, err := New(Config{Name: "node-1", Proc: proc(t), Sys: t.TempDir(), Root: "/", Healthy: func() error { return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +190,7 @@ func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	var broken, lost error
 	has, strays := []corev1.ContainerImage{{Names: []string{"base:v1"}, SizeBytes: 1}}, 0
 	n, err := New(Config{
-		Name: "node-1", Proc: dir, Root: "/", Healthy: func() error { return nil }, Sizes: Sizes{Storage: resource.MustParse("10Gi")},
+		Name: "node-1", Proc: dir, Sys: t.TempDir(), Root: "/", Healthy: func() error { return nil }, Sizes: Sizes{Storage: resource.MustParse("10Gi")},
 		Hypervisor: func(context.Context) (string, error) { return "qemu 7.2", broken }, CPUClass: "zen4",
 		Strays:    func(context.Context) (int, error) { return strays, lost },
 		Snapshots: func(context.Context) ([]corev1.ContainerImage, error) { return slices.Clone(has), lost },
@@ -268,7 +270,7 @@ func TestCapacityAndHypervisorAreLive(t *testing.T) {
 func TestServe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		healthy := errors.New("starting")
-		n, err := New(Config{Name: "node-1", Proc: proc(t), Root: "/", Port: 10250, ProviderID: "x://1", Healthy: func() error { return healthy }})
+		n, err := New(Config{Name: "node-1", Proc: proc(t), Sys: t.TempDir(), Root: "/", Port: 10250, ProviderID: "x://1", Healthy: func() error { return healthy }})
 		if err != nil {
 			t.Fatal(err)
 		}

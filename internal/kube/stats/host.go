@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // userTick is the unit of CPU times in /proc. It has this value on every supported machine.
@@ -24,6 +26,7 @@ const userTick = 10 * time.Millisecond
 // Host reads the kernel's data about this machine.
 type Host struct {
 	Proc string // "" is /proc
+	Sys  string // "" is /sys
 	Root string // directory on the file system that holds the VMs' disks
 }
 
@@ -35,7 +38,7 @@ func (h Host) proc() string {
 type Memory struct {
 	Total, Free, Available int64
 	InactiveFile           int64
-	Hugepages              int64 // all pages of 2 MiB, in bytes
+	Huge                   map[vm.HugePages]int64 // all huge pages of each size that the kernel knows
 }
 
 // WorkingSet returns the memory that cannot be reclaimed immediately, computed as in the kubelet.
@@ -61,10 +64,27 @@ func (h Host) Memory() (Memory, error) {
 		return Memory{}, errdefs.New(errdefs.Internal, "measure memory: no MemTotal in %s/meminfo", h.proc())
 	}
 	m := Memory{Total: kb["MemTotal"] << 10, Free: kb["MemFree"] << 10, Available: kb["MemAvailable"] << 10, InactiveFile: kb["Inactive(file)"] << 10}
-	if kb["Hugepagesize"] == 2048 {
-		m.Hugepages = kb["HugePages_Total"] * 2 << 20
+	m.Huge, err = h.hugePages()
+	return m, err
+}
+
+func (h Host) hugePages() (map[vm.HugePages]int64, error) {
+	huge := map[vm.HugePages]int64{}
+	for _, p := range vm.AllHugePages {
+		text, err := os.ReadFile(filepath.Join(p.Dir(cmp.Or(h.Sys, "/sys")), "nr_hugepages"))
+		if errors.Is(err, fs.ErrNotExist) { // the kernel has none of this size
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("measure huge pages: %w", err)
+		}
+		n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("measure huge pages of %s: %w", p, err)
+		}
+		huge[p] = n * int64(p)
 	}
-	return m, nil
+	return huge, nil
 }
 
 // CPU returns the CPU time of the machine since its boot, and the time of the boot.

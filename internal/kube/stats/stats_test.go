@@ -36,7 +36,7 @@ type machine struct {
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{t: t, dir: t.TempDir(), links: map[string]link{}}
-	m.write("meminfo", "MemTotal: 1000 kB\nMemFree: 200 kB\nMemAvailable: 400 kB\nInactive(file): 100 kB\nHugePages_Total: 3\nHugepagesize: 2048 kB\n")
+	m.write("meminfo", "MemTotal: 1000 kB\nMemFree: 200 kB\nMemAvailable: 400 kB\nInactive(file): 100 kB\n")
 	m.write("stat", "cpu  100 50 25 9999 77 5 10 10 40 0\ncpu0 1 1 1 1 1 1 1 1 1 1\nbtime 1700000000\n")
 	m.write("loadavg", "0.1 0.2 0.3 1/950 77\n")
 	m.write("sys/kernel/pid_max", "1000\n")
@@ -409,4 +409,23 @@ func cpuTime(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// Huge pages are counted by size; a size that the kernel does not have is not listed.
+func TestHugePages(t *testing.T) {
+	m := newMachine(t)
+	h := Host{Proc: m.dir, Sys: t.TempDir(), Root: m.dir}
+	dir := vm.HugePages1G.Dir(h.Sys)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{"3\n": "map[1Gi:3221225472] <nil>", "many": `map[] measure huge pages of 1Gi: strconv.ParseInt: parsing "many": invalid syntax`} {
+		if err := os.WriteFile(filepath.Join(dir, "nr_hugepages"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		memory, err := h.Memory()
+		if got := fmt.Sprint(memory.Huge, " ", err); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
 }
