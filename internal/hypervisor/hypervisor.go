@@ -170,7 +170,7 @@ type Incoming struct {
 	// Booting says that the guest may have been saved before its firmware had read the whole kernel. It then needs the same
 	// Plan.Boot as the saved VM.
 	Booting bool
-	// LinksDown keeps every NIC without carrier, from before the guest's first instruction until SetLink.
+	// LinksDown keeps every NIC without carrier, whatever its own LinkDown, from before the guest's first instruction until SetLink.
 	LinksDown bool
 	// Grown lists the serials of the disks that are larger than when the state was saved. The guest is told about them.
 	Grown []string
@@ -370,7 +370,9 @@ type MachineTeller interface {
 
 // Linker is the ability of an Instance to set a NIC's carrier up or down.
 type Linker interface {
-	// SetLink sets the carrier of the NIC at that place. While it is down, no packet passes in either direction.
+	// SetLink sets the carrier of the NIC at that place. While it is down, no packet passes in either direction. It is no error if it is so already.
+	// A guest that is launched or plugged has the carriers that its NICs say (vm.NIC.LinkDown), from its first instruction on.
+	// Errors: NotFound, Unavailable.
 	SetLink(ctx context.Context, place int, up bool) error
 }
 

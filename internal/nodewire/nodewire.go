@@ -299,7 +299,7 @@ func DecodeEvent(m *nodev1.Event) vm.Event {
 
 // EncodeNICSpec returns n as a message.
 func EncodeNICSpec(n vm.NICSpec) *nodev1.NICSpec {
-	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC, Ports: each(n.Ports, encodePort), Policed: n.Policed, Masquerade: encodeMasquerade(n.Masquerade), Place: int64(n.Place)}
+	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC, Ports: each(n.Ports, encodePort), Policed: n.Policed, Masquerade: encodeMasquerade(n.Masquerade), Place: int64(n.Place), LinkDown: n.LinkDown}
 }
 
 func encodePort(p vm.PortMapping) *nodev1.PortMapping {
@@ -320,14 +320,14 @@ func port(n uint32) uint16 {
 
 // DecodeNICSpec returns the interface in m.
 func DecodeNICSpec(m *nodev1.NICSpec) vm.NICSpec {
-	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac(), Ports: each(m.GetPorts(), decodePort), Policed: m.GetPoliced(), Masquerade: decodeMasquerade(m.GetMasquerade()), Place: int(m.GetPlace())}
+	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac(), Ports: each(m.GetPorts(), decodePort), Policed: m.GetPoliced(), Masquerade: decodeMasquerade(m.GetMasquerade()), Place: int(m.GetPlace()), LinkDown: m.GetLinkDown()}
 }
 
 func encodeNIC(n vm.NIC) *nodev1.NIC {
 	m := &nodev1.NIC{
 		Network: n.Network, Tap: n.Tap, Netns: n.NetNS, Mac: n.MAC, Ip: n.IP, Prefix: int64(n.Prefix),
 		Gateway: n.Gateway, Dns: slices.Clone(n.DNS), Mtu: int64(n.MTU), Dhcp: n.DHCP, Ipv6: n.IPv6,
-		Addresses: slices.Clone(n.Addresses), Inside: encodeInside(n.Inside), Place: int64(n.Place),
+		Addresses: slices.Clone(n.Addresses), Inside: encodeInside(n.Inside), Place: int64(n.Place), LinkDown: n.LinkDown,
 	}
 	for _, r := range n.Routes {
 		m.Routes = append(m.Routes, &nodev1.Route{To: r.To, Via: r.Via})
@@ -339,7 +339,7 @@ func decodeNIC(m *nodev1.NIC) vm.NIC {
 	n := vm.NIC{
 		Network: m.GetNetwork(), Tap: m.GetTap(), NetNS: m.GetNetns(), MAC: m.GetMac(), IP: m.GetIp(), Prefix: int(m.GetPrefix()),
 		Gateway: m.GetGateway(), DNS: cloneSlice(m.GetDns()), MTU: int(m.GetMtu()), DHCP: m.GetDhcp(), IPv6: m.GetIpv6(),
-		Addresses: cloneSlice(m.GetAddresses()), Inside: decodeInside(m.GetInside()), Place: int(m.GetPlace()),
+		Addresses: cloneSlice(m.GetAddresses()), Inside: decodeInside(m.GetInside()), Place: int(m.GetPlace()), LinkDown: m.GetLinkDown(),
 	}
 	for _, r := range m.GetRoutes() {
 		n.Routes = append(n.Routes, vm.Route{To: r.GetTo(), Via: r.GetVia()})

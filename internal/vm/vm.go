@@ -273,6 +273,8 @@ type NICSpec struct {
 	// Place stays while other interfaces come and go: its addresses and its device follow from it. 0: its position in the list. The VM
 	// sets it.
 	Place int `json:"place,omitempty"`
+
+	LinkDown bool `json:"link_down,omitempty"` // the guest sees no carrier, and no packet passes
 }
 
 // NIC is a network interface that exists: the network made it, the driver plugs it, the guest agent configures it.
@@ -294,6 +296,8 @@ type NIC struct {
 
 	Inside Inside `json:"inside,omitzero"` // what a masqueraded guest has instead of IP, IPv6, Addresses and Routes
 	Place  int    `json:"place,omitempty"` // as in NICSpec
+
+	LinkDown bool `json:"link_down,omitempty"` // as in NICSpec, of the device that is there
 }
 
 // Route is one route of a guest.

@@ -4213,6 +4213,66 @@ func (x *DetachNICRequest) GetNic() string {
 	return ""
 }
 
+type SetLinkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Nic           string                 `protobuf:"bytes,2,opt,name=nic,proto3" json:"nic,omitempty"` // its network, or its hardware address
+	Down          bool                   `protobuf:"varint,3,opt,name=down,proto3" json:"down,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLinkRequest) Reset() {
+	*x = SetLinkRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLinkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLinkRequest) ProtoMessage() {}
+
+func (x *SetLinkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLinkRequest.ProtoReflect.Descriptor instead.
+func (*SetLinkRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *SetLinkRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *SetLinkRequest) GetNic() string {
+	if x != nil {
+		return x.Nic
+	}
+	return ""
+}
+
+func (x *SetLinkRequest) GetDown() bool {
+	if x != nil {
+		return x.Down
+	}
+	return false
+}
+
 // Process is the main process of an OCI guest.
 type Process struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4234,7 +4294,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4246,7 +4306,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4259,7 +4319,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Process) GetEntrypoint() []string {
@@ -4361,7 +4421,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4373,7 +4433,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4386,7 +4446,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *FileKey) GetName() string {
@@ -4446,7 +4506,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4458,7 +4518,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4471,7 +4531,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -4526,7 +4586,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4538,7 +4598,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4551,7 +4611,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Sysctl) GetName() string {
@@ -4578,7 +4638,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4590,7 +4650,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4603,7 +4663,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *EnvVar) GetName() string {
@@ -4625,16 +4685,17 @@ type NICSpec struct {
 	Network       string                 `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"` // empty: the node's default network
 	Mac           string                 `protobuf:"bytes,2,opt,name=mac,proto3" json:"mac,omitempty"`         // empty: the one that is stable for the VM's name
 	Ports         []*PortMapping         `protobuf:"bytes,3,rep,name=ports,proto3" json:"ports,omitempty"`
-	Policed       bool                   `protobuf:"varint,4,opt,name=policed,proto3" json:"policed,omitempty"`      // reaches only its host until its policies are set, where the network enforces policies
-	Masquerade    *Masquerade            `protobuf:"bytes,5,opt,name=masquerade,proto3" json:"masquerade,omitempty"` // absent: the guest has the address of the interface itself
-	Place         int64                  `protobuf:"varint,6,opt,name=place,proto3" json:"place,omitempty"`          // stays while other interfaces come and go; 0: the position in the list; the VM sets it
+	Policed       bool                   `protobuf:"varint,4,opt,name=policed,proto3" json:"policed,omitempty"`                   // reaches only its host until its policies are set, where the network enforces policies
+	Masquerade    *Masquerade            `protobuf:"bytes,5,opt,name=masquerade,proto3" json:"masquerade,omitempty"`              // absent: the guest has the address of the interface itself
+	Place         int64                  `protobuf:"varint,6,opt,name=place,proto3" json:"place,omitempty"`                       // stays while other interfaces come and go; 0: the position in the list; the VM sets it
+	LinkDown      bool                   `protobuf:"varint,7,opt,name=link_down,json=linkDown,proto3" json:"link_down,omitempty"` // the guest sees no carrier, and no packet passes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NICSpec) Reset() {
 	*x = NICSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4646,7 +4707,7 @@ func (x *NICSpec) String() string {
 func (*NICSpec) ProtoMessage() {}
 
 func (x *NICSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4659,7 +4720,7 @@ func (x *NICSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICSpec.ProtoReflect.Descriptor instead.
 func (*NICSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *NICSpec) GetNetwork() string {
@@ -4704,6 +4765,13 @@ func (x *NICSpec) GetPlace() int64 {
 	return 0
 }
 
+func (x *NICSpec) GetLinkDown() bool {
+	if x != nil {
+		return x.LinkDown
+	}
+	return false
+}
+
 // Masquerade puts a guest into a network of its own. The host translates between that and the address of the interface.
 type Masquerade struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4716,7 +4784,7 @@ type Masquerade struct {
 
 func (x *Masquerade) Reset() {
 	*x = Masquerade{}
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4728,7 +4796,7 @@ func (x *Masquerade) String() string {
 func (*Masquerade) ProtoMessage() {}
 
 func (x *Masquerade) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4741,7 +4809,7 @@ func (x *Masquerade) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Masquerade.ProtoReflect.Descriptor instead.
 func (*Masquerade) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Masquerade) GetCidr() string {
@@ -4777,7 +4845,7 @@ type GuestPorts struct {
 
 func (x *GuestPorts) Reset() {
 	*x = GuestPorts{}
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4789,7 +4857,7 @@ func (x *GuestPorts) String() string {
 func (*GuestPorts) ProtoMessage() {}
 
 func (x *GuestPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4802,7 +4870,7 @@ func (x *GuestPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPorts.ProtoReflect.Descriptor instead.
 func (*GuestPorts) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GuestPorts) GetProtocol() string {
@@ -4839,7 +4907,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4851,7 +4919,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4864,7 +4932,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PortMapping) GetProtocol() string {
@@ -4939,7 +5007,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4951,7 +5019,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4964,7 +5032,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Record) GetId() string {
@@ -5223,7 +5291,7 @@ type Ephemeral struct {
 
 func (x *Ephemeral) Reset() {
 	*x = Ephemeral{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5235,7 +5303,7 @@ func (x *Ephemeral) String() string {
 func (*Ephemeral) ProtoMessage() {}
 
 func (x *Ephemeral) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5248,7 +5316,7 @@ func (x *Ephemeral) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ephemeral.ProtoReflect.Descriptor instead.
 func (*Ephemeral) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Ephemeral) GetSpec() *Container {
@@ -5278,7 +5346,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5290,7 +5358,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5303,7 +5371,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Owner) GetNamespace() string {
@@ -5343,7 +5411,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5355,7 +5423,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5368,7 +5436,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Resume) GetClone() bool {
@@ -5432,7 +5500,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5444,7 +5512,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5457,7 +5525,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Boot) GetKernel() string {
@@ -5506,7 +5574,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5518,7 +5586,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5531,7 +5599,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Disk) GetPath() string {
@@ -5616,18 +5684,19 @@ type NIC struct {
 	Dns           []string               `protobuf:"bytes,8,rep,name=dns,proto3" json:"dns,omitempty"`
 	Mtu           int64                  `protobuf:"varint,9,opt,name=mtu,proto3" json:"mtu,omitempty"` // bytes, 0: the guest's default
 	Dhcp          bool                   `protobuf:"varint,10,opt,name=dhcp,proto3" json:"dhcp,omitempty"`
-	Ipv6          string                 `protobuf:"bytes,11,opt,name=ipv6,proto3" json:"ipv6,omitempty"`           // that the guest has beside ip; "": none
-	Addresses     []string               `protobuf:"bytes,12,rep,name=addresses,proto3" json:"addresses,omitempty"` // CIDR; which the guest sets itself, beside ip
-	Routes        []*Route               `protobuf:"bytes,13,rep,name=routes,proto3" json:"routes,omitempty"`       // beside the one to gateway
-	Inside        *Inside                `protobuf:"bytes,14,opt,name=inside,proto3" json:"inside,omitempty"`       // absent: the guest has the addresses of the interface itself
-	Place         int64                  `protobuf:"varint,15,opt,name=place,proto3" json:"place,omitempty"`        // as in NICSpec
+	Ipv6          string                 `protobuf:"bytes,11,opt,name=ipv6,proto3" json:"ipv6,omitempty"`                          // that the guest has beside ip; "": none
+	Addresses     []string               `protobuf:"bytes,12,rep,name=addresses,proto3" json:"addresses,omitempty"`                // CIDR; which the guest sets itself, beside ip
+	Routes        []*Route               `protobuf:"bytes,13,rep,name=routes,proto3" json:"routes,omitempty"`                      // beside the one to gateway
+	Inside        *Inside                `protobuf:"bytes,14,opt,name=inside,proto3" json:"inside,omitempty"`                      // absent: the guest has the addresses of the interface itself
+	Place         int64                  `protobuf:"varint,15,opt,name=place,proto3" json:"place,omitempty"`                       // as in NICSpec
+	LinkDown      bool                   `protobuf:"varint,16,opt,name=link_down,json=linkDown,proto3" json:"link_down,omitempty"` // as in NICSpec
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5639,7 +5708,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5652,7 +5721,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -5760,6 +5829,13 @@ func (x *NIC) GetPlace() int64 {
 	return 0
 }
 
+func (x *NIC) GetLinkDown() bool {
+	if x != nil {
+		return x.LinkDown
+	}
+	return false
+}
+
 // Inside is what a masqueraded guest has instead of the addresses of its interface.
 type Inside struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5775,7 +5851,7 @@ type Inside struct {
 
 func (x *Inside) Reset() {
 	*x = Inside{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5787,7 +5863,7 @@ func (x *Inside) String() string {
 func (*Inside) ProtoMessage() {}
 
 func (x *Inside) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5800,7 +5876,7 @@ func (x *Inside) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Inside.ProtoReflect.Descriptor instead.
 func (*Inside) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Inside) GetIp() string {
@@ -5855,7 +5931,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5867,7 +5943,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5880,7 +5956,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Route) GetTo() string {
@@ -5908,7 +5984,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5920,7 +5996,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5933,7 +6009,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Event) GetType() string {
@@ -5973,7 +6049,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5985,7 +6061,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5998,7 +6074,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -6105,7 +6181,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6117,7 +6193,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6130,7 +6206,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -6213,7 +6289,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6225,7 +6301,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6238,7 +6314,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -6273,7 +6349,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6285,7 +6361,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6298,7 +6374,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -6396,7 +6472,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6408,7 +6484,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6421,7 +6497,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -6446,7 +6522,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6458,7 +6534,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6471,7 +6547,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -6536,7 +6612,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6548,7 +6624,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6561,7 +6637,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -6613,7 +6689,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6625,7 +6701,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6638,7 +6714,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -6708,7 +6784,7 @@ type DisplayOpen struct {
 
 func (x *DisplayOpen) Reset() {
 	*x = DisplayOpen{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6720,7 +6796,7 @@ func (x *DisplayOpen) String() string {
 func (*DisplayOpen) ProtoMessage() {}
 
 func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6733,7 +6809,7 @@ func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisplayOpen.ProtoReflect.Descriptor instead.
 func (*DisplayOpen) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *DisplayOpen) GetRef() string {
@@ -6760,7 +6836,7 @@ type ScreenshotRequest struct {
 
 func (x *ScreenshotRequest) Reset() {
 	*x = ScreenshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6772,7 +6848,7 @@ func (x *ScreenshotRequest) String() string {
 func (*ScreenshotRequest) ProtoMessage() {}
 
 func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6785,7 +6861,7 @@ func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScreenshotRequest.ProtoReflect.Descriptor instead.
 func (*ScreenshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ScreenshotRequest) GetRef() string {
@@ -6815,7 +6891,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6827,7 +6903,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6840,7 +6916,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -6903,7 +6979,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6915,7 +6991,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6928,7 +7004,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -7024,7 +7100,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7036,7 +7112,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7049,7 +7125,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *DescribeResponse) GetAgent() string {
@@ -7118,7 +7194,7 @@ type GuestOS struct {
 
 func (x *GuestOS) Reset() {
 	*x = GuestOS{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7130,7 +7206,7 @@ func (x *GuestOS) String() string {
 func (*GuestOS) ProtoMessage() {}
 
 func (x *GuestOS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7143,7 +7219,7 @@ func (x *GuestOS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestOS.ProtoReflect.Descriptor instead.
 func (*GuestOS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *GuestOS) GetId() string {
@@ -7214,7 +7290,7 @@ type GuestUser struct {
 
 func (x *GuestUser) Reset() {
 	*x = GuestUser{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7226,7 +7302,7 @@ func (x *GuestUser) String() string {
 func (*GuestUser) ProtoMessage() {}
 
 func (x *GuestUser) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7239,7 +7315,7 @@ func (x *GuestUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestUser.ProtoReflect.Descriptor instead.
 func (*GuestUser) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *GuestUser) GetName() string {
@@ -7278,7 +7354,7 @@ type GuestFileSystem struct {
 
 func (x *GuestFileSystem) Reset() {
 	*x = GuestFileSystem{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7290,7 +7366,7 @@ func (x *GuestFileSystem) String() string {
 func (*GuestFileSystem) ProtoMessage() {}
 
 func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7303,7 +7379,7 @@ func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFileSystem.ProtoReflect.Descriptor instead.
 func (*GuestFileSystem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *GuestFileSystem) GetDevice() string {
@@ -7358,7 +7434,7 @@ type GuestDisk struct {
 
 func (x *GuestDisk) Reset() {
 	*x = GuestDisk{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7370,7 +7446,7 @@ func (x *GuestDisk) String() string {
 func (*GuestDisk) ProtoMessage() {}
 
 func (x *GuestDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7383,7 +7459,7 @@ func (x *GuestDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDisk.ProtoReflect.Descriptor instead.
 func (*GuestDisk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GuestDisk) GetSerial() string {
@@ -7415,7 +7491,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7427,7 +7503,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7440,7 +7516,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -7497,7 +7573,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7509,7 +7585,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7522,7 +7598,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -7559,7 +7635,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7571,7 +7647,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7584,7 +7660,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -7637,7 +7713,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7649,7 +7725,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7662,7 +7738,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ImportStart) GetName() string {
@@ -7685,7 +7761,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7697,7 +7773,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7710,7 +7786,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -7762,7 +7838,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7774,7 +7850,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7787,7 +7863,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 type GetImageRequest struct {
@@ -7799,7 +7875,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7811,7 +7887,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7824,7 +7900,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -7843,7 +7919,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7855,7 +7931,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7868,7 +7944,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -7886,7 +7962,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7898,7 +7974,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7911,7 +7987,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 type Image struct {
@@ -7932,7 +8008,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7944,7 +8020,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7957,7 +8033,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *Image) GetId() string {
@@ -8042,7 +8118,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8054,7 +8130,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8067,7 +8143,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *PullRequest) GetName() string {
@@ -8111,7 +8187,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8123,7 +8199,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8136,7 +8212,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -8180,7 +8256,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8192,7 +8268,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8205,7 +8281,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -8260,7 +8336,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8272,7 +8348,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8285,7 +8361,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *Progress) GetPhase() string {
@@ -8318,7 +8394,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8330,7 +8406,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8343,7 +8419,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -8370,7 +8446,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8382,7 +8458,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8395,7 +8471,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -8476,7 +8552,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8488,7 +8564,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8501,7 +8577,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -8556,7 +8632,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8568,7 +8644,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8581,7 +8657,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -8607,7 +8683,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8619,7 +8695,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8632,7 +8708,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -8651,7 +8727,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8663,7 +8739,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8676,7 +8752,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -8696,7 +8772,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8708,7 +8784,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8721,7 +8797,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -8748,7 +8824,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8760,7 +8836,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8773,7 +8849,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *Mapping) GetName() string {
@@ -8798,7 +8874,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8810,7 +8886,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8823,7 +8899,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
 }
 
 type MappingProblems struct {
@@ -8835,7 +8911,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8847,7 +8923,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8860,7 +8936,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -8882,7 +8958,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8894,7 +8970,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8907,7 +8983,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -8946,7 +9022,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8958,7 +9034,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8971,7 +9047,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
 }
 
 type NodeInfo struct {
@@ -8996,7 +9072,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9008,7 +9084,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9021,7 +9097,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -9139,7 +9215,7 @@ type VolumePool struct {
 
 func (x *VolumePool) Reset() {
 	*x = VolumePool{}
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9151,7 +9227,7 @@ func (x *VolumePool) String() string {
 func (*VolumePool) ProtoMessage() {}
 
 func (x *VolumePool) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9164,7 +9240,7 @@ func (x *VolumePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumePool.ProtoReflect.Descriptor instead.
 func (*VolumePool) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *VolumePool) GetKind() string {
@@ -9244,7 +9320,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9256,7 +9332,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9269,7 +9345,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *Network) GetName() string {
@@ -9380,7 +9456,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9392,7 +9468,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9405,7 +9481,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *Driver) GetName() string {
@@ -9479,7 +9555,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9491,7 +9567,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9504,7 +9580,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
 }
 
 type DoctorResponse struct {
@@ -9516,7 +9592,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9528,7 +9604,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9541,7 +9617,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -9566,7 +9642,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9578,7 +9654,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9591,7 +9667,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *Check) GetName() string {
@@ -9651,7 +9727,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9663,7 +9739,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9676,7 +9752,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
 }
 
 type ResetResponse struct {
@@ -9687,7 +9763,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9699,7 +9775,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9712,7 +9788,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
 }
 
 type TeardownNetworksRequest struct {
@@ -9723,7 +9799,7 @@ type TeardownNetworksRequest struct {
 
 func (x *TeardownNetworksRequest) Reset() {
 	*x = TeardownNetworksRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9735,7 +9811,7 @@ func (x *TeardownNetworksRequest) String() string {
 func (*TeardownNetworksRequest) ProtoMessage() {}
 
 func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9748,7 +9824,7 @@ func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
 }
 
 type TeardownNetworksResponse struct {
@@ -9759,7 +9835,7 @@ type TeardownNetworksResponse struct {
 
 func (x *TeardownNetworksResponse) Reset() {
 	*x = TeardownNetworksResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9771,7 +9847,7 @@ func (x *TeardownNetworksResponse) String() string {
 func (*TeardownNetworksResponse) ProtoMessage() {}
 
 func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9784,7 +9860,7 @@ func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
 }
 
 type PoliceRequest struct {
@@ -9799,7 +9875,7 @@ type PoliceRequest struct {
 
 func (x *PoliceRequest) Reset() {
 	*x = PoliceRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9811,7 +9887,7 @@ func (x *PoliceRequest) String() string {
 func (*PoliceRequest) ProtoMessage() {}
 
 func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9824,7 +9900,7 @@ func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceRequest.ProtoReflect.Descriptor instead.
 func (*PoliceRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *PoliceRequest) GetNode() string {
@@ -9863,7 +9939,7 @@ type PoliceResponse struct {
 
 func (x *PoliceResponse) Reset() {
 	*x = PoliceResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9875,7 +9951,7 @@ func (x *PoliceResponse) String() string {
 func (*PoliceResponse) ProtoMessage() {}
 
 func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9888,7 +9964,7 @@ func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceResponse.ProtoReflect.Descriptor instead.
 func (*PoliceResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
 }
 
 // PolicedGuest is a VM and the policies that select it. Without any in one direction, everything is allowed there.
@@ -9903,7 +9979,7 @@ type PolicedGuest struct {
 
 func (x *PolicedGuest) Reset() {
 	*x = PolicedGuest{}
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9915,7 +9991,7 @@ func (x *PolicedGuest) String() string {
 func (*PolicedGuest) ProtoMessage() {}
 
 func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9928,7 +10004,7 @@ func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicedGuest.ProtoReflect.Descriptor instead.
 func (*PolicedGuest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *PolicedGuest) GetId() string {
@@ -9963,7 +10039,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9975,7 +10051,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9988,7 +10064,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *Policy) GetName() string {
@@ -10019,7 +10095,7 @@ type PolicyRule struct {
 
 func (x *PolicyRule) Reset() {
 	*x = PolicyRule{}
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10031,7 +10107,7 @@ func (x *PolicyRule) String() string {
 func (*PolicyRule) ProtoMessage() {}
 
 func (x *PolicyRule) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10044,7 +10120,7 @@ func (x *PolicyRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
 func (*PolicyRule) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *PolicyRule) GetAnyone() bool {
@@ -10093,7 +10169,7 @@ type AddressRange struct {
 
 func (x *AddressRange) Reset() {
 	*x = AddressRange{}
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10105,7 +10181,7 @@ func (x *AddressRange) String() string {
 func (*AddressRange) ProtoMessage() {}
 
 func (x *AddressRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10118,7 +10194,7 @@ func (x *AddressRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRange.ProtoReflect.Descriptor instead.
 func (*AddressRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *AddressRange) GetFirst() []byte {
@@ -10146,7 +10222,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10158,7 +10234,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10171,7 +10247,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *PortRange) GetProtocol() uint32 {
@@ -10206,7 +10282,7 @@ type NamedPort struct {
 
 func (x *NamedPort) Reset() {
 	*x = NamedPort{}
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10218,7 +10294,7 @@ func (x *NamedPort) String() string {
 func (*NamedPort) ProtoMessage() {}
 
 func (x *NamedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10231,7 +10307,7 @@ func (x *NamedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedPort.ProtoReflect.Descriptor instead.
 func (*NamedPort) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *NamedPort) GetAddr() []byte {
@@ -10263,7 +10339,7 @@ type StraysRequest struct {
 
 func (x *StraysRequest) Reset() {
 	*x = StraysRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10275,7 +10351,7 @@ func (x *StraysRequest) String() string {
 func (*StraysRequest) ProtoMessage() {}
 
 func (x *StraysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10288,7 +10364,7 @@ func (x *StraysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
 func (*StraysRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
 }
 
 type StraysResponse struct {
@@ -10300,7 +10376,7 @@ type StraysResponse struct {
 
 func (x *StraysResponse) Reset() {
 	*x = StraysResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10312,7 +10388,7 @@ func (x *StraysResponse) String() string {
 func (*StraysResponse) ProtoMessage() {}
 
 func (x *StraysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10325,7 +10401,7 @@ func (x *StraysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
 func (*StraysResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *StraysResponse) GetStrays() []*Stray {
@@ -10351,7 +10427,7 @@ type Stray struct {
 
 func (x *Stray) Reset() {
 	*x = Stray{}
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10363,7 +10439,7 @@ func (x *Stray) String() string {
 func (*Stray) ProtoMessage() {}
 
 func (x *Stray) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10376,7 +10452,7 @@ func (x *Stray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stray.ProtoReflect.Descriptor instead.
 func (*Stray) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *Stray) GetId() string {
@@ -10438,7 +10514,7 @@ type AdoptStrayRequest struct {
 
 func (x *AdoptStrayRequest) Reset() {
 	*x = AdoptStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10450,7 +10526,7 @@ func (x *AdoptStrayRequest) String() string {
 func (*AdoptStrayRequest) ProtoMessage() {}
 
 func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10463,7 +10539,7 @@ func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
 func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *AdoptStrayRequest) GetId() string {
@@ -10489,7 +10565,7 @@ type RemoveStrayRequest struct {
 
 func (x *RemoveStrayRequest) Reset() {
 	*x = RemoveStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10501,7 +10577,7 @@ func (x *RemoveStrayRequest) String() string {
 func (*RemoveStrayRequest) ProtoMessage() {}
 
 func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10514,7 +10590,7 @@ func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *RemoveStrayRequest) GetId() string {
@@ -10532,7 +10608,7 @@ type RemoveStrayResponse struct {
 
 func (x *RemoveStrayResponse) Reset() {
 	*x = RemoveStrayResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10544,7 +10620,7 @@ func (x *RemoveStrayResponse) String() string {
 func (*RemoveStrayResponse) ProtoMessage() {}
 
 func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10557,7 +10633,7 @@ func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
 }
 
 type KeptFirmwareRequest struct {
@@ -10568,7 +10644,7 @@ type KeptFirmwareRequest struct {
 
 func (x *KeptFirmwareRequest) Reset() {
 	*x = KeptFirmwareRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10580,7 +10656,7 @@ func (x *KeptFirmwareRequest) String() string {
 func (*KeptFirmwareRequest) ProtoMessage() {}
 
 func (x *KeptFirmwareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10593,7 +10669,7 @@ func (x *KeptFirmwareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptFirmwareRequest.ProtoReflect.Descriptor instead.
 func (*KeptFirmwareRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
 }
 
 type KeptFirmwareResponse struct {
@@ -10605,7 +10681,7 @@ type KeptFirmwareResponse struct {
 
 func (x *KeptFirmwareResponse) Reset() {
 	*x = KeptFirmwareResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10617,7 +10693,7 @@ func (x *KeptFirmwareResponse) String() string {
 func (*KeptFirmwareResponse) ProtoMessage() {}
 
 func (x *KeptFirmwareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10630,7 +10706,7 @@ func (x *KeptFirmwareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptFirmwareResponse.ProtoReflect.Descriptor instead.
 func (*KeptFirmwareResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *KeptFirmwareResponse) GetKept() []*KeptState {
@@ -10653,7 +10729,7 @@ type KeptState struct {
 
 func (x *KeptState) Reset() {
 	*x = KeptState{}
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10665,7 +10741,7 @@ func (x *KeptState) String() string {
 func (*KeptState) ProtoMessage() {}
 
 func (x *KeptState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10678,7 +10754,7 @@ func (x *KeptState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptState.ProtoReflect.Descriptor instead.
 func (*KeptState) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *KeptState) GetNamespace() string {
@@ -10718,7 +10794,7 @@ type DropFirmwareRequest struct {
 
 func (x *DropFirmwareRequest) Reset() {
 	*x = DropFirmwareRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10730,7 +10806,7 @@ func (x *DropFirmwareRequest) String() string {
 func (*DropFirmwareRequest) ProtoMessage() {}
 
 func (x *DropFirmwareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10743,7 +10819,7 @@ func (x *DropFirmwareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropFirmwareRequest.ProtoReflect.Descriptor instead.
 func (*DropFirmwareRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *DropFirmwareRequest) GetKept() *KeptState {
@@ -10761,7 +10837,7 @@ type DropFirmwareResponse struct {
 
 func (x *DropFirmwareResponse) Reset() {
 	*x = DropFirmwareResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10773,7 +10849,7 @@ func (x *DropFirmwareResponse) String() string {
 func (*DropFirmwareResponse) ProtoMessage() {}
 
 func (x *DropFirmwareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10786,7 +10862,7 @@ func (x *DropFirmwareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropFirmwareResponse.ProtoReflect.Descriptor instead.
 func (*DropFirmwareResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
 }
 
 type CloneRequest struct {
@@ -10815,7 +10891,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10827,7 +10903,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10840,7 +10916,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -10979,7 +11055,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10991,7 +11067,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11004,7 +11080,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -11031,7 +11107,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11043,7 +11119,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11056,7 +11132,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -11082,7 +11158,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11094,7 +11170,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11107,7 +11183,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -11130,7 +11206,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11142,7 +11218,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11155,7 +11231,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -11232,7 +11308,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11244,7 +11320,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11257,7 +11333,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *Snapshot) GetId() string {
@@ -11488,7 +11564,7 @@ type SnapshotVolume struct {
 
 func (x *SnapshotVolume) Reset() {
 	*x = SnapshotVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11500,7 +11576,7 @@ func (x *SnapshotVolume) String() string {
 func (*SnapshotVolume) ProtoMessage() {}
 
 func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11513,7 +11589,7 @@ func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotVolume.ProtoReflect.Descriptor instead.
 func (*SnapshotVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *SnapshotVolume) GetVolume() string {
@@ -11545,7 +11621,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11557,7 +11633,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11570,7 +11646,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *Machine) GetDriver() string {
@@ -11630,7 +11706,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11642,7 +11718,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11655,7 +11731,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
 }
 
 type InspectSnapshotRequest struct {
@@ -11667,7 +11743,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11679,7 +11755,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11692,7 +11768,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -11711,7 +11787,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11723,7 +11799,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11736,7 +11812,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -11754,7 +11830,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11766,7 +11842,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11779,7 +11855,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
 }
 
 type PublishSnapshotRequest struct {
@@ -11792,7 +11868,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11804,7 +11880,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11817,7 +11893,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -11844,7 +11920,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11856,7 +11932,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11869,7 +11945,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -11899,7 +11975,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11911,7 +11987,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11924,7 +12000,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -11979,7 +12055,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11991,7 +12067,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12004,7 +12080,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -12042,7 +12118,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12054,7 +12130,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12067,7 +12143,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -12123,7 +12199,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12135,7 +12211,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12148,7 +12224,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -12192,7 +12268,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12204,7 +12280,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12217,7 +12293,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -12259,7 +12335,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12271,7 +12347,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12284,7 +12360,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -12319,7 +12395,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12331,7 +12407,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12344,7 +12420,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -12380,7 +12456,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12392,7 +12468,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12405,7 +12481,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -12445,7 +12521,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12457,7 +12533,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12470,7 +12546,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -12491,7 +12567,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12503,7 +12579,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12516,7 +12592,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -12560,7 +12636,7 @@ type StoredVolume struct {
 
 func (x *StoredVolume) Reset() {
 	*x = StoredVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12572,7 +12648,7 @@ func (x *StoredVolume) String() string {
 func (*StoredVolume) ProtoMessage() {}
 
 func (x *StoredVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12585,7 +12661,7 @@ func (x *StoredVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredVolume.ProtoReflect.Descriptor instead.
 func (*StoredVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *StoredVolume) GetId() string {
@@ -12677,7 +12753,7 @@ type VolumeAttachment struct {
 
 func (x *VolumeAttachment) Reset() {
 	*x = VolumeAttachment{}
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12689,7 +12765,7 @@ func (x *VolumeAttachment) String() string {
 func (*VolumeAttachment) ProtoMessage() {}
 
 func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12702,7 +12778,7 @@ func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeAttachment.ProtoReflect.Descriptor instead.
 func (*VolumeAttachment) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *VolumeAttachment) GetVm() string {
@@ -12745,7 +12821,7 @@ type VolumeSnapshot struct {
 
 func (x *VolumeSnapshot) Reset() {
 	*x = VolumeSnapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12757,7 +12833,7 @@ func (x *VolumeSnapshot) String() string {
 func (*VolumeSnapshot) ProtoMessage() {}
 
 func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12770,7 +12846,7 @@ func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
 func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *VolumeSnapshot) GetId() string {
@@ -12856,7 +12932,7 @@ type VolumeSpec struct {
 
 func (x *VolumeSpec) Reset() {
 	*x = VolumeSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12868,7 +12944,7 @@ func (x *VolumeSpec) String() string {
 func (*VolumeSpec) ProtoMessage() {}
 
 func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12881,7 +12957,7 @@ func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSpec.ProtoReflect.Descriptor instead.
 func (*VolumeSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *VolumeSpec) GetName() string {
@@ -12921,7 +12997,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12933,7 +13009,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12946,7 +13022,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
@@ -12964,7 +13040,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12976,7 +13052,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12989,7 +13065,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
 }
 
 type InspectVolumeRequest struct {
@@ -13001,7 +13077,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13013,7 +13089,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13026,7 +13102,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *InspectVolumeRequest) GetRef() string {
@@ -13046,7 +13122,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13058,7 +13134,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13071,7 +13147,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *ResizeVolumeRequest) GetRef() string {
@@ -13098,7 +13174,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13110,7 +13186,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13123,7 +13199,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *ResizeVolumeResponse) GetVolume() *StoredVolume {
@@ -13151,7 +13227,7 @@ type VolumeWaiting struct {
 
 func (x *VolumeWaiting) Reset() {
 	*x = VolumeWaiting{}
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13163,7 +13239,7 @@ func (x *VolumeWaiting) String() string {
 func (*VolumeWaiting) ProtoMessage() {}
 
 func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13176,7 +13252,7 @@ func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeWaiting.ProtoReflect.Descriptor instead.
 func (*VolumeWaiting) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *VolumeWaiting) GetVm() string {
@@ -13202,7 +13278,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13214,7 +13290,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13227,7 +13303,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *RemoveVolumeRequest) GetRef() string {
@@ -13245,7 +13321,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13257,7 +13333,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13270,7 +13346,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
 }
 
 type CloneVolumeRequest struct {
@@ -13284,7 +13360,7 @@ type CloneVolumeRequest struct {
 
 func (x *CloneVolumeRequest) Reset() {
 	*x = CloneVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13296,7 +13372,7 @@ func (x *CloneVolumeRequest) String() string {
 func (*CloneVolumeRequest) ProtoMessage() {}
 
 func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13309,7 +13385,7 @@ func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CloneVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *CloneVolumeRequest) GetRef() string {
@@ -13343,7 +13419,7 @@ type RestoreVolumeRequest struct {
 
 func (x *RestoreVolumeRequest) Reset() {
 	*x = RestoreVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13355,7 +13431,7 @@ func (x *RestoreVolumeRequest) String() string {
 func (*RestoreVolumeRequest) ProtoMessage() {}
 
 func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13368,7 +13444,7 @@ func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *RestoreVolumeRequest) GetRef() string {
@@ -13395,7 +13471,7 @@ type SaveVolumeRequest struct {
 
 func (x *SaveVolumeRequest) Reset() {
 	*x = SaveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13407,7 +13483,7 @@ func (x *SaveVolumeRequest) String() string {
 func (*SaveVolumeRequest) ProtoMessage() {}
 
 func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13420,7 +13496,7 @@ func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*SaveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *SaveVolumeRequest) GetRef() string {
@@ -13445,7 +13521,7 @@ type ListVolumeSnapshotsRequest struct {
 
 func (x *ListVolumeSnapshotsRequest) Reset() {
 	*x = ListVolumeSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13457,7 +13533,7 @@ func (x *ListVolumeSnapshotsRequest) String() string {
 func (*ListVolumeSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13470,7 +13546,7 @@ func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumeSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{196}
 }
 
 type InspectVolumeSnapshotRequest struct {
@@ -13482,7 +13558,7 @@ type InspectVolumeSnapshotRequest struct {
 
 func (x *InspectVolumeSnapshotRequest) Reset() {
 	*x = InspectVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[196]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13494,7 +13570,7 @@ func (x *InspectVolumeSnapshotRequest) String() string {
 func (*InspectVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[196]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13507,7 +13583,7 @@ func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{196}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *InspectVolumeSnapshotRequest) GetRef() string {
@@ -13526,7 +13602,7 @@ type RemoveVolumeSnapshotRequest struct {
 
 func (x *RemoveVolumeSnapshotRequest) Reset() {
 	*x = RemoveVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[197]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13538,7 +13614,7 @@ func (x *RemoveVolumeSnapshotRequest) String() string {
 func (*RemoveVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[197]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13551,7 +13627,7 @@ func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{197}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *RemoveVolumeSnapshotRequest) GetRef() string {
@@ -13569,7 +13645,7 @@ type RemoveVolumeSnapshotResponse struct {
 
 func (x *RemoveVolumeSnapshotResponse) Reset() {
 	*x = RemoveVolumeSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[198]
+	mi := &file_node_v1_node_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13581,7 +13657,7 @@ func (x *RemoveVolumeSnapshotResponse) String() string {
 func (*RemoveVolumeSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[198]
+	mi := &file_node_v1_node_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13594,7 +13670,7 @@ func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{198}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{199}
 }
 
 type ExportVolumeRequest struct {
@@ -13606,7 +13682,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[199]
+	mi := &file_node_v1_node_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13618,7 +13694,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[199]
+	mi := &file_node_v1_node_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13631,7 +13707,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{199}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *ExportVolumeRequest) GetRef() string {
@@ -13654,7 +13730,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[200]
+	mi := &file_node_v1_node_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13666,7 +13742,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[200]
+	mi := &file_node_v1_node_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13679,7 +13755,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{200}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{201}
 }
 
 func (x *ImportVolumeRequest) GetOf() isImportVolumeRequest_Of {
@@ -13733,7 +13809,7 @@ type VolumeFromImageRequest struct {
 
 func (x *VolumeFromImageRequest) Reset() {
 	*x = VolumeFromImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[201]
+	mi := &file_node_v1_node_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13745,7 +13821,7 @@ func (x *VolumeFromImageRequest) String() string {
 func (*VolumeFromImageRequest) ProtoMessage() {}
 
 func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[201]
+	mi := &file_node_v1_node_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13758,7 +13834,7 @@ func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageRequest.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{201}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *VolumeFromImageRequest) GetSpec() *VolumeSpec {
@@ -13788,7 +13864,7 @@ type VolumeFromImageResponse struct {
 
 func (x *VolumeFromImageResponse) Reset() {
 	*x = VolumeFromImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[202]
+	mi := &file_node_v1_node_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13800,7 +13876,7 @@ func (x *VolumeFromImageResponse) String() string {
 func (*VolumeFromImageResponse) ProtoMessage() {}
 
 func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[202]
+	mi := &file_node_v1_node_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13813,7 +13889,7 @@ func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageResponse.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{202}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *VolumeFromImageResponse) GetOf() isVolumeFromImageResponse_Of {
@@ -13865,7 +13941,7 @@ type WatchDriversRequest struct {
 
 func (x *WatchDriversRequest) Reset() {
 	*x = WatchDriversRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[203]
+	mi := &file_node_v1_node_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13877,7 +13953,7 @@ func (x *WatchDriversRequest) String() string {
 func (*WatchDriversRequest) ProtoMessage() {}
 
 func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[203]
+	mi := &file_node_v1_node_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13890,7 +13966,7 @@ func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
 func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{203}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{204}
 }
 
 // Drivers are the CSI drivers of the node, sorted by name.
@@ -13903,7 +13979,7 @@ type Drivers struct {
 
 func (x *Drivers) Reset() {
 	*x = Drivers{}
-	mi := &file_node_v1_node_proto_msgTypes[204]
+	mi := &file_node_v1_node_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13915,7 +13991,7 @@ func (x *Drivers) String() string {
 func (*Drivers) ProtoMessage() {}
 
 func (x *Drivers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[204]
+	mi := &file_node_v1_node_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13928,7 +14004,7 @@ func (x *Drivers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
 func (*Drivers) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{204}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *Drivers) GetDrivers() []*PluginDriver {
@@ -13951,7 +14027,7 @@ type PluginDriver struct {
 
 func (x *PluginDriver) Reset() {
 	*x = PluginDriver{}
-	mi := &file_node_v1_node_proto_msgTypes[205]
+	mi := &file_node_v1_node_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13963,7 +14039,7 @@ func (x *PluginDriver) String() string {
 func (*PluginDriver) ProtoMessage() {}
 
 func (x *PluginDriver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[205]
+	mi := &file_node_v1_node_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13976,7 +14052,7 @@ func (x *PluginDriver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
 func (*PluginDriver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{205}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *PluginDriver) GetName() string {
@@ -14018,7 +14094,7 @@ type VolumeKey struct {
 
 func (x *VolumeKey) Reset() {
 	*x = VolumeKey{}
-	mi := &file_node_v1_node_proto_msgTypes[206]
+	mi := &file_node_v1_node_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14030,7 +14106,7 @@ func (x *VolumeKey) String() string {
 func (*VolumeKey) ProtoMessage() {}
 
 func (x *VolumeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[206]
+	mi := &file_node_v1_node_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14043,7 +14119,7 @@ func (x *VolumeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
 func (*VolumeKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{206}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *VolumeKey) GetHolder() string {
@@ -14084,7 +14160,7 @@ type PublishVolumeRequest struct {
 
 func (x *PublishVolumeRequest) Reset() {
 	*x = PublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[207]
+	mi := &file_node_v1_node_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14096,7 +14172,7 @@ func (x *PublishVolumeRequest) String() string {
 func (*PublishVolumeRequest) ProtoMessage() {}
 
 func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[207]
+	mi := &file_node_v1_node_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14109,7 +14185,7 @@ func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{207}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *PublishVolumeRequest) GetKey() *VolumeKey {
@@ -14243,7 +14319,7 @@ type PublishedVolume struct {
 
 func (x *PublishedVolume) Reset() {
 	*x = PublishedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[208]
+	mi := &file_node_v1_node_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14255,7 +14331,7 @@ func (x *PublishedVolume) String() string {
 func (*PublishedVolume) ProtoMessage() {}
 
 func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[208]
+	mi := &file_node_v1_node_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14268,7 +14344,7 @@ func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
 func (*PublishedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{208}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *PublishedVolume) GetKey() *VolumeKey {
@@ -14350,7 +14426,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[209]
+	mi := &file_node_v1_node_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14362,7 +14438,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[209]
+	mi := &file_node_v1_node_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14375,7 +14451,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{209}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
@@ -14393,7 +14469,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[210]
+	mi := &file_node_v1_node_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14405,7 +14481,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[210]
+	mi := &file_node_v1_node_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14418,7 +14494,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{210}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{211}
 }
 
 type ListPublishedRequest struct {
@@ -14429,7 +14505,7 @@ type ListPublishedRequest struct {
 
 func (x *ListPublishedRequest) Reset() {
 	*x = ListPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[211]
+	mi := &file_node_v1_node_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14441,7 +14517,7 @@ func (x *ListPublishedRequest) String() string {
 func (*ListPublishedRequest) ProtoMessage() {}
 
 func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[211]
+	mi := &file_node_v1_node_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14454,7 +14530,7 @@ func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
 func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{211}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{212}
 }
 
 type PublishedUsageRequest struct {
@@ -14466,7 +14542,7 @@ type PublishedUsageRequest struct {
 
 func (x *PublishedUsageRequest) Reset() {
 	*x = PublishedUsageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[212]
+	mi := &file_node_v1_node_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14478,7 +14554,7 @@ func (x *PublishedUsageRequest) String() string {
 func (*PublishedUsageRequest) ProtoMessage() {}
 
 func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[212]
+	mi := &file_node_v1_node_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14491,7 +14567,7 @@ func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
 func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{212}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *PublishedUsageRequest) GetKey() *VolumeKey {
@@ -14513,7 +14589,7 @@ type PublishedUsage struct {
 
 func (x *PublishedUsage) Reset() {
 	*x = PublishedUsage{}
-	mi := &file_node_v1_node_proto_msgTypes[213]
+	mi := &file_node_v1_node_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14525,7 +14601,7 @@ func (x *PublishedUsage) String() string {
 func (*PublishedUsage) ProtoMessage() {}
 
 func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[213]
+	mi := &file_node_v1_node_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14538,7 +14614,7 @@ func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
 func (*PublishedUsage) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{213}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *PublishedUsage) GetBytes() *Amount {
@@ -14574,7 +14650,7 @@ type Amount struct {
 
 func (x *Amount) Reset() {
 	*x = Amount{}
-	mi := &file_node_v1_node_proto_msgTypes[214]
+	mi := &file_node_v1_node_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14586,7 +14662,7 @@ func (x *Amount) String() string {
 func (*Amount) ProtoMessage() {}
 
 func (x *Amount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[214]
+	mi := &file_node_v1_node_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14599,7 +14675,7 @@ func (x *Amount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Amount.ProtoReflect.Descriptor instead.
 func (*Amount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{214}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *Amount) GetTotal() int64 {
@@ -14633,7 +14709,7 @@ type GrowPublishedRequest struct {
 
 func (x *GrowPublishedRequest) Reset() {
 	*x = GrowPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[215]
+	mi := &file_node_v1_node_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14645,7 +14721,7 @@ func (x *GrowPublishedRequest) String() string {
 func (*GrowPublishedRequest) ProtoMessage() {}
 
 func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[215]
+	mi := &file_node_v1_node_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14658,7 +14734,7 @@ func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
 func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{215}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *GrowPublishedRequest) GetKey() *VolumeKey {
@@ -14684,7 +14760,7 @@ type GrowPublishedResponse struct {
 
 func (x *GrowPublishedResponse) Reset() {
 	*x = GrowPublishedResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[216]
+	mi := &file_node_v1_node_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14696,7 +14772,7 @@ func (x *GrowPublishedResponse) String() string {
 func (*GrowPublishedResponse) ProtoMessage() {}
 
 func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[216]
+	mi := &file_node_v1_node_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14709,7 +14785,7 @@ func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
 func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{216}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *GrowPublishedResponse) GetSize() int64 {
@@ -15061,7 +15137,11 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03nic\x18\x02 \x01(\v2\x17.cocoon.node.v1.NICSpecR\x03nic\"6\n" +
 	"\x10DetachNICRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x10\n" +
-	"\x03nic\x18\x02 \x01(\tR\x03nic\"\x8f\x03\n" +
+	"\x03nic\x18\x02 \x01(\tR\x03nic\"H\n" +
+	"\x0eSetLinkRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x10\n" +
+	"\x03nic\x18\x02 \x01(\tR\x03nic\x12\x12\n" +
+	"\x04down\x18\x03 \x01(\bR\x04down\"\x8f\x03\n" +
 	"\aProcess\x12\x1e\n" +
 	"\n" +
 	"entrypoint\x18\x01 \x03(\tR\n" +
@@ -15099,7 +15179,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xd4\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xf1\x01\n" +
 	"\aNICSpec\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x10\n" +
 	"\x03mac\x18\x02 \x01(\tR\x03mac\x121\n" +
@@ -15108,7 +15188,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"masquerade\x18\x05 \x01(\v2\x1a.cocoon.node.v1.MasqueradeR\n" +
 	"masquerade\x12\x14\n" +
-	"\x05place\x18\x06 \x01(\x03R\x05place\"h\n" +
+	"\x05place\x18\x06 \x01(\x03R\x05place\x12\x1b\n" +
+	"\tlink_down\x18\a \x01(\bR\blinkDown\"h\n" +
 	"\n" +
 	"Masquerade\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x14\n" +
@@ -15200,7 +15281,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06device\x18\b \x01(\bR\x06device\x12\x12\n" +
 	"\x04root\x18\t \x01(\tR\x04root\x12\x16\n" +
 	"\x06shared\x18\n" +
-	" \x01(\bR\x06shared\"\xfa\x02\n" +
+	" \x01(\bR\x06shared\"\x97\x03\n" +
 	"\x03NIC\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x10\n" +
 	"\x03tap\x18\x02 \x01(\tR\x03tap\x12\x14\n" +
@@ -15217,7 +15298,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\taddresses\x18\f \x03(\tR\taddresses\x12-\n" +
 	"\x06routes\x18\r \x03(\v2\x15.cocoon.node.v1.RouteR\x06routes\x12.\n" +
 	"\x06inside\x18\x0e \x01(\v2\x16.cocoon.node.v1.InsideR\x06inside\x12\x14\n" +
-	"\x05place\x18\x0f \x01(\x03R\x05place\"\x94\x01\n" +
+	"\x05place\x18\x0f \x01(\x03R\x05place\x12\x1b\n" +
+	"\tlink_down\x18\x10 \x01(\bR\blinkDown\"\x94\x01\n" +
 	"\x06Inside\x12\x0e\n" +
 	"\x02ip\x18\x01 \x01(\tR\x02ip\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\x03R\x06prefix\x12\x18\n" +
@@ -15898,7 +15980,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\"+\n" +
 	"\x15GrowPublishedResponse\x12\x12\n" +
-	"\x04size\x18\x01 \x01(\x03R\x04size2\x9b\x16\n" +
+	"\x04size\x18\x01 \x01(\x03R\x04size2\xde\x16\n" +
 	"\x03VMs\x12?\n" +
 	"\x06Create\x12\x1d.cocoon.node.v1.CreateRequest\x1a\x16.cocoon.node.v1.Record\x12?\n" +
 	"\x06Launch\x12\x1d.cocoon.node.v1.LaunchRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
@@ -15936,7 +16018,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"DumpMemory\x12!.cocoon.node.v1.DumpMemoryRequest\x1a\".cocoon.node.v1.DumpMemoryResponse\x12E\n" +
 	"\tAttachNIC\x12 .cocoon.node.v1.AttachNICRequest\x1a\x16.cocoon.node.v1.Record\x12E\n" +
-	"\tDetachNIC\x12 .cocoon.node.v1.DetachNICRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
+	"\tDetachNIC\x12 .cocoon.node.v1.DetachNICRequest\x1a\x16.cocoon.node.v1.Record\x12A\n" +
+	"\aSetLink\x12\x1e.cocoon.node.v1.SetLinkRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
 	"\x05Clone\x12\x1c.cocoon.node.v1.CloneRequest\x1a\x16.cocoon.node.v1.Record\x12A\n" +
 	"\aRestore\x12\x1e.cocoon.node.v1.RestoreRequest\x1a\x16.cocoon.node.v1.Record\x12E\n" +
 	"\tHibernate\x12 .cocoon.node.v1.HibernateRequest\x1a\x16.cocoon.node.v1.Record\x12;\n" +
@@ -16011,7 +16094,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 235)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 236)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -16077,199 +16160,200 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*DetachVolumeRequest)(nil),          // 61: cocoon.node.v1.DetachVolumeRequest
 	(*AttachNICRequest)(nil),             // 62: cocoon.node.v1.AttachNICRequest
 	(*DetachNICRequest)(nil),             // 63: cocoon.node.v1.DetachNICRequest
-	(*Process)(nil),                      // 64: cocoon.node.v1.Process
-	(*FileKey)(nil),                      // 65: cocoon.node.v1.FileKey
-	(*Security)(nil),                     // 66: cocoon.node.v1.Security
-	(*Sysctl)(nil),                       // 67: cocoon.node.v1.Sysctl
-	(*EnvVar)(nil),                       // 68: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),                      // 69: cocoon.node.v1.NICSpec
-	(*Masquerade)(nil),                   // 70: cocoon.node.v1.Masquerade
-	(*GuestPorts)(nil),                   // 71: cocoon.node.v1.GuestPorts
-	(*PortMapping)(nil),                  // 72: cocoon.node.v1.PortMapping
-	(*Record)(nil),                       // 73: cocoon.node.v1.Record
-	(*Ephemeral)(nil),                    // 74: cocoon.node.v1.Ephemeral
-	(*Owner)(nil),                        // 75: cocoon.node.v1.Owner
-	(*Resume)(nil),                       // 76: cocoon.node.v1.Resume
-	(*Boot)(nil),                         // 77: cocoon.node.v1.Boot
-	(*Disk)(nil),                         // 78: cocoon.node.v1.Disk
-	(*NIC)(nil),                          // 79: cocoon.node.v1.NIC
-	(*Inside)(nil),                       // 80: cocoon.node.v1.Inside
-	(*Route)(nil),                        // 81: cocoon.node.v1.Route
-	(*Event)(nil),                        // 82: cocoon.node.v1.Event
-	(*ExecRequest)(nil),                  // 83: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),                    // 84: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                      // 85: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),                 // 86: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),                  // 87: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),                  // 88: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),                     // 89: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),               // 90: cocoon.node.v1.ConsoleRequest
-	(*DisplayOpen)(nil),                  // 91: cocoon.node.v1.DisplayOpen
-	(*ScreenshotRequest)(nil),            // 92: cocoon.node.v1.ScreenshotRequest
-	(*ConsoleResponse)(nil),              // 93: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),                // 94: cocoon.node.v1.StatsResponse
-	(*DescribeResponse)(nil),             // 95: cocoon.node.v1.DescribeResponse
-	(*GuestOS)(nil),                      // 96: cocoon.node.v1.GuestOS
-	(*GuestUser)(nil),                    // 97: cocoon.node.v1.GuestUser
-	(*GuestFileSystem)(nil),              // 98: cocoon.node.v1.GuestFileSystem
-	(*GuestDisk)(nil),                    // 99: cocoon.node.v1.GuestDisk
-	(*VolumeStats)(nil),                  // 100: cocoon.node.v1.VolumeStats
-	(*ContainerStats)(nil),               // 101: cocoon.node.v1.ContainerStats
-	(*ImportRequest)(nil),                // 102: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),                  // 103: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),               // 104: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),            // 105: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),              // 106: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),           // 107: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),          // 108: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                        // 109: cocoon.node.v1.Image
-	(*PullRequest)(nil),                  // 110: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),                 // 111: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),                 // 112: cocoon.node.v1.PullResponse
-	(*Progress)(nil),                     // 113: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),               // 114: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),              // 115: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),               // 116: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),              // 117: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),                // 118: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),               // 119: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),          // 120: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                      // 121: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),              // 122: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),              // 123: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),               // 124: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),                  // 125: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),                     // 126: cocoon.node.v1.NodeInfo
-	(*VolumePool)(nil),                   // 127: cocoon.node.v1.VolumePool
-	(*Network)(nil),                      // 128: cocoon.node.v1.Network
-	(*Driver)(nil),                       // 129: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),                // 130: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),               // 131: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                        // 132: cocoon.node.v1.Check
-	(*ResetRequest)(nil),                 // 133: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),                // 134: cocoon.node.v1.ResetResponse
-	(*TeardownNetworksRequest)(nil),      // 135: cocoon.node.v1.TeardownNetworksRequest
-	(*TeardownNetworksResponse)(nil),     // 136: cocoon.node.v1.TeardownNetworksResponse
-	(*PoliceRequest)(nil),                // 137: cocoon.node.v1.PoliceRequest
-	(*PoliceResponse)(nil),               // 138: cocoon.node.v1.PoliceResponse
-	(*PolicedGuest)(nil),                 // 139: cocoon.node.v1.PolicedGuest
-	(*Policy)(nil),                       // 140: cocoon.node.v1.Policy
-	(*PolicyRule)(nil),                   // 141: cocoon.node.v1.PolicyRule
-	(*AddressRange)(nil),                 // 142: cocoon.node.v1.AddressRange
-	(*PortRange)(nil),                    // 143: cocoon.node.v1.PortRange
-	(*NamedPort)(nil),                    // 144: cocoon.node.v1.NamedPort
-	(*StraysRequest)(nil),                // 145: cocoon.node.v1.StraysRequest
-	(*StraysResponse)(nil),               // 146: cocoon.node.v1.StraysResponse
-	(*Stray)(nil),                        // 147: cocoon.node.v1.Stray
-	(*AdoptStrayRequest)(nil),            // 148: cocoon.node.v1.AdoptStrayRequest
-	(*RemoveStrayRequest)(nil),           // 149: cocoon.node.v1.RemoveStrayRequest
-	(*RemoveStrayResponse)(nil),          // 150: cocoon.node.v1.RemoveStrayResponse
-	(*KeptFirmwareRequest)(nil),          // 151: cocoon.node.v1.KeptFirmwareRequest
-	(*KeptFirmwareResponse)(nil),         // 152: cocoon.node.v1.KeptFirmwareResponse
-	(*KeptState)(nil),                    // 153: cocoon.node.v1.KeptState
-	(*DropFirmwareRequest)(nil),          // 154: cocoon.node.v1.DropFirmwareRequest
-	(*DropFirmwareResponse)(nil),         // 155: cocoon.node.v1.DropFirmwareResponse
-	(*CloneRequest)(nil),                 // 156: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),               // 157: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),             // 158: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),                  // 159: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),                  // 160: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                     // 161: cocoon.node.v1.Snapshot
-	(*SnapshotVolume)(nil),               // 162: cocoon.node.v1.SnapshotVolume
-	(*Machine)(nil),                      // 163: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),         // 164: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),       // 165: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),        // 166: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),       // 167: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),       // 168: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),        // 169: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),        // 170: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),          // 171: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),             // 172: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),             // 173: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),                   // 174: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),          // 175: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),          // 176: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),                   // 177: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),                  // 178: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),             // 179: cocoon.node.v1.PushImageRequest
-	(*StoredVolume)(nil),                 // 180: cocoon.node.v1.StoredVolume
-	(*VolumeAttachment)(nil),             // 181: cocoon.node.v1.VolumeAttachment
-	(*VolumeSnapshot)(nil),               // 182: cocoon.node.v1.VolumeSnapshot
-	(*VolumeSpec)(nil),                   // 183: cocoon.node.v1.VolumeSpec
-	(*CreateVolumeRequest)(nil),          // 184: cocoon.node.v1.CreateVolumeRequest
-	(*ListVolumesRequest)(nil),           // 185: cocoon.node.v1.ListVolumesRequest
-	(*InspectVolumeRequest)(nil),         // 186: cocoon.node.v1.InspectVolumeRequest
-	(*ResizeVolumeRequest)(nil),          // 187: cocoon.node.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),         // 188: cocoon.node.v1.ResizeVolumeResponse
-	(*VolumeWaiting)(nil),                // 189: cocoon.node.v1.VolumeWaiting
-	(*RemoveVolumeRequest)(nil),          // 190: cocoon.node.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),         // 191: cocoon.node.v1.RemoveVolumeResponse
-	(*CloneVolumeRequest)(nil),           // 192: cocoon.node.v1.CloneVolumeRequest
-	(*RestoreVolumeRequest)(nil),         // 193: cocoon.node.v1.RestoreVolumeRequest
-	(*SaveVolumeRequest)(nil),            // 194: cocoon.node.v1.SaveVolumeRequest
-	(*ListVolumeSnapshotsRequest)(nil),   // 195: cocoon.node.v1.ListVolumeSnapshotsRequest
-	(*InspectVolumeSnapshotRequest)(nil), // 196: cocoon.node.v1.InspectVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotRequest)(nil),  // 197: cocoon.node.v1.RemoveVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotResponse)(nil), // 198: cocoon.node.v1.RemoveVolumeSnapshotResponse
-	(*ExportVolumeRequest)(nil),          // 199: cocoon.node.v1.ExportVolumeRequest
-	(*ImportVolumeRequest)(nil),          // 200: cocoon.node.v1.ImportVolumeRequest
-	(*VolumeFromImageRequest)(nil),       // 201: cocoon.node.v1.VolumeFromImageRequest
-	(*VolumeFromImageResponse)(nil),      // 202: cocoon.node.v1.VolumeFromImageResponse
-	(*WatchDriversRequest)(nil),          // 203: cocoon.node.v1.WatchDriversRequest
-	(*Drivers)(nil),                      // 204: cocoon.node.v1.Drivers
-	(*PluginDriver)(nil),                 // 205: cocoon.node.v1.PluginDriver
-	(*VolumeKey)(nil),                    // 206: cocoon.node.v1.VolumeKey
-	(*PublishVolumeRequest)(nil),         // 207: cocoon.node.v1.PublishVolumeRequest
-	(*PublishedVolume)(nil),              // 208: cocoon.node.v1.PublishedVolume
-	(*UnpublishVolumeRequest)(nil),       // 209: cocoon.node.v1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),      // 210: cocoon.node.v1.UnpublishVolumeResponse
-	(*ListPublishedRequest)(nil),         // 211: cocoon.node.v1.ListPublishedRequest
-	(*PublishedUsageRequest)(nil),        // 212: cocoon.node.v1.PublishedUsageRequest
-	(*PublishedUsage)(nil),               // 213: cocoon.node.v1.PublishedUsage
-	(*Amount)(nil),                       // 214: cocoon.node.v1.Amount
-	(*GrowPublishedRequest)(nil),         // 215: cocoon.node.v1.GrowPublishedRequest
-	(*GrowPublishedResponse)(nil),        // 216: cocoon.node.v1.GrowPublishedResponse
-	nil,                                  // 217: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 218: cocoon.node.v1.Hardware.DisksEntry
-	nil,                                  // 219: cocoon.node.v1.SetLoginsRequest.PasswordsEntry
-	nil,                                  // 220: cocoon.node.v1.SetLoginsRequest.KeysEntry
-	nil,                                  // 221: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 222: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 223: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 224: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 225: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 226: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 227: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 228: cocoon.node.v1.VolumeSpec.LabelsEntry
-	nil,                                  // 229: cocoon.node.v1.PluginDriver.TopologyEntry
-	nil,                                  // 230: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	nil,                                  // 231: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	nil,                                  // 232: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	nil,                                  // 233: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	nil,                                  // 234: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	(*SetLinkRequest)(nil),               // 64: cocoon.node.v1.SetLinkRequest
+	(*Process)(nil),                      // 65: cocoon.node.v1.Process
+	(*FileKey)(nil),                      // 66: cocoon.node.v1.FileKey
+	(*Security)(nil),                     // 67: cocoon.node.v1.Security
+	(*Sysctl)(nil),                       // 68: cocoon.node.v1.Sysctl
+	(*EnvVar)(nil),                       // 69: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                      // 70: cocoon.node.v1.NICSpec
+	(*Masquerade)(nil),                   // 71: cocoon.node.v1.Masquerade
+	(*GuestPorts)(nil),                   // 72: cocoon.node.v1.GuestPorts
+	(*PortMapping)(nil),                  // 73: cocoon.node.v1.PortMapping
+	(*Record)(nil),                       // 74: cocoon.node.v1.Record
+	(*Ephemeral)(nil),                    // 75: cocoon.node.v1.Ephemeral
+	(*Owner)(nil),                        // 76: cocoon.node.v1.Owner
+	(*Resume)(nil),                       // 77: cocoon.node.v1.Resume
+	(*Boot)(nil),                         // 78: cocoon.node.v1.Boot
+	(*Disk)(nil),                         // 79: cocoon.node.v1.Disk
+	(*NIC)(nil),                          // 80: cocoon.node.v1.NIC
+	(*Inside)(nil),                       // 81: cocoon.node.v1.Inside
+	(*Route)(nil),                        // 82: cocoon.node.v1.Route
+	(*Event)(nil),                        // 83: cocoon.node.v1.Event
+	(*ExecRequest)(nil),                  // 84: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                    // 85: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                      // 86: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),                 // 87: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),                  // 88: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),                  // 89: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                     // 90: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),               // 91: cocoon.node.v1.ConsoleRequest
+	(*DisplayOpen)(nil),                  // 92: cocoon.node.v1.DisplayOpen
+	(*ScreenshotRequest)(nil),            // 93: cocoon.node.v1.ScreenshotRequest
+	(*ConsoleResponse)(nil),              // 94: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),                // 95: cocoon.node.v1.StatsResponse
+	(*DescribeResponse)(nil),             // 96: cocoon.node.v1.DescribeResponse
+	(*GuestOS)(nil),                      // 97: cocoon.node.v1.GuestOS
+	(*GuestUser)(nil),                    // 98: cocoon.node.v1.GuestUser
+	(*GuestFileSystem)(nil),              // 99: cocoon.node.v1.GuestFileSystem
+	(*GuestDisk)(nil),                    // 100: cocoon.node.v1.GuestDisk
+	(*VolumeStats)(nil),                  // 101: cocoon.node.v1.VolumeStats
+	(*ContainerStats)(nil),               // 102: cocoon.node.v1.ContainerStats
+	(*ImportRequest)(nil),                // 103: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),                  // 104: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),               // 105: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),            // 106: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),              // 107: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),           // 108: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),          // 109: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                        // 110: cocoon.node.v1.Image
+	(*PullRequest)(nil),                  // 111: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),                 // 112: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),                 // 113: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                     // 114: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),               // 115: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),              // 116: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),               // 117: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),              // 118: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),                // 119: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),               // 120: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),          // 121: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                      // 122: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),              // 123: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),              // 124: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),               // 125: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),                  // 126: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                     // 127: cocoon.node.v1.NodeInfo
+	(*VolumePool)(nil),                   // 128: cocoon.node.v1.VolumePool
+	(*Network)(nil),                      // 129: cocoon.node.v1.Network
+	(*Driver)(nil),                       // 130: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),                // 131: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),               // 132: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                        // 133: cocoon.node.v1.Check
+	(*ResetRequest)(nil),                 // 134: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),                // 135: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),      // 136: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil),     // 137: cocoon.node.v1.TeardownNetworksResponse
+	(*PoliceRequest)(nil),                // 138: cocoon.node.v1.PoliceRequest
+	(*PoliceResponse)(nil),               // 139: cocoon.node.v1.PoliceResponse
+	(*PolicedGuest)(nil),                 // 140: cocoon.node.v1.PolicedGuest
+	(*Policy)(nil),                       // 141: cocoon.node.v1.Policy
+	(*PolicyRule)(nil),                   // 142: cocoon.node.v1.PolicyRule
+	(*AddressRange)(nil),                 // 143: cocoon.node.v1.AddressRange
+	(*PortRange)(nil),                    // 144: cocoon.node.v1.PortRange
+	(*NamedPort)(nil),                    // 145: cocoon.node.v1.NamedPort
+	(*StraysRequest)(nil),                // 146: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),               // 147: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                        // 148: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),            // 149: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),           // 150: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),          // 151: cocoon.node.v1.RemoveStrayResponse
+	(*KeptFirmwareRequest)(nil),          // 152: cocoon.node.v1.KeptFirmwareRequest
+	(*KeptFirmwareResponse)(nil),         // 153: cocoon.node.v1.KeptFirmwareResponse
+	(*KeptState)(nil),                    // 154: cocoon.node.v1.KeptState
+	(*DropFirmwareRequest)(nil),          // 155: cocoon.node.v1.DropFirmwareRequest
+	(*DropFirmwareResponse)(nil),         // 156: cocoon.node.v1.DropFirmwareResponse
+	(*CloneRequest)(nil),                 // 157: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),               // 158: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),             // 159: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),                  // 160: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),                  // 161: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                     // 162: cocoon.node.v1.Snapshot
+	(*SnapshotVolume)(nil),               // 163: cocoon.node.v1.SnapshotVolume
+	(*Machine)(nil),                      // 164: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),         // 165: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),       // 166: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),        // 167: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),       // 168: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),       // 169: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),        // 170: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),        // 171: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),          // 172: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),             // 173: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),             // 174: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),                   // 175: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),          // 176: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),          // 177: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),                   // 178: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),                  // 179: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),             // 180: cocoon.node.v1.PushImageRequest
+	(*StoredVolume)(nil),                 // 181: cocoon.node.v1.StoredVolume
+	(*VolumeAttachment)(nil),             // 182: cocoon.node.v1.VolumeAttachment
+	(*VolumeSnapshot)(nil),               // 183: cocoon.node.v1.VolumeSnapshot
+	(*VolumeSpec)(nil),                   // 184: cocoon.node.v1.VolumeSpec
+	(*CreateVolumeRequest)(nil),          // 185: cocoon.node.v1.CreateVolumeRequest
+	(*ListVolumesRequest)(nil),           // 186: cocoon.node.v1.ListVolumesRequest
+	(*InspectVolumeRequest)(nil),         // 187: cocoon.node.v1.InspectVolumeRequest
+	(*ResizeVolumeRequest)(nil),          // 188: cocoon.node.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),         // 189: cocoon.node.v1.ResizeVolumeResponse
+	(*VolumeWaiting)(nil),                // 190: cocoon.node.v1.VolumeWaiting
+	(*RemoveVolumeRequest)(nil),          // 191: cocoon.node.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),         // 192: cocoon.node.v1.RemoveVolumeResponse
+	(*CloneVolumeRequest)(nil),           // 193: cocoon.node.v1.CloneVolumeRequest
+	(*RestoreVolumeRequest)(nil),         // 194: cocoon.node.v1.RestoreVolumeRequest
+	(*SaveVolumeRequest)(nil),            // 195: cocoon.node.v1.SaveVolumeRequest
+	(*ListVolumeSnapshotsRequest)(nil),   // 196: cocoon.node.v1.ListVolumeSnapshotsRequest
+	(*InspectVolumeSnapshotRequest)(nil), // 197: cocoon.node.v1.InspectVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotRequest)(nil),  // 198: cocoon.node.v1.RemoveVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotResponse)(nil), // 199: cocoon.node.v1.RemoveVolumeSnapshotResponse
+	(*ExportVolumeRequest)(nil),          // 200: cocoon.node.v1.ExportVolumeRequest
+	(*ImportVolumeRequest)(nil),          // 201: cocoon.node.v1.ImportVolumeRequest
+	(*VolumeFromImageRequest)(nil),       // 202: cocoon.node.v1.VolumeFromImageRequest
+	(*VolumeFromImageResponse)(nil),      // 203: cocoon.node.v1.VolumeFromImageResponse
+	(*WatchDriversRequest)(nil),          // 204: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 205: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 206: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 207: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 208: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 209: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 210: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 211: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 212: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 213: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 214: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 215: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 216: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 217: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 218: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 219: cocoon.node.v1.Hardware.DisksEntry
+	nil,                                  // 220: cocoon.node.v1.SetLoginsRequest.PasswordsEntry
+	nil,                                  // 221: cocoon.node.v1.SetLoginsRequest.KeysEntry
+	nil,                                  // 222: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 223: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 224: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 225: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 226: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 227: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 228: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 229: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 230: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 231: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 232: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 233: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 234: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 235: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	19,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	19,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	217, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
-	64,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
-	69,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
+	218, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	65,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
+	70,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	30,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
 	31,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
 	45,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
 	23,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
-	67,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
+	68,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
 	21,  // 10: cocoon.node.v1.Spec.hosts:type_name -> cocoon.node.v1.HostEntry
 	22,  // 11: cocoon.node.v1.Spec.dns:type_name -> cocoon.node.v1.DNS
 	20,  // 12: cocoon.node.v1.Spec.smbios:type_name -> cocoon.node.v1.SMBIOS
 	32,  // 13: cocoon.node.v1.Spec.hardware:type_name -> cocoon.node.v1.Hardware
-	64,  // 14: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
+	65,  // 14: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
 	45,  // 15: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
 	26,  // 16: cocoon.node.v1.Container.resources:type_name -> cocoon.node.v1.Resources
 	24,  // 17: cocoon.node.v1.Container.restart:type_name -> cocoon.node.v1.Restart
 	25,  // 18: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
-	64,  // 19: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
+	65,  // 19: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
 	28,  // 20: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
 	29,  // 21: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
 	29,  // 22: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
@@ -16278,124 +16362,124 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	39,  // 25: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
 	38,  // 26: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
 	40,  // 27: cocoon.node.v1.Volume.host_disk:type_name -> cocoon.node.v1.HostDisk
-	218, // 28: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
+	219, // 28: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
 	34,  // 29: cocoon.node.v1.Hardware.cpu:type_name -> cocoon.node.v1.CPU
 	36,  // 30: cocoon.node.v1.Hardware.clock:type_name -> cocoon.node.v1.Clock
 	33,  // 31: cocoon.node.v1.Hardware.kernel:type_name -> cocoon.node.v1.Kernel
 	35,  // 32: cocoon.node.v1.CPU.features:type_name -> cocoon.node.v1.CPUFeature
-	219, // 33: cocoon.node.v1.SetLoginsRequest.passwords:type_name -> cocoon.node.v1.SetLoginsRequest.PasswordsEntry
-	220, // 34: cocoon.node.v1.SetLoginsRequest.keys:type_name -> cocoon.node.v1.SetLoginsRequest.KeysEntry
+	220, // 33: cocoon.node.v1.SetLoginsRequest.passwords:type_name -> cocoon.node.v1.SetLoginsRequest.PasswordsEntry
+	221, // 34: cocoon.node.v1.SetLoginsRequest.keys:type_name -> cocoon.node.v1.SetLoginsRequest.KeysEntry
 	44,  // 35: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
 	23,  // 36: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	221, // 37: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	222, // 37: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
 	41,  // 38: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
-	69,  // 39: cocoon.node.v1.AttachNICRequest.nic:type_name -> cocoon.node.v1.NICSpec
-	68,  // 40: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
-	66,  // 41: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
-	65,  // 42: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
-	72,  // 43: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
-	70,  // 44: cocoon.node.v1.NICSpec.masquerade:type_name -> cocoon.node.v1.Masquerade
-	71,  // 45: cocoon.node.v1.Masquerade.ports:type_name -> cocoon.node.v1.GuestPorts
+	70,  // 39: cocoon.node.v1.AttachNICRequest.nic:type_name -> cocoon.node.v1.NICSpec
+	69,  // 40: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
+	67,  // 41: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
+	66,  // 42: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
+	73,  // 43: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
+	71,  // 44: cocoon.node.v1.NICSpec.masquerade:type_name -> cocoon.node.v1.Masquerade
+	72,  // 45: cocoon.node.v1.Masquerade.ports:type_name -> cocoon.node.v1.GuestPorts
 	19,  // 46: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	77,  // 47: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
-	64,  // 48: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	78,  // 49: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	79,  // 50: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	76,  // 51: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	78,  // 47: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	65,  // 48: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
+	79,  // 49: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	80,  // 50: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	77,  // 51: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
 	27,  // 52: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
-	75,  // 53: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
-	74,  // 54: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
+	76,  // 53: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
+	75,  // 54: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
 	43,  // 55: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
 	42,  // 56: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
 	23,  // 57: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
 	27,  // 58: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
-	78,  // 59: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	81,  // 60: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
-	80,  // 61: cocoon.node.v1.NIC.inside:type_name -> cocoon.node.v1.Inside
-	73,  // 62: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	84,  // 63: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	85,  // 64: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	68,  // 65: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	85,  // 66: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	87,  // 67: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	91,  // 68: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
-	101, // 69: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
-	100, // 70: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
-	96,  // 71: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
-	97,  // 72: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
-	98,  // 73: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
-	99,  // 74: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
-	103, // 75: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	109, // 76: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	64,  // 77: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	111, // 78: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	113, // 79: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	109, // 80: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	109, // 81: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	121, // 82: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	124, // 83: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	129, // 84: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	222, // 85: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	128, // 86: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
-	127, // 87: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
-	132, // 88: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	139, // 89: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
-	140, // 90: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
-	140, // 91: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
-	141, // 92: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
-	142, // 93: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
-	143, // 94: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
-	144, // 95: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
-	147, // 96: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	153, // 97: cocoon.node.v1.KeptFirmwareResponse.kept:type_name -> cocoon.node.v1.KeptState
-	153, // 98: cocoon.node.v1.DropFirmwareRequest.kept:type_name -> cocoon.node.v1.KeptState
-	223, // 99: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	69,  // 100: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	111, // 101: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	79,  // 59: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	82,  // 60: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
+	81,  // 61: cocoon.node.v1.NIC.inside:type_name -> cocoon.node.v1.Inside
+	74,  // 62: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	85,  // 63: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	86,  // 64: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	69,  // 65: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	86,  // 66: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	88,  // 67: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	92,  // 68: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
+	102, // 69: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
+	101, // 70: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
+	97,  // 71: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
+	98,  // 72: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
+	99,  // 73: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
+	100, // 74: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
+	104, // 75: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	110, // 76: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	65,  // 77: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	112, // 78: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	114, // 79: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	110, // 80: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	110, // 81: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	122, // 82: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	125, // 83: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	130, // 84: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	223, // 85: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	129, // 86: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	128, // 87: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
+	133, // 88: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	140, // 89: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
+	141, // 90: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
+	141, // 91: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
+	142, // 92: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
+	143, // 93: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
+	144, // 94: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
+	145, // 95: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
+	148, // 96: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	154, // 97: cocoon.node.v1.KeptFirmwareResponse.kept:type_name -> cocoon.node.v1.KeptState
+	154, // 98: cocoon.node.v1.DropFirmwareRequest.kept:type_name -> cocoon.node.v1.KeptState
+	224, // 99: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	70,  // 100: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	112, // 101: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
 	22,  // 102: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	224, // 103: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	163, // 104: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	225, // 105: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	75,  // 106: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	162, // 107: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
-	171, // 108: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	173, // 109: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	161, // 110: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	174, // 111: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	174, // 112: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	174, // 113: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	174, // 114: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	75,  // 115: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
-	181, // 116: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	226, // 117: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
-	75,  // 118: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	227, // 119: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	228, // 120: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
-	183, // 121: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	180, // 122: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	189, // 123: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
-	183, // 124: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	183, // 125: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	183, // 126: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	183, // 127: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	110, // 128: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
-	113, // 129: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
-	180, // 130: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	205, // 131: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
-	229, // 132: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
-	206, // 133: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	230, // 134: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	231, // 135: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	232, // 136: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	233, // 137: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	234, // 138: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
-	206, // 139: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	75,  // 140: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	206, // 141: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	206, // 142: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	214, // 143: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	214, // 144: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	206, // 145: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	225, // 103: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	164, // 104: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	226, // 105: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	76,  // 106: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	163, // 107: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
+	172, // 108: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	174, // 109: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	162, // 110: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	175, // 111: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	175, // 112: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	175, // 113: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	175, // 114: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	76,  // 115: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
+	182, // 116: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
+	227, // 117: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	76,  // 118: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
+	228, // 119: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	229, // 120: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	184, // 121: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	181, // 122: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	190, // 123: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
+	184, // 124: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	184, // 125: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	184, // 126: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
+	184, // 127: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	111, // 128: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
+	114, // 129: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
+	181, // 130: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	206, // 131: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	230, // 132: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	207, // 133: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	231, // 134: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	232, // 135: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	233, // 136: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	234, // 137: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	235, // 138: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	207, // 139: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	76,  // 140: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	207, // 141: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	207, // 142: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	215, // 143: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	215, // 144: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	207, // 145: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
 	37,  // 146: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
 	47,  // 147: cocoon.node.v1.SetLoginsRequest.KeysEntry.value:type_name -> cocoon.node.v1.AuthorizedKeys
 	26,  // 148: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
@@ -16411,13 +16495,13 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	10,  // 158: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
 	11,  // 159: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
 	12,  // 160: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	83,  // 161: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	83,  // 162: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	83,  // 163: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	88,  // 164: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	90,  // 165: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	90,  // 166: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
-	92,  // 167: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
+	84,  // 161: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	84,  // 162: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	84,  // 163: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	89,  // 164: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	91,  // 165: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	91,  // 166: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
+	93,  // 167: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
 	13,  // 168: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
 	14,  // 169: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
 	15,  // 170: cocoon.node.v1.VMs.Freeze:input_type -> cocoon.node.v1.FreezeRequest
@@ -16434,153 +16518,155 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	59,  // 181: cocoon.node.v1.VMs.DumpMemory:input_type -> cocoon.node.v1.DumpMemoryRequest
 	62,  // 182: cocoon.node.v1.VMs.AttachNIC:input_type -> cocoon.node.v1.AttachNICRequest
 	63,  // 183: cocoon.node.v1.VMs.DetachNIC:input_type -> cocoon.node.v1.DetachNICRequest
-	156, // 184: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	157, // 185: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	158, // 186: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	159, // 187: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	160, // 188: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	164, // 189: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	165, // 190: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	166, // 191: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	168, // 192: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	169, // 193: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	170, // 194: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	175, // 195: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	176, // 196: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	177, // 197: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	184, // 198: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	185, // 199: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	186, // 200: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	187, // 201: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	190, // 202: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	192, // 203: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	193, // 204: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	194, // 205: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	195, // 206: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	196, // 207: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	197, // 208: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	199, // 209: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	200, // 210: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	201, // 211: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
-	203, // 212: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	207, // 213: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	209, // 214: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	211, // 215: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	212, // 216: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	215, // 217: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	179, // 218: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	102, // 219: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	105, // 220: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	106, // 221: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	107, // 222: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	110, // 223: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	114, // 224: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	116, // 225: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	118, // 226: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	120, // 227: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	122, // 228: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	125, // 229: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	130, // 230: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	133, // 231: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	135, // 232: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	145, // 233: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	148, // 234: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	149, // 235: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	151, // 236: cocoon.node.v1.Node.KeptFirmware:input_type -> cocoon.node.v1.KeptFirmwareRequest
-	154, // 237: cocoon.node.v1.Node.DropFirmware:input_type -> cocoon.node.v1.DropFirmwareRequest
-	137, // 238: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	73,  // 239: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	73,  // 240: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	73,  // 241: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	73,  // 242: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	73,  // 243: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	73,  // 244: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
-	73,  // 245: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
-	73,  // 246: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
-	9,   // 247: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	73,  // 248: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	73,  // 249: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	82,  // 250: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	86,  // 251: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	86,  // 252: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	86,  // 253: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	89,  // 254: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	93,  // 255: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	93,  // 256: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
-	119, // 257: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
-	94,  // 258: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	95,  // 259: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
-	16,  // 260: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
-	18,  // 261: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
-	48,  // 262: cocoon.node.v1.VMs.SetLogins:output_type -> cocoon.node.v1.SetLoginsResponse
-	50,  // 263: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	52,  // 264: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	54,  // 265: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	73,  // 266: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	73,  // 267: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	73,  // 268: cocoon.node.v1.VMs.Resize:output_type -> cocoon.node.v1.Record
-	73,  // 269: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	73,  // 270: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	60,  // 271: cocoon.node.v1.VMs.DumpMemory:output_type -> cocoon.node.v1.DumpMemoryResponse
-	73,  // 272: cocoon.node.v1.VMs.AttachNIC:output_type -> cocoon.node.v1.Record
-	73,  // 273: cocoon.node.v1.VMs.DetachNIC:output_type -> cocoon.node.v1.Record
-	73,  // 274: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	73,  // 275: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	73,  // 276: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	73,  // 277: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	161, // 278: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	161, // 279: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	161, // 280: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	167, // 281: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	161, // 282: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	119, // 283: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	172, // 284: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	172, // 285: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	172, // 286: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	178, // 287: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	180, // 288: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	180, // 289: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	180, // 290: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	188, // 291: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	191, // 292: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	180, // 293: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	180, // 294: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	182, // 295: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	182, // 296: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	182, // 297: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	198, // 298: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	119, // 299: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	180, // 300: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	202, // 301: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
-	204, // 302: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	208, // 303: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	210, // 304: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	208, // 305: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	213, // 306: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	216, // 307: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	112, // 308: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	104, // 309: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	109, // 310: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	109, // 311: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	108, // 312: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	112, // 313: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	115, // 314: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	117, // 315: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	119, // 316: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	123, // 317: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	123, // 318: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	126, // 319: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	131, // 320: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	134, // 321: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	136, // 322: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	146, // 323: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	73,  // 324: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	150, // 325: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	152, // 326: cocoon.node.v1.Node.KeptFirmware:output_type -> cocoon.node.v1.KeptFirmwareResponse
-	155, // 327: cocoon.node.v1.Node.DropFirmware:output_type -> cocoon.node.v1.DropFirmwareResponse
-	138, // 328: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	239, // [239:329] is the sub-list for method output_type
-	149, // [149:239] is the sub-list for method input_type
+	64,  // 184: cocoon.node.v1.VMs.SetLink:input_type -> cocoon.node.v1.SetLinkRequest
+	157, // 185: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	158, // 186: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	159, // 187: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	160, // 188: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	161, // 189: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	165, // 190: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	166, // 191: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	167, // 192: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	169, // 193: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	170, // 194: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	171, // 195: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	176, // 196: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	177, // 197: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	178, // 198: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	185, // 199: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	186, // 200: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	187, // 201: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	188, // 202: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	191, // 203: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	193, // 204: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	194, // 205: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	195, // 206: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	196, // 207: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	197, // 208: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	198, // 209: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	200, // 210: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	201, // 211: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	202, // 212: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
+	204, // 213: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	208, // 214: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	210, // 215: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	212, // 216: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	213, // 217: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	216, // 218: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	180, // 219: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	103, // 220: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	106, // 221: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	107, // 222: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	108, // 223: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	111, // 224: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	115, // 225: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	117, // 226: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	119, // 227: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	121, // 228: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	123, // 229: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	126, // 230: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	131, // 231: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	134, // 232: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	136, // 233: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	146, // 234: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	149, // 235: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	150, // 236: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	152, // 237: cocoon.node.v1.Node.KeptFirmware:input_type -> cocoon.node.v1.KeptFirmwareRequest
+	155, // 238: cocoon.node.v1.Node.DropFirmware:input_type -> cocoon.node.v1.DropFirmwareRequest
+	138, // 239: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	74,  // 240: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	74,  // 241: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	74,  // 242: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	74,  // 243: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	74,  // 244: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	74,  // 245: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
+	74,  // 246: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
+	74,  // 247: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
+	9,   // 248: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	74,  // 249: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	74,  // 250: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	83,  // 251: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	87,  // 252: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	87,  // 253: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	87,  // 254: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	90,  // 255: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	94,  // 256: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	94,  // 257: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
+	120, // 258: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
+	95,  // 259: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	96,  // 260: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
+	16,  // 261: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
+	18,  // 262: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
+	48,  // 263: cocoon.node.v1.VMs.SetLogins:output_type -> cocoon.node.v1.SetLoginsResponse
+	50,  // 264: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	52,  // 265: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	54,  // 266: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	74,  // 267: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	74,  // 268: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	74,  // 269: cocoon.node.v1.VMs.Resize:output_type -> cocoon.node.v1.Record
+	74,  // 270: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	74,  // 271: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	60,  // 272: cocoon.node.v1.VMs.DumpMemory:output_type -> cocoon.node.v1.DumpMemoryResponse
+	74,  // 273: cocoon.node.v1.VMs.AttachNIC:output_type -> cocoon.node.v1.Record
+	74,  // 274: cocoon.node.v1.VMs.DetachNIC:output_type -> cocoon.node.v1.Record
+	74,  // 275: cocoon.node.v1.VMs.SetLink:output_type -> cocoon.node.v1.Record
+	74,  // 276: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	74,  // 277: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	74,  // 278: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	74,  // 279: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	162, // 280: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	162, // 281: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	162, // 282: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	168, // 283: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	162, // 284: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	120, // 285: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	173, // 286: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	173, // 287: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	173, // 288: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	179, // 289: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	181, // 290: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	181, // 291: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	181, // 292: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	189, // 293: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	192, // 294: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	181, // 295: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	181, // 296: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	183, // 297: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	183, // 298: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	183, // 299: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	199, // 300: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	120, // 301: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	181, // 302: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	203, // 303: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
+	205, // 304: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	209, // 305: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	211, // 306: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	209, // 307: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	214, // 308: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	217, // 309: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	113, // 310: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	105, // 311: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	110, // 312: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	110, // 313: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	109, // 314: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	113, // 315: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	116, // 316: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	118, // 317: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	120, // 318: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	124, // 319: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	124, // 320: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	127, // 321: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	132, // 322: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	135, // 323: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	137, // 324: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	147, // 325: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	74,  // 326: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	151, // 327: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	153, // 328: cocoon.node.v1.Node.KeptFirmware:output_type -> cocoon.node.v1.KeptFirmwareResponse
+	156, // 329: cocoon.node.v1.Node.DropFirmware:output_type -> cocoon.node.v1.DropFirmwareResponse
+	139, // 330: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	240, // [240:331] is the sub-list for method output_type
+	149, // [149:240] is the sub-list for method input_type
 	149, // [149:149] is the sub-list for extension type_name
 	149, // [149:149] is the sub-list for extension extendee
 	0,   // [0:149] is the sub-list for field type_name
@@ -16596,55 +16682,55 @@ func file_node_v1_node_proto_init() {
 	file_node_v1_node_proto_msgTypes[31].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[44].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[51].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[73].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[83].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[74].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[84].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[86].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[87].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[90].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[91].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 		(*ConsoleRequest_Display)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[93].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[94].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[102].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[103].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[104].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[105].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[112].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[113].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[170].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[171].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[172].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[173].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[200].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[201].OneofWrappers = []any{
 		(*ImportVolumeRequest_Start)(nil),
 		(*ImportVolumeRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[202].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[203].OneofWrappers = []any{
 		(*VolumeFromImageResponse_Progress)(nil),
 		(*VolumeFromImageResponse_Volume)(nil),
 	}
@@ -16654,7 +16740,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   235,
+			NumMessages:   236,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

@@ -64,6 +64,7 @@ const (
 	VMs_DumpMemory_FullMethodName       = "/cocoon.node.v1.VMs/DumpMemory"
 	VMs_AttachNIC_FullMethodName        = "/cocoon.node.v1.VMs/AttachNIC"
 	VMs_DetachNIC_FullMethodName        = "/cocoon.node.v1.VMs/DetachNIC"
+	VMs_SetLink_FullMethodName          = "/cocoon.node.v1.VMs/SetLink"
 	VMs_Clone_FullMethodName            = "/cocoon.node.v1.VMs/Clone"
 	VMs_Restore_FullMethodName          = "/cocoon.node.v1.VMs/Restore"
 	VMs_Hibernate_FullMethodName        = "/cocoon.node.v1.VMs/Hibernate"
@@ -149,6 +150,8 @@ type VMsClient interface {
 	AttachNIC(ctx context.Context, in *AttachNICRequest, opts ...grpc.CallOption) (*Record, error)
 	// DetachNIC takes an interface that is not the first from a VM, and releases its addresses.
 	DetachNIC(ctx context.Context, in *DetachNICRequest, opts ...grpc.CallOption) (*Record, error)
+	// SetLink gives an interface of a VM a carrier, or takes it away, until it is told otherwise. Idempotent.
+	SetLink(ctx context.Context, in *SetLinkRequest, opts ...grpc.CallOption) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -568,6 +571,16 @@ func (c *vMsClient) DetachNIC(ctx context.Context, in *DetachNICRequest, opts ..
 	return out, nil
 }
 
+func (c *vMsClient) SetLink(ctx context.Context, in *SetLinkRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_SetLink_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) Clone(ctx context.Context, in *CloneRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -687,6 +700,8 @@ type VMsServer interface {
 	AttachNIC(context.Context, *AttachNICRequest) (*Record, error)
 	// DetachNIC takes an interface that is not the first from a VM, and releases its addresses.
 	DetachNIC(context.Context, *DetachNICRequest) (*Record, error)
+	// SetLink gives an interface of a VM a carrier, or takes it away, until it is told otherwise. Idempotent.
+	SetLink(context.Context, *SetLinkRequest) (*Record, error)
 	// Clone makes a VM that goes on from a snapshot; it returns when its CPUs run. Watch tells when it is itself (agent_ready).
 	Clone(context.Context, *CloneRequest) (*Record, error)
 	// Restore makes a VM go back to a snapshot that was taken of it.
@@ -809,6 +824,9 @@ func (UnimplementedVMsServer) AttachNIC(context.Context, *AttachNICRequest) (*Re
 }
 func (UnimplementedVMsServer) DetachNIC(context.Context, *DetachNICRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method DetachNIC not implemented")
+}
+func (UnimplementedVMsServer) SetLink(context.Context, *SetLinkRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetLink not implemented")
 }
 func (UnimplementedVMsServer) Clone(context.Context, *CloneRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
@@ -1390,6 +1408,24 @@ func _VMs_DetachNIC_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_SetLink_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetLinkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).SetLink(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_SetLink_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).SetLink(ctx, req.(*SetLinkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CloneRequest)
 	if err := dec(in); err != nil {
@@ -1572,6 +1608,10 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DetachNIC",
 			Handler:    _VMs_DetachNIC_Handler,
+		},
+		{
+			MethodName: "SetLink",
+			Handler:    _VMs_SetLink_Handler,
 		},
 		{
 			MethodName: "Clone",

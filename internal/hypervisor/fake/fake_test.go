@@ -90,6 +90,15 @@ func fixture(t *testing.T, dir string) hypervisortest.Fixture {
 				t.Fatalf("the guest has the interfaces %v, want %v", have, macs)
 			}
 		},
+		Carriers: func(t *testing.T, i hypervisor.Instance, nics ...vm.NIC) {
+			var want []bool
+			for _, n := range nics {
+				want = append(want, n.LinkDown)
+			}
+			if _, have := hosts[len(hosts)-1].Memory(id(t, i)); !slices.Equal(have, want) {
+				t.Fatalf("links are down: %v, want %v", have, want)
+			}
+		},
 		Booted:   func(*testing.T, hypervisor.Instance) {},
 		PowerOff: func(t *testing.T, i hypervisor.Instance) { end(id(t, i), PowerOff) },
 		Reset:    func(t *testing.T, i hypervisor.Instance) { end(id(t, i), Reset) },

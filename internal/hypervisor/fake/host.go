@@ -147,10 +147,8 @@ func (h *Host) start(p hypervisor.Plan, b Behaviour, memory string) (*machine, e
 	}
 	v := &machine{gone: make(chan struct{})}
 	v.record = record{Plan: p, Behaviour: b, Run: string(vm.NewID()), PID: h.nextPID, Started: time.Now(), Paused: p.Paused, Memory: memory}
-	if v.Down = make([]bool, len(p.NICs)); p.Incoming != nil && p.Incoming.LinksDown {
-		for i := range v.Down {
-			v.Down[i] = true
-		}
+	for _, n := range p.NICs {
+		v.Down = append(v.Down, n.LinkDown || p.Incoming != nil && p.Incoming.LinksDown)
 	}
 	h.nextPID++
 	if err := h.save(v); err != nil {

@@ -51,14 +51,16 @@ func (i *Instance) PlugNIC(ctx context.Context, n vm.NIC) error {
 	at := i.v.nicAt(n.Place)
 	switch {
 	case at >= 0 && i.v.Plan.NICs[at].MAC == n.MAC:
-		return nil
+		i.v.Down = slices.Clone(i.v.Down)
+		i.v.Down[at] = n.LinkDown
+		return h.save(i.v)
 	case at >= 0:
 		return errdefs.Conflictf("VM %s has the interface %s at the place %d", i.v.Plan.ID, i.v.Plan.NICs[at].MAC, n.Place)
 	case n.Place >= places(i.v.Plan)[0]+spare:
 		return errdefs.Exhaustedf("VM %s has no port for one more interface", i.v.Plan.ID)
 	}
 	i.v.Plan.BootNICs = places(i.v.Plan)[0]
-	i.v.Plan.NICs, i.v.Down = append(slices.Clip(i.v.Plan.NICs), n), append(slices.Clip(i.v.Down), false)
+	i.v.Plan.NICs, i.v.Down = append(slices.Clip(i.v.Plan.NICs), n), append(slices.Clip(i.v.Down), n.LinkDown)
 	return h.save(i.v)
 }
 

@@ -232,7 +232,7 @@ func (i *Instance) SetLink(ctx context.Context, place int, up bool) error {
 	defer h.mu.Unlock()
 	nic := i.v.nicAt(place)
 	if nic < 0 {
-		return errdefs.Invalidf("VM %s has no interface %d", i.v.Plan.ID, place)
+		return errdefs.NotFoundf("VM %s has no interface %d", i.v.Plan.ID, place)
 	}
 	i.v.Down = slices.Clone(i.v.Down)
 	i.v.Down[nic] = !up

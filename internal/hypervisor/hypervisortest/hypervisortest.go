@@ -45,6 +45,8 @@ type Fixture struct {
 	NICs func(t *testing.T, n int) []vm.NIC
 	// Connected waits until the guest has exactly the interfaces with these MACs. nil: the guest cannot tell.
 	Connected func(t *testing.T, i hypervisor.Instance, macs ...string)
+	// Carriers waits until the guest has exactly these interfaces, and a carrier on each if its LinkDown is false. nil: the guest cannot tell.
+	Carriers func(t *testing.T, i hypervisor.Instance, nics ...vm.NIC)
 	// Firmware returns a plan as Plan does, of a guest that boots by firmware, so that a reset starts it again. nil: no such guest is
 	// at hand.
 	Firmware func(t *testing.T) hypervisor.Plan
@@ -93,6 +95,7 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"SavePlugged", testSavePlugged},
 		{"PlugNICs", testPlugNICs},
 		{"SavePluggedNICs", testSavePluggedNICs},
+		{"Links", testLinks},
 		{"GrowDisks", testGrowDisks},
 		{"Grow", testGrow},
 		{"SaveGrown", testSaveGrown},

@@ -137,7 +137,7 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 		c.state = c.fd(file{kind: fileRead, path: p.Incoming.State})
 		c.add("-incoming", "defer")
 	}
-	if p.Incoming != nil || p.Paused {
+	if p.Incoming != nil || p.Paused || linkDown(p) {
 		c.add("-S") // the guest's CPUs do not run
 	}
 	return *c, nil

@@ -70,6 +70,9 @@ func TestBuildGolden(t *testing.T) {
 		{Path: "/images/debug1", Format: vm.DiskRaw, ReadOnly: true, Serial: "debug1", Role: vm.RoleLayer, Port: 7},
 		{Path: "/volumes/v.qcow2", Format: vm.DiskQCOW2, Serial: "v", Role: vm.RoleData, Port: 255, Backing: &vm.Disk{Path: "/volumes/base.raw", Format: vm.DiskRaw}},
 	}, plugged.Disks...)
+	linkless := ociPlan()
+	linkless.NICs = slices.Clone(linkless.NICs)
+	linkless.NICs[0].LinkDown = true
 	pluggedNICs := ociPlan()
 	pluggedNICs.Incoming, pluggedNICs.Disks = plugged.Incoming, plugged.Disks
 	pluggedNICs.BootNICs = 2 // the second is gone, and another one is behind the controller of the plugged disks
@@ -125,6 +128,7 @@ func TestBuildGolden(t *testing.T) {
 		{"oci-tcg-unknown-tsc", ociPlan(), unknown},
 		{"plugged", plugged, testFacts(vm.AccelTCG)},
 		{"plugged-nics", pluggedNICs, testFacts(vm.AccelTCG)},
+		{"link-down", linkless, testFacts(vm.AccelTCG)},
 		{"device", device, testFacts(vm.AccelTCG)},
 		{"shared", shared, testFacts(vm.AccelTCG)},
 		{"oci-tcg", ociPlan(), testFacts(vm.AccelTCG)},

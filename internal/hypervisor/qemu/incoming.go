@@ -40,10 +40,8 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 		}
 		switch s := migrationStatus(ev); s {
 		case "completed":
-			for n := range l.plan.NICs {
-				if err := setLink(ctx, c, vm.PlaceOf(l.plan.NICs, n), !l.plan.Incoming.LinksDown); err != nil {
-					return err
-				}
+			if err := l.setLinks(ctx, c); err != nil {
+				return err
 			}
 			if err := cont(ctx, c); err != nil {
 				return err
@@ -53,6 +51,20 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 			return errdefs.DataLossf("QEMU rejects the saved state %s", l.plan.Incoming.State)
 		}
 	}
+}
+
+// setLinks gives the NICs their links before the guest's CPUs run.
+func (l *launch) setLinks(ctx context.Context, c *qmp.Client) error {
+	for n, nic := range l.plan.NICs {
+		down := nic.LinkDown || l.plan.Incoming != nil && l.plan.Incoming.LinksDown
+		if !down && l.plan.Incoming == nil { // it is up
+			continue
+		}
+		if err := setLink(ctx, c, vm.PlaceOf(l.plan.NICs, n), !down); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // migrationStatus returns the status in a MIGRATION event, "" for any other event.

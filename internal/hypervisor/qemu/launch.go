@@ -287,7 +287,7 @@ func (l *launch) greet(ctx context.Context) error {
 		class = errdefs.DataLoss // QEMU has started; now only bad saved state can end it
 		err = l.goOn(ctx, i, client)
 	} else if err == nil {
-		err = l.look(ctx, client)
+		err = l.boot(ctx, client)
 	}
 	if err != nil {
 		if client != nil {
@@ -299,6 +299,17 @@ func (l *launch) greet(ctx context.Context) error {
 	i.run(ctx, client)
 	l.inst = i
 	return nil
+}
+
+// boot lets a guest without saved state begin, unless it starts paused.
+func (l *launch) boot(ctx context.Context, c *qmp.Client) error {
+	if err := l.look(ctx, c); err != nil || !linkDown(l.plan) {
+		return err
+	}
+	if err := l.setLinks(ctx, c); err != nil || l.plan.Paused {
+		return err
+	}
+	return cont(ctx, c)
 }
 
 // explain replaces a connection error by what QEMU wrote to its log when it died.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -83,6 +84,11 @@ func (i *instance) swapNIC(ctx context.Context, c *qmp.Client, place int, mac ne
 		return err
 	}
 	return setLink(ctx, c, place, false) // the tap's side already blocks packets; this makes the guest see it too
+}
+
+// linkDown reports whether a NIC of p has no carrier from the beginning.
+func linkDown(p hypervisor.Plan) bool {
+	return slices.ContainsFunc(p.NICs, func(n vm.NIC) bool { return n.LinkDown })
 }
 
 // ports adds the root ports: one for each NIC, so that it can be unplugged, and some free ones for later hot-plug.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,30 @@ func pings(t testing.TB, ns, address string) bool {
 func heard(t testing.TB, ns, tap string) string {
 	t.Helper()
 	return strings.TrimSpace(run(t, "ip", "netns", "exec", ns, "cat", "/sys/class/net/"+tap+"/statistics/rx_packets"))
+}
+
+// carriers waits until the guest has a carrier on each of these interfaces whose LinkDown is false, and on no other.
+func carriers(t *testing.T, i hypervisor.Instance, nics ...vm.NIC) {
+	t.Helper()
+	var want []string
+	for _, n := range nics {
+		carrier := "1"
+		if n.LinkDown {
+			carrier = "0"
+		}
+		want = append(want, n.MAC+"="+carrier)
+	}
+	slices.Sort(want)
+	await(t, "the guest has the carriers "+strings.Join(want, " "), func() bool {
+		before := strings.Count(consoleOf(t, i), "HEARD sh")
+		say(t, i, "sh cd /sys/class/net; for e in eth*; do ip link set $e up; done; echo CARRIERS $(for e in eth*; do echo $(cat $e/address)=$(cat $e/carrier); done | sort)")
+		await(t, "the guest answers", func() bool {
+			answers := strings.Split(consoleOf(t, i), "HEARD sh")
+			return len(answers) > before+1 && strings.Contains(answers[len(answers)-1], " .")
+		})
+		text := consoleOf(t, i)
+		return strings.Contains(text[strings.LastIndex(text, "HEARD sh"):], "CARRIERS "+strings.Join(want, " ")+" .")
+	})
 }
 
 // TestLinks starts a clone of a guest that sends packets, checks that the clone is silent, and replaces its NIC.

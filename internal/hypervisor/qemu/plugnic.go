@@ -63,7 +63,7 @@ func (i *instance) plugNIC(ctx context.Context, c *qmp.Client, n vm.NIC) error {
 		if mac != n.MAC {
 			return errdefs.Conflictf("the interface %s is in that place", mac)
 		}
-		return nil
+		return setLink(ctx, c, n.Place, !n.LinkDown)
 	}
 	if !slices.Contains(there, portName(nicPort(n.Place, width))) {
 		return errdefs.Exhaustedf("the VM has no port for one more interface; restart it, and it has new ones")
@@ -74,8 +74,16 @@ func (i *instance) plugNIC(ctx context.Context, c *qmp.Client, n vm.NIC) error {
 	if err := addNet(ctx, c, n); err != nil {
 		return err
 	}
+	if n.LinkDown {
+		if err := setLink(ctx, c, n.Place, false); err != nil {
+			return errors.Join(err, dropNet(context.WithoutCancel(ctx), c, n.Place))
+		}
+	}
 	if err := c.Execute(ctx, "device_add", nicDevice(n.Place, width, n.MAC, n.MTU), nil); err != nil {
 		return errors.Join(err, dropNet(context.WithoutCancel(ctx), c, n.Place))
+	}
+	if n.LinkDown { // the tap's side already blocks packets; this makes the guest see it too
+		return setLink(ctx, c, n.Place, false)
 	}
 	return nil
 }

@@ -325,6 +325,7 @@ func TestContract(t *testing.T) {
 					return strings.Contains(text[strings.LastIndex(text, "HEARD sh"):], want)
 				})
 			},
+			Carriers: carriers,
 			Sized: func(t *testing.T, i hypervisor.Instance, serial string, size int64) {
 				want := fmt.Sprintf("SIZE %s %d.", serial, size/512)
 				await(t, "the guest says "+want, func() bool {
