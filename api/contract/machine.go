@@ -47,8 +47,15 @@ type Hardware struct {
 	Disks    map[string]DiskDevice `json:"disks,omitempty"`    // by the names of the pod's volumes, or DiskOfImage or DiskOfSeed
 	MACs     []string              `json:"macs,omitempty"`     // hardware addresses of the interfaces in their order; "" and those beyond: the node chooses
 	NICs     []string              `json:"nics,omitempty"`     // models of the interfaces in their order: virtio, e1000, e1000e or rtl8139
+	Links    []string              `json:"links,omitempty"`    // of the interfaces in their order: LinkUp or LinkDown; "" and those beyond: as it is, at first up
 	OfNode
 }
+
+// What a link of an interface can be.
+const (
+	LinkUp   = "up"
+	LinkDown = "down" // the guest sees no carrier, and no packet passes
+)
 
 // OfNode is what a guest has that is no part of a usual machine: its node gives it.
 type OfNode struct {
@@ -215,6 +222,9 @@ func (r *reader) hardware() (h Hardware) {
 	}
 	if len(h.MACs) == 0 {
 		h.MACs = nil
+	}
+	if len(h.Links) == 0 {
+		h.Links = nil
 	}
 	if len(h.HostDisks) == 0 {
 		h.HostDisks = nil

@@ -87,6 +87,7 @@ type NetworkStatus struct {
 	IPs       []string `json:"ips,omitempty"` // that are known
 	MAC       string   `json:"mac"`
 	Default   bool     `json:"default,omitempty"` // its first address is that of the pod
+	Link      string   `json:"link,omitempty"`    // LinkDown, or "" if it is up; this field is not of the standard
 }
 
 // ParseNetworkStatus returns what the node says of the interfaces of a VM, in their order. It returns nothing if somebody else has written

@@ -190,7 +190,9 @@ func (c *clone) buildClaimed(ctx context.Context) (outcome, error) {
 	if err := c.inheritVolumes(c.source); err != nil {
 		return outcome{}, err
 	}
+	nics := slices.Clone(en.Rec.NICs)
 	for i, want := range r.Spec.NICs { // the lease gets the VM's name
+		nics[i].LinkDown = want.LinkDown
 		n, err := c.nics.network(want)
 		if err != nil {
 			return outcome{}, err
@@ -202,7 +204,7 @@ func (c *clone) buildClaimed(ctx context.Context) (outcome, error) {
 		}
 	}
 	f := launchOptions{inst: en.Inst, log: c.logs.BeginForeign, change: func(to *vm.Record) {
-		to.Disks, to.NICs = en.Rec.Disks, en.Rec.NICs
+		to.Disks, to.NICs = en.Rec.Disks, nics
 		resume := *to.Resume
 		resume.MACs = macsOf(en.Rec.NICs) // its guest already has them
 		to.Resume = &resume

@@ -327,6 +327,7 @@ func (r *rig) has(rec vm.Record, where string) []string {
 	r.hasVolumes(rec, where)
 	r.hasSize(rec, where)
 	r.hasNICs(rec, where)
+	r.hasLinks(rec, where)
 	used := map[string]bool{}
 	for _, d := range rec.Disks {
 		for at := &d; at != nil; at = at.Backing {

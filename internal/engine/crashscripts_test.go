@@ -304,5 +304,6 @@ func scripts() map[string]script {
 	maps.Copy(all, attachedScripts())
 	maps.Copy(all, attachScripts())
 	maps.Copy(all, nicScripts())
+	maps.Copy(all, linkScripts())
 	return all
 }

@@ -83,7 +83,7 @@ func attachOne(ctx context.Context, n network.Network, r vm.Record, place int, w
 	if errdefs.IsAlreadyExists(err) && !r.Owner.Operator() { // err may name the VM of another namespace, and AlreadyExists is about names of VMs
 		err = errdefs.Preconditionf("the hardware address %s is taken on network %s; choose another or none", want.MAC, n.Name())
 	}
-	nic.Place = want.Place
+	nic.Place, nic.LinkDown = want.Place, want.LinkDown
 	return nic, err
 }
 

@@ -32,6 +32,19 @@ func (m *machine) nicPlugger() (hypervisor.NICPlugger, error) {
 	return plugger, nil
 }
 
+// linker returns what sets the links of the running guest of m.
+func (m *machine) linker() (hypervisor.Linker, error) {
+	run := m.run.Load()
+	if run == nil {
+		return nil, errdefs.Preconditionf("its process has ended")
+	}
+	linker, ok := hypervisor.As[hypervisor.Linker](run.Inst)
+	if !ok {
+		return nil, errdefs.Unsupportedf("driver %s cannot set the link of an interface of a running VM", m.record().Driver)
+	}
+	return linker, nil
+}
+
 // ports are the places that plugged disks have taken.
 type ports map[int]bool
 

@@ -213,6 +213,7 @@ func (m *machine) adopt(ctx context.Context) error {
 		if err := m.settlePause(ctx, run); err != nil {
 			return err
 		}
+		m.settleLinks(ctx)
 		if r.State == vm.StateRunning {
 			return nil
 		}

@@ -89,6 +89,7 @@ type attacher interface {
 	DumpMemory(ctx context.Context, ref, volume, file string) error
 	AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error)
 	DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error)
+	SetLink(ctx context.Context, ref, nic string, down bool) (vm.Record, error)
 }
 
 type states interface {

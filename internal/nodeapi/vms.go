@@ -161,6 +161,10 @@ func (v *vms) DetachNIC(ctx context.Context, r *nodev1.DetachNICRequest) (*nodev
 	return answer(nodewire.EncodeRecord)(v.attacher.DetachNIC(ctx, r.GetRef(), r.GetNic()))
 }
 
+func (v *vms) SetLink(ctx context.Context, r *nodev1.SetLinkRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.attacher.SetLink(ctx, r.GetRef(), r.GetNic(), r.GetDown()))
+}
+
 func (v *vms) Clone(ctx context.Context, r *nodev1.CloneRequest) (*nodev1.Record, error) {
 	spec, pull, auth := nodewire.DecodeClone(r)
 	if err := spec.Validate(); err != nil {

@@ -81,12 +81,24 @@ func (c *Client) AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm
 	if want.MAC != "" {
 		args = append(args, "--mac="+want.MAC)
 	}
+	if want.LinkDown {
+		args = append(args, "--link-down")
+	}
 	return c.record(ctx, call{args: append(args, "--", ref, want.Network)})
 }
 
 // DetachNIC takes an interface that is not the first from a VM: that on a network, or with a hardware address.
 func (c *Client) DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error) {
 	return c.record(ctx, call{args: []string{"vm", "detach-nic", "--output=json", "--", ref, nic}})
+}
+
+// SetLink sets the link of an interface of a VM down, or up: that on a network, or with a hardware address.
+func (c *Client) SetLink(ctx context.Context, ref, nic string, down bool) (vm.Record, error) {
+	to := "up"
+	if down {
+		to = "down"
+	}
+	return c.record(ctx, call{args: []string{"vm", "set-link", "--output=json", "--", ref, nic, to}})
 }
 
 // Pause stops the CPUs of a running VM's guest until Unpause.

@@ -163,6 +163,11 @@ func (c *Client) DetachNIC(ctx context.Context, ref, nic string) (vm.Record, err
 	return ask(ctx, c, c.vms.DetachNIC, &nodev1.DetachNICRequest{Ref: ref, Nic: nic}, nodewire.DecodeRecord)
 }
 
+// SetLink sets the link of an interface of a VM down, or up: that on a network, or with a hardware address.
+func (c *Client) SetLink(ctx context.Context, ref, nic string, down bool) (vm.Record, error) {
+	return ask(ctx, c, c.vms.SetLink, &nodev1.SetLinkRequest{Ref: ref, Nic: nic, Down: down}, nodewire.DecodeRecord)
+}
+
 // ResizeContainers changes what containers of a running VM may use; see guest.Containers.
 func (c *Client) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
 	return ask(ctx, c, c.vms.ResizeContainers, &nodev1.ResizeContainersRequest{Ref: ref, Containers: nodewire.EncodeResized(want)}, nodewire.DecodeRecord)

@@ -122,6 +122,41 @@ func (s Spec) NICOn(ref string, nics []NIC) (int, error) {
 	return 0, errdefs.NotFoundf("it has no further network interface on %q", ref)
 }
 
+// NICBy returns the index of the interface of s that ref names: by its hardware address in nics, or by its network, on which no other interface is.
+// Errors: NotFound, InvalidArgument if several interfaces are on the network.
+func (s Spec) NICBy(ref string, nics []NIC) (int, error) {
+	at := -1
+	for i, n := range nics[:min(len(nics), len(s.NICs))] {
+		switch {
+		case ref == "":
+		case n.MAC == ref:
+			return i, nil
+		case n.Network == ref && at >= 0:
+			return 0, errdefs.Invalidf("it has several network interfaces on %s; name one by its hardware address, such as %s", ref, n.MAC)
+		case n.Network == ref:
+			at = i
+		}
+	}
+	if at < 0 {
+		return 0, errdefs.NotFoundf("it has no network interface on %q", ref)
+	}
+	return at, nil
+}
+
+// WithLink returns s with the link of its i-th interface down, or up.
+func (s Spec) WithLink(i int, down bool) Spec {
+	s.NICs = slices.Clone(s.NICs)
+	s.NICs[i].LinkDown = down
+	return s
+}
+
+// WithLink returns r with the link of the device of its i-th interface down, or up.
+func (r Record) WithLink(i int, down bool) Record {
+	r.NICs = slices.Clone(r.NICs)
+	r.NICs[i].LinkDown = down
+	return r
+}
+
 // WithNIC returns r with one more interface, which exists as nic.
 func (r Record) WithNIC(want NICSpec, nic NIC, running bool) Record {
 	r.Spec = r.Spec.WithNIC(want, running)

@@ -58,6 +58,10 @@ func (idle) AttachNIC(context.Context, string, vm.NICSpec) (vm.Record, error) {
 func (idle) DetachNIC(context.Context, string, string) (vm.Record, error) {
 	return vm.Record{}, errNone
 }
+
+func (idle) SetLink(context.Context, string, string, bool) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
 func (idle) Remove(context.Context, string, bool) error         { return errNone }
 func (idle) Inspect(context.Context, string) (vm.Record, error) { return vm.Record{}, errNone }
 

@@ -11,13 +11,19 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-var _ hypervisor.NICPlugger = (*Guest)(nil)
+var (
+	_ hypervisor.NICPlugger = (*Guest)(nil)
+	_ hypervisor.Linker     = (*Guest)(nil)
+)
 
 // connect gives a process the further interfaces of its plan.
 func (p *proc) connect(plan hypervisor.Plan) {
-	p.NICs, p.Width = map[int]string{}, plan.BootNICs
+	p.NICs, p.Width, p.Down = map[int]string{}, plan.BootNICs, map[int]bool{}
 	for i, n := range plan.NICs {
 		place := vm.PlaceOf(plan.NICs, i)
+		if n.LinkDown || plan.Incoming != nil && plan.Incoming.LinksDown {
+			p.Down[place] = true
+		}
 		if plan.BootNICs == 0 {
 			p.Width = max(p.Width, place+1)
 		}
@@ -35,7 +41,7 @@ func (g *Guest) PlugNIC(_ context.Context, n vm.NIC) error {
 			for place, mac := range g.p.NICs {
 				next[place] = cmp.Or(next[place], mac)
 			}
-			g.p.NICs = next
+			g.p.NICs, g.p.Down = next, with(g.p.Down, n.Place, n.LinkDown)
 		})
 		return nil
 	})
@@ -50,6 +56,30 @@ func (g *Guest) UnplugNIC(_ context.Context, place int) error {
 		})
 		return nil
 	})
+}
+
+// SetLink implements hypervisor.Linker. A guest with the MAC of another one must not be reachable.
+func (g *Guest) SetLink(_ context.Context, place int, up bool) error {
+	return g.w.around("driver.SetLink", func() error {
+		g.change(func() { g.p.Down = with(g.p.Down, place, !up) })
+		return nil
+	})
+}
+
+// with returns a copy of down in which place has or has not a carrier.
+func with(down map[int]bool, place int, is bool) map[int]bool {
+	next := map[int]bool{}
+	maps.Copy(next, down)
+	if delete(next, place); is {
+		next[place] = true
+	}
+	return next
+}
+
+// Down are the places of the interfaces without carrier.
+func (g *Guest) Down() map[int]bool {
+	p, _ := g.look()
+	return p.Down
 }
 
 // NICs are the MACs of the further interfaces that the guest has, by place.

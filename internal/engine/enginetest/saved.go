@@ -18,7 +18,6 @@ import (
 var (
 	_ hypervisor.Snapshotter   = (*Guest)(nil)
 	_ hypervisor.Pauser        = (*Guest)(nil)
-	_ hypervisor.Linker        = (*Guest)(nil)
 	_ hypervisor.NICSwapper    = (*Guest)(nil)
 	_ hypervisor.MachineTeller = Driver{}
 	_ guest.Resumer            = resumer{}
@@ -84,7 +83,7 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 		return errdefs.DataLossf("the guest was saved with %+v, and booted with %d bytes of memory; it is to have %+v and %d", was.Size, was.Boot, pr.Size, pr.Boot)
 	}
 	was.Larger, was.Storage = strings.Join(p.Incoming.Grown, " "), 0
-	was.ID, was.PID, was.Disk, was.Paused, was.Down = pr.ID, pr.PID, pr.Disk, false, p.Incoming.LinksDown
+	was.ID, was.PID, was.Disk, was.Paused, was.Down = pr.ID, pr.PID, pr.Disk, false, pr.Down
 	*pr = was
 	return nil
 }
@@ -159,7 +158,7 @@ func (g *Guest) Await(ctx context.Context, ok func(Self) bool) error {
 // Self asks the guest.
 func (g *Guest) Self() Self {
 	p, _ := g.look()
-	return Self{p.Hostname, p.MachineID, p.MAC, p.Lines, p.Resumed, p.Paused, p.Down, p.Frozen, p.Larger, p.Storage}
+	return Self{p.Hostname, p.MachineID, p.MAC, p.Lines, p.Resumed, p.Paused, p.Down[0], p.Frozen, p.Larger, p.Storage}
 }
 
 // Save implements hypervisor.Snapshotter.
@@ -229,21 +228,11 @@ func (g *Guest) paused(call string, paused bool) error {
 	})
 }
 
-// SetLink implements hypervisor.Linker. A guest with the MAC of another one must not be reachable.
-func (g *Guest) SetLink(_ context.Context, nic int, up bool) error {
-	return g.w.around("driver.SetLink", func() error {
-		if nic == 0 {
-			g.change(func() { g.p.Down = !up })
-		}
-		return nil
-	})
-}
-
 // SwapNIC implements hypervisor.NICSwapper.
 func (g *Guest) SwapNIC(_ context.Context, nic int, mac string) error {
 	return g.w.around("driver.SwapNIC", func() error {
 		if nic == 0 {
-			g.change(func() { g.p.MAC, g.p.Down = mac, true })
+			g.change(func() { g.p.MAC, g.p.Down = mac, with(g.p.Down, 0, true) })
 		}
 		return nil
 	})

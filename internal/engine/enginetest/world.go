@@ -96,7 +96,8 @@ type proc struct {
 	Disk    vm.Disk `json:"disk"`    // that it writes to
 	Written int     `json:"written"` // bytes that the guest knows to be on its disk
 	Paused  bool    `json:"paused"`
-	Down    bool    `json:"down"` // the first interface has no carrier
+
+	Down map[int]bool `json:"down,omitempty"` // the places of its interfaces that have no carrier
 
 	Hostname  string `json:"hostname"`
 	MachineID string `json:"machine_id"`

@@ -160,13 +160,16 @@ func Resumed(r vm.Record) guest.Resumed {
 	return out
 }
 
-// linksUp turns on the carrier of a clone's NICs.
+// linksUp turns on the carrier of those of a clone's NICs that are to have one.
 func (l *Link) linksUp(ctx context.Context, r vm.Record) error {
 	linker, ok := hypervisor.As[hypervisor.Linker](l.proc.Inst)
 	if !ok {
 		return nil
 	}
-	for i := range r.NICs {
+	for i, n := range r.NICs {
+		if n.LinkDown {
+			continue
+		}
 		if err := linker.SetLink(ctx, vm.PlaceOf(r.NICs, i), true); err != nil {
 			return fmt.Errorf("set the link of interface %d up: %w", i, err)
 		}

@@ -382,7 +382,7 @@ func setupOf(r vm.Record) guest.Setup {
 	}
 	dns := r.Spec.DNS
 	for _, n := range vm.GuestNICs(r.Plugged()) {
-		n.Tap, n.NetNS, n.Place = "", "", 0
+		n.Tap, n.NetNS, n.Place, n.LinkDown = "", "", 0, false
 		if dns != nil && dns.Own {
 			n.DNS = nil
 		}

@@ -26,7 +26,18 @@ func NICs(pod *corev1.Pod) []vm.NICSpec {
 			out[i].MAC = mac
 		}
 	}
+	for i, link := range Links(pod) {
+		if i < len(out) {
+			out[i].LinkDown = link == contract.LinkDown
+		}
+	}
 	return out
+}
+
+// Links returns what pod says of the links of its interfaces, in their order.
+func Links(pod *corev1.Pod) []string {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	return ask.Hardware.Links
 }
 
 // macs returns the hardware addresses that pod chooses for its interfaces.
@@ -52,6 +63,15 @@ func CheckNetworks(pod *corev1.Pod) field.ErrorList {
 	chosen := macs(pod)
 	if n := len(NICs(pod)); len(chosen) > n {
 		errs = append(errs, field.TooMany(annotationPath(contract.KeyHardware).Child("macs"), len(chosen), n))
+	}
+	links := Links(pod)
+	if n := len(NICs(pod)); len(links) > n {
+		errs = append(errs, field.TooMany(annotationPath(contract.KeyHardware).Child("links"), len(links), n))
+	}
+	for i, link := range links {
+		if link != "" && link != contract.LinkUp && link != contract.LinkDown {
+			errs = append(errs, field.NotSupported(annotationPath(contract.KeyHardware).Child("links").Index(i), link, []string{contract.LinkUp, contract.LinkDown}))
+		}
 	}
 	for i, mac := range chosen {
 		if at := annotationPath(contract.KeyHardware).Child("macs").Index(i); mac != "" && slices.Contains(chosen[:i], mac) {

@@ -175,7 +175,7 @@ var rules = rulebook{
 	"domain.devices.interfaces[].dhcpOptions":  {Refused, "the node's network decides about them"},
 	"domain.devices.interfaces[].tag":          {Warned, "tags of devices are not in the guest's metadata"},
 	"domain.devices.interfaces[].acpiIndex":    {Refused, "the node decides about addresses of devices"},
-	"domain.devices.interfaces[].state":        {Honoured, "up and absent"},
+	"domain.devices.interfaces[].state":        {Honoured, "up, down and absent, also while the guest runs"},
 
 	"volumes[].name":                                      {Outcome: Honoured},
 	"volumes[].containerDisk.image":                       {Outcome: Honoured},

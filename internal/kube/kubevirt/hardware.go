@@ -29,7 +29,7 @@ func hardware(vmi *v1.VirtualMachineInstance) (m contract.Machine) {
 	}
 	m.Graphics, m.Logins = graphics(&vmi.Spec), logins(&vmi.Spec)
 	m.Hardware = contract.Hardware{
-		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d) != "", TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec), MACs: macs(&vmi.Spec),
+		Topology: guestTopology(&vmi.Spec), CPU: guestCPU(d), Clock: clock(d), UEFI: uefi(d), Huge: hugePages(d) != "", TPM: tpm(d.Devices.TPM), Panic: panicDevice(&d.Devices), Disks: devices(&vmi.Spec), NICs: nicModels(&vmi.Spec), MACs: macs(&vmi.Spec), Links: links(&vmi.Spec),
 	}
 	m.Hardware.Kernel, m.Hardware.HostDisks = kernel(&vmi.Spec), hostDisks(&vmi.Spec)
 	m.Hardware.VSOCK = d.Devices.AutoattachVSOCK != nil && *d.Devices.AutoattachVSOCK

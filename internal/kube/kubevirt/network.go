@@ -77,7 +77,7 @@ func (c *check) interfaces() {
 				chosen[mac] = true
 			}
 		}
-		only(c, at.Child("state"), n.State, "", v1.InterfaceStateLinkUp, v1.InterfaceStateAbsent)
+		only(c, at.Child("state"), n.State, "", v1.InterfaceStateLinkUp, v1.InterfaceStateLinkDown, v1.InterfaceStateAbsent)
 		if absent(n) && i == 0 {
 			c.errs = append(c.errs, field.Forbidden(at.Child("state"), "the first interface of a guest stays"))
 		}
@@ -200,6 +200,26 @@ func macs(s *v1.VirtualMachineInstanceSpec) (out []string) {
 	return out
 }
 
+// links returns the links of the interfaces; nil if all are up.
+func links(s *v1.VirtualMachineInstanceSpec) []string {
+	out := eachLink(s)
+	if !slices.Contains(out, contract.LinkDown) {
+		return nil
+	}
+	return out
+}
+
+func eachLink(s *v1.VirtualMachineInstanceSpec) (out []string) {
+	for _, n := range present(s) {
+		link := contract.LinkUp
+		if n.State == v1.InterfaceStateLinkDown {
+			link = contract.LinkDown
+		}
+		out = append(out, link)
+	}
+	return out
+}
+
 // canonicalMAC returns a hardware address as the node writes it.
 func canonicalMAC(text string) string {
 	if hw, err := net.ParseMAC(text); err == nil {
@@ -232,7 +252,7 @@ func interfaces(s *v1.VirtualMachineInstanceSpec, pod *corev1.Pod) (out []v1.Vir
 	for i, name := range interfaceNames(s) {
 		n := v1.VirtualMachineInstanceNetworkInterface{Name: name, InfoSource: "domain"}
 		if at := reported(s, known, i, name); at >= 0 {
-			n.MAC, n.IPs = known[at].MAC, known[at].IPs
+			n.MAC, n.IPs, n.LinkState = known[at].MAC, known[at].IPs, cmp.Or(known[at].Link, contract.LinkUp)
 		} else if i > 0 && len(known) > 0 { // the guest does not have it yet, or any more
 			continue
 		}

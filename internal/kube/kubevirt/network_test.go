@@ -94,15 +94,15 @@ func TestInterfaceModels(t *testing.T) {
 func TestInterfacesOfStatus(t *testing.T) {
 	pod := &corev1.Pod{Status: corev1.PodStatus{PodIP: "10.0.0.5", PodIPs: []corev1.PodIP{{IP: "10.0.0.5"}, {IP: "fd00::5"}}}}
 	pod.Annotations = map[string]string{contract.KeyNetworkStatus: contract.NetworkStatusText([]contract.NetworkStatus{
-		{Name: "default", Interface: "eth0", MAC: "52:54:00:00:00:01", Default: true}, {Name: "lab", Interface: "eth1", MAC: "52:54:00:00:00:02", IPs: []string{"192.0.2.7"}},
+		{Name: "default", Interface: "eth0", MAC: "52:54:00:00:00:01", Default: true}, {Name: "lab", Interface: "eth1", MAC: "52:54:00:00:00:02", IPs: []string{"192.0.2.7"}, Link: "down"},
 	})}
-	first := v1.VirtualMachineInstanceNetworkInterface{Name: "a", MAC: "52:54:00:00:00:01", IP: "10.0.0.5", IPs: []string{"10.0.0.5", "fd00::5"}, InfoSource: "domain"}
-	second := v1.VirtualMachineInstanceNetworkInterface{Name: "b", MAC: "52:54:00:00:00:02", IP: "192.0.2.7", IPs: []string{"192.0.2.7"}, InfoSource: "domain"}
+	first := v1.VirtualMachineInstanceNetworkInterface{Name: "a", MAC: "52:54:00:00:00:01", IP: "10.0.0.5", IPs: []string{"10.0.0.5", "fd00::5"}, InfoSource: "domain", LinkState: "up"}
+	second := v1.VirtualMachineInstanceNetworkInterface{Name: "b", MAC: "52:54:00:00:00:02", IP: "192.0.2.7", IPs: []string{"192.0.2.7"}, InfoSource: "domain", LinkState: "down"}
 	if d := diff.Of([]v1.VirtualMachineInstanceNetworkInterface{first, second}, interfaces(wired(t, "pod", "lab"), pod)); d != "" {
 		t.Error(d)
 	}
 	pod.Annotations[contract.KeyNetworkStatus] = "not JSON"
-	first.MAC, second.MAC, second.IP, second.IPs = "", "", "", nil
+	first.MAC, second.MAC, second.IP, second.IPs, first.LinkState, second.LinkState = "", "", "", nil, "", ""
 	if d := diff.Of([]v1.VirtualMachineInstanceNetworkInterface{first, second}, interfaces(wired(t, "pod", "lab"), pod)); d != "" {
 		t.Error(d)
 	}

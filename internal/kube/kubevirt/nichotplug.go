@@ -112,7 +112,7 @@ func CheckChange(was, now *v1.VirtualMachineInstance) field.ErrorList {
 	return nil
 }
 
-// Connected returns the annotations that the pod of vmi has to have so that the guest has the interfaces of the instance; nil: it has them. A guest
+// Connected returns the annotations that the pod of vmi has to have so that the guest has the interfaces of the instance, and their links; nil: it has them. A guest
 // that was never asked for further interfaces, and is not now, has no annotation.
 func Connected(vmi *v1.VirtualMachineInstance, pod *corev1.Pod) map[string]string {
 	if pod.DeletionTimestamp != nil {
@@ -126,18 +126,24 @@ func Connected(vmi *v1.VirtualMachineInstance, pod *corev1.Pod) map[string]strin
 	if _, had := pod.Annotations[contract.KeyNetworks]; had && !furtherNetworks(&vmi.Spec) {
 		next[contract.KeyNetworks] = noNetworks
 	}
+	same := next[contract.KeyNetworks] == pod.Annotations[contract.KeyNetworks]
 	if machine, err := contract.ParseMachine(next); err == nil {
-		machine.Hardware.NICs, machine.Hardware.MACs = nicModels(&vmi.Spec), macs(&vmi.Spec)
+		was, is := machine.Hardware.Links, links(&vmi.Spec)
+		if is == nil && was != nil { // a pod that does not speak of links leaves them as they are
+			is = eachLink(&vmi.Spec)
+		}
+		same = same && slices.Equal(was, is)
+		machine.Hardware.NICs, machine.Hardware.MACs, machine.Hardware.Links = nicModels(&vmi.Spec), macs(&vmi.Spec), is
 		machine.Apply(next)
+	}
+	if same {
+		return nil
 	}
 	changed := map[string]string{}
 	for _, key := range []string{contract.KeyNetworks, contract.KeyHardware} {
 		if next[key] != pod.Annotations[key] {
 			changed[key] = next[key]
 		}
-	}
-	if next[contract.KeyNetworks] == pod.Annotations[contract.KeyNetworks] {
-		return nil
 	}
 	return changed
 }

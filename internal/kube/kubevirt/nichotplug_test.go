@@ -40,6 +40,12 @@ func TestLiveInterfaces(t *testing.T) {
 		"absent":              {want: func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[1].State = v1.InterfaceStateAbsent }, has: []string{"a", "b absent"}},
 		"absent, never there": {want: func(s *v1.VirtualMachineInstanceSpec) { gain(s, "dmz").State = v1.InterfaceStateAbsent }, has: []string{"a", "b"}},
 		"up":                  {want: func(s *v1.VirtualMachineInstanceSpec) { s.Domain.Devices.Interfaces[1].State = v1.InterfaceStateLinkUp }, has: []string{"a", "b up"}},
+		"down": {want: func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Interfaces[1].State = v1.InterfaceStateLinkDown
+		}, has: []string{"a", "b down"}},
+		"the first down": {want: func(s *v1.VirtualMachineInstanceSpec) {
+			s.Domain.Devices.Interfaces[0].State = v1.InterfaceStateLinkDown
+		}, has: []string{"a down", "b"}},
 		"in another order": {want: func(s *v1.VirtualMachineInstanceSpec) {
 			gain(s, "dmz")
 			slices.Reverse(s.Domain.Devices.Interfaces[1:])
@@ -153,6 +159,37 @@ func TestConnected(t *testing.T) {
 	pod.DeletionTimestamp = &metav1.Time{}
 	if got := Connected(vmi, pod); got != nil {
 		t.Errorf("a pod that goes: %v", got)
+	}
+}
+
+// The pod of an instance says which links are down from the beginning, and later that they are up again.
+func TestConnectedLinks(t *testing.T) {
+	vmi := growing()
+	from := wired(t, "pod", "lab")
+	vmi.Spec.Networks, vmi.Spec.Domain.Devices.Interfaces = from.Networks, from.Domain.Devices.Interfaces
+	n := vmi.Spec.Domain.Devices.Interfaces
+	has := func(what string, pod *corev1.Pod, want ...string) {
+		t.Helper()
+		machine, err := contract.ParseMachine(pod.Annotations)
+		if d := diff.Of(want, machine.Hardware.Links); d != "" || err != nil {
+			t.Errorf("%s: %v\n%s", what, err, d)
+		}
+	}
+	pod := Pod(vmi)
+	has("all up", pod)
+	n[1].State = v1.InterfaceStateLinkDown
+	has("down from the beginning", Pod(vmi), "up", "down")
+	for _, step := range []struct {
+		what  string
+		state v1.InterfaceState
+		want  []string
+	}{{"down", v1.InterfaceStateLinkDown, []string{"up", "down"}}, {"up", v1.InterfaceStateLinkUp, []string{"up", "up"}}, {"left out", "", []string{"up", "up"}}, {"absent", v1.InterfaceStateAbsent, []string{"up"}}} {
+		n[1].State = step.state
+		maps.Copy(pod.Annotations, Connected(vmi, pod))
+		has(step.what, pod, step.want...)
+		if again := Connected(vmi, pod); again != nil {
+			t.Errorf("%s, again: %v", step.what, again)
+		}
 	}
 }
 

@@ -106,7 +106,7 @@ func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
 		return asked
 	}
 	first := asked[0]
-	if first.Network == "" && first.Ports == nil && first.MAC == "" && !first.Masquerade.Asked() || n <= 0 {
+	if first.Network == "" && first.Ports == nil && first.MAC == "" && !first.Masquerade.Asked() && !first.LinkDown || n <= 0 {
 		return nil
 	}
 	nics := slices.Repeat([]vm.NICSpec{{Network: first.Network}}, n)

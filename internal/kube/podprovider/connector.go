@@ -16,17 +16,18 @@ import (
 )
 
 // connector gives the pod's running VM an interface on each network that an annotation of the pod names, and takes away those on other networks. The
-// record of the VM says what the guest has. A pod without the annotation says nothing about them.
+// record of the VM says what the guest has. A pod without the annotation says nothing about them. It also sets the links of interfaces down and up.
 type connector struct {
 	base
 	retries retryTasks // by network
 	wrong   string     // the announced error in the annotation
 }
 
-// connectTask is an interface that the VM has to get, or to give back.
+// connectTask is an interface that the VM has to get, or to give back, or whose link is to be set.
 type connectTask struct {
 	want vm.NICSpec
 	away bool
+	link bool
 }
 
 // connectTasks returns what has to be done so that rec has the further interfaces in wants, and none beside them. It is pure. Interfaces on the
@@ -37,7 +38,7 @@ func connectTasks(wants []vm.NICSpec, rec *vm.Record) (out []connectTask) {
 	}
 	for i, n := range rec.NICs {
 		if i > 0 && n.Network != rec.NICs[0].Network && !slices.ContainsFunc(wants, func(w vm.NICSpec) bool { return w.Network == n.Network }) {
-			out = append(out, connectTask{vm.NICSpec{Network: n.Network, MAC: n.MAC}, true})
+			out = append(out, connectTask{want: vm.NICSpec{Network: n.Network, MAC: n.MAC}, away: true})
 		}
 	}
 	plugged := rec.Plugged()
@@ -50,8 +51,24 @@ func connectTasks(wants []vm.NICSpec, rec *vm.Record) (out []connectTask) {
 	return out
 }
 
-func (p *connector) tasks(f facts) []connectTask {
-	if _, asked := f.pod.Annotations[contract.KeyNetworks]; !asked {
+// linkTasks returns the links of rec that are not as they are asked for: links are those of wants, which are all interfaces that the VM is to have. It
+// is pure. An interface that the guest is getting or giving back is left alone.
+func linkTasks(links []string, wants []vm.NICSpec, rec *vm.Record) (out []connectTask) {
+	for i, link := range links[:min(len(links), len(wants))] {
+		for at, n := range rec.NICs {
+			is := (i == 0) == (at == 0) && (i == 0 || n.Network == wants[i].Network) && !slices.Contains(rec.Moving, vm.PlaceOf(rec.NICs, at))
+			if down := link == contract.LinkDown; is && link != "" && n.LinkDown != down {
+				out = append(out, connectTask{want: vm.NICSpec{Network: n.Network, MAC: n.MAC, LinkDown: down}, link: true})
+			}
+		}
+	}
+	return out
+}
+
+func (p *connector) tasks(f facts) (out []connectTask) {
+	_, asked := f.pod.Annotations[contract.KeyNetworks]
+	links := convert.Links(f.pod)
+	if !asked && links == nil {
 		return nil
 	}
 	wrong := ""
@@ -66,7 +83,11 @@ func (p *connector) tasks(f facts) []connectTask {
 	if wrong != "" {
 		return nil
 	}
-	return connectTasks(convert.NICs(f.pod)[1:], f.rec)
+	all := convert.NICs(f.pod)
+	if asked {
+		out = connectTasks(all[1:], f.rec)
+	}
+	return append(out, linkTasks(links, all, f.rec)...)
 }
 
 // due reports whether the worker has something to do for a network, and when.
@@ -87,8 +108,11 @@ func (p *connector) act(ctx context.Context, rec *vm.Record) {
 			continue
 		}
 		op, call := "connect", p.attach
-		if t.away {
+		switch {
+		case t.away:
 			op, call = "disconnect", p.detach
+		case t.link:
+			op, call = "set link", p.setLink
 		}
 		err := call(ctx, rec, t.want)
 		if ctx.Err() != nil {
@@ -127,11 +151,32 @@ func (p *connector) detach(ctx context.Context, rec *vm.Record, want vm.NICSpec)
 	return nil
 }
 
+func (p *connector) setLink(ctx context.Context, rec *vm.Record, want vm.NICSpec) error {
+	got, err := p.vms.SetLink(ctx, string(rec.ID), want.MAC, want.LinkDown)
+	if err != nil {
+		return err
+	}
+	p.network.done(want.Network)
+	p.event(corev1.EventTypeNormal, eventLinkSet, "Set the link of VM %s on network %s %s", p.vmName, want.Network, linkText(want.LinkDown))
+	p.take(got)
+	return nil
+}
+
+func linkText(down bool) string {
+	if down {
+		return contract.LinkDown
+	}
+	return contract.LinkUp
+}
+
 // failed says why t is not done. It is tried again.
 func (p *connector) failed(t connectTask, err error) {
 	what, reason := "attached to", eventConnectFailed
-	if t.away {
+	switch {
+	case t.away:
 		what, reason = "detached from", eventDisconnectFailed
+	case t.link:
+		what, reason = linkText(t.want.LinkDown)+" on", eventLinkFailed
 	}
 	text := fmt.Sprintf("VM %s is not %s network %s yet: %s", p.vmName, what, t.want.Network, err)
 	p.network.fail(t.want.Network, text)

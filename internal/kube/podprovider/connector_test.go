@@ -33,10 +33,10 @@ func TestConnectTasks(t *testing.T) {
 		"no interface at all":    {wants: []vm.NICSpec{lab}, rec: on()},
 		"there":                  {wants: []vm.NICSpec{lab}, rec: on("pods", "lab")},
 		"new ones":               {wants: []vm.NICSpec{lab, dmz}, rec: on("pods"), want: []connectTask{{want: lab}, {want: dmz}}},
-		"away":                   {rec: on("pods", "lab"), want: []connectTask{{vm.NICSpec{Network: "lab", MAC: "b"}, true}}},
-		"one for another":        {wants: []vm.NICSpec{dmz}, rec: on("pods", "lab"), want: []connectTask{{vm.NICSpec{Network: "lab", MAC: "b"}, true}, {want: dmz}}},
+		"away":                   {rec: on("pods", "lab"), want: []connectTask{{want: vm.NICSpec{Network: "lab", MAC: "b"}, away: true}}},
+		"one for another":        {wants: []vm.NICSpec{dmz}, rec: on("pods", "lab"), want: []connectTask{{want: vm.NICSpec{Network: "lab", MAC: "b"}, away: true}, {want: dmz}}},
 		"half there":             {wants: []vm.NICSpec{lab}, rec: moving, want: []connectTask{{want: lab}}},
-		"half away":              {rec: moving, want: []connectTask{{vm.NICSpec{Network: "lab", MAC: "b"}, true}}},
+		"half away":              {rec: moving, want: []connectTask{{want: vm.NICSpec{Network: "lab", MAC: "b"}, away: true}}},
 		"two on that of the pod": {rec: on("pods", "pods")},
 		"only that of the pod":   {wants: []vm.NICSpec{{Network: "pods"}}, rec: on("pods"), want: []connectTask{{want: vm.NICSpec{Network: "pods"}}}},
 	} {
@@ -44,6 +44,67 @@ func TestConnectTasks(t *testing.T) {
 			t.Errorf("%s:\n%s", name, d)
 		}
 	}
+}
+
+func TestLinkTasks(t *testing.T) {
+	rec := &vm.Record{NICs: []vm.NIC{{Network: "pods", MAC: "a"}, {Network: "dmz", MAC: "b", LinkDown: true}, {Network: "lab", MAC: "c"}, {Network: "lan", MAC: "d"}}, Moving: []int{3}}
+	wants := []vm.NICSpec{{}, {Network: "lab"}, {Network: "dmz"}, {Network: "lan"}, {Network: "new"}}
+	task := func(network, mac string, down bool) connectTask {
+		return connectTask{want: vm.NICSpec{Network: network, MAC: mac, LinkDown: down}, link: true}
+	}
+	for name, c := range map[string]struct {
+		links []string
+		want  []connectTask
+	}{
+		"nothing":           {},
+		"as it is":          {links: []string{"up", "", "down"}},
+		"the first down":    {links: []string{"down"}, want: []connectTask{task("pods", "a", true)}},
+		"by their networks": {links: []string{"", "down", "up"}, want: []connectTask{task("lab", "c", true), task("dmz", "b", false)}},
+		"half there":        {links: []string{"", "", "", "down"}},
+		"not there":         {links: []string{"", "", "", "", "down", "down"}},
+	} {
+		if d := diff.Of(c.want, linkTasks(c.links, wants, rec)); d != "" {
+			t.Errorf("%s:\n%s", name, d)
+		}
+	}
+}
+
+// TestLinks: a link goes down and up with the annotation, of which the status of the network tells.
+func TestLinks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t, newEngine())
+		defer func() { w.stop() }()
+		first := pod()
+		first.Annotations = map[string]string{contract.KeyNetworks: "lab", contract.KeyHardware: `{"links": ["", "down"]}`}
+		w.create(first)
+		expect(t, w.after(5*time.Second), "Running running ready")
+		has := func(p *corev1.Pod, want ...string) {
+			t.Helper()
+			var have []string
+			for _, n := range contract.ParseNetworkStatus(p.Annotations) {
+				have = append(have, n.Link)
+			}
+			if d := diff.Of(want, have); d != "" {
+				t.Errorf("the links are:\n%s", d)
+			}
+		}
+		has(w.after(5*time.Second), "", "down")
+		w.annotate(contract.KeyHardware, `{"links": ["down", "up"]}`)
+		has(w.after(5*time.Second), "down", "")
+		w.expectTold("Normal LinkSet Set the link of VM " + vmName + " on network lab up")
+		w.annotate(contract.KeyHardware, `{"links": ["sideways"]}`)
+		p := w.after(time.Minute)
+		has(p, "down", "")
+		if c := condition(p, contract.ConditionNetworks); c.Status != corev1.ConditionFalse || !strings.Contains(c.Message, `links[0]: Unsupported value: "sideways"`) {
+			t.Errorf("with a wrong annotation the condition is %+v", c)
+		}
+		w.annotate(contract.KeyHardware, "") // then the pod says nothing of links
+		has(w.after(time.Minute), "down", "")
+		writes := w.writes()
+		if has(w.after(time.Hour), "down", ""); w.writes() != writes {
+			t.Errorf("%d writes in an hour", w.writes()-writes)
+		}
+	})
 }
 
 // TestConnect: a network that the annotation gains is attached, one that it loses is detached, and what stands against it is told.

@@ -68,6 +68,8 @@ const (
 	eventConnectFailed       = "NetworkAttachFailed"
 	eventDisconnected        = "NetworkDetached"
 	eventDisconnectFailed    = "NetworkDetachFailed"
+	eventLinkSet             = "LinkSet"
+	eventLinkFailed          = "LinkSetFailed"
 	eventRebooted            = "Rebooted"
 	eventRebootFailed        = "RebootFailed"
 	eventUnpaused            = "Unpaused"

@@ -140,7 +140,7 @@ func (e *engine) Launch(ctx context.Context, spec vm.Spec) (vm.Record, error) {
 		NICs: []vm.NIC{{MAC: fmt.Sprintf("02:00:00:00:00:%02x", e.nextIP), IP: fmt.Sprintf("10.0.0.%d", e.nextIP), IPv6: fmt.Sprintf("fd00::%x", e.nextIP)}},
 	}
 	for i := 1; i < len(spec.NICs); i++ {
-		r.NICs = append(r.NICs, vm.NIC{Network: spec.NICs[i].Network, MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", i, e.nextIP)})
+		r.NICs = append(r.NICs, vm.NIC{Network: spec.NICs[i].Network, MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", i, e.nextIP), LinkDown: spec.NICs[i].LinkDown})
 	}
 	for _, c := range spec.Containers {
 		r.Containers = append(r.Containers, vm.ContainerRecord{Name: c.Name, ImageDigest: "sha256:abc", Root: c.Root})

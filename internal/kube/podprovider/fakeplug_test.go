@@ -57,7 +57,7 @@ func (e *engine) AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm
 			return errdefs.Invalidf("no network is called %q", want.Network)
 		}
 		if !slices.ContainsFunc(r.NICs[1:], func(n vm.NIC) bool { return n.Network == want.Network }) {
-			r.NICs = append(slices.Clip(r.NICs), vm.NIC{Network: want.Network, MAC: cmp.Or(want.MAC, "02:00:00:00:00:"+want.Network), IP: "10.7.0.2"})
+			r.NICs = append(slices.Clip(r.NICs), vm.NIC{Network: want.Network, MAC: cmp.Or(want.MAC, "02:00:00:00:00:"+want.Network), IP: "10.7.0.2", LinkDown: want.LinkDown})
 		}
 		return nil
 	})
@@ -71,6 +71,16 @@ func (e *engine) DetachNIC(ctx context.Context, ref, nic string) (vm.Record, err
 		}
 		r.NICs = slices.Delete(slices.Clone(r.NICs), i, i+1)
 		return nil
+	})
+}
+
+func (e *engine) SetLink(ctx context.Context, ref, nic string, down bool) (vm.Record, error) {
+	return e.plug(ctx, fmt.Sprintf("link %s down %v", nic, down), ref, func(r *vm.Record) error {
+		i, err := r.Spec.NICBy(nic, r.NICs)
+		if err == nil {
+			*r = r.WithLink(i, down)
+		}
+		return err
 	})
 }
 

@@ -84,6 +84,8 @@ type nicPlugger interface {
 	// away that on a network, or with a hardware address; NotFound if the VM does not have it.
 	AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error)
 	DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error)
+	// SetLink sets the link of the interface with a hardware address down, or up; NotFound if the VM does not have it.
+	SetLink(ctx context.Context, ref, nic string, down bool) (vm.Record, error)
 }
 
 type puller interface {

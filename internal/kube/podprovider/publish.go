@@ -229,6 +229,9 @@ func networkStatus(f facts, ip string) string {
 		if i > 0 {
 			ip = nic.IP
 		}
+		if nic.LinkDown {
+			n.Link = contract.LinkDown
+		}
 		for _, address := range []string{ip, nic.IPv6} {
 			if address != "" {
 				n.IPs = append(n.IPs, address)

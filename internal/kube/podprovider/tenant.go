@@ -135,6 +135,10 @@ func (v ownMachines) DetachNIC(ctx context.Context, ref, nic string) (vm.Record,
 	return v.r.DetachNIC(vm.OnBehalf(ctx, v.o), ref, nic)
 }
 
+func (v ownMachines) SetLink(ctx context.Context, ref, nic string, down bool) (vm.Record, error) {
+	return v.r.SetLink(vm.OnBehalf(ctx, v.o), ref, nic, down)
+}
+
 func (v ownMachines) Remove(ctx context.Context, ref string, force bool) error {
 	return v.r.Remove(vm.OnBehalf(ctx, v.o), ref, force)
 }

@@ -40,6 +40,7 @@ type plugger interface {
 	DumpMemory(ctx context.Context, ref, volume, file string) error
 	AttachNIC(ctx context.Context, ref string, want vm.NICSpec) (vm.Record, error)
 	DetachNIC(ctx context.Context, ref, nic string) (vm.Record, error)
+	SetLink(ctx context.Context, ref, nic string, down bool) (vm.Record, error)
 }
 
 type watcher interface {
@@ -164,6 +165,9 @@ func plugs(ctx context.Context, t T, r plugger) {
 		}
 		if _, err := r.DetachNIC(ctx, of, "none"); !errdefs.IsNotFound(err) {
 			t.Errorf("an interface that %s does not have is taken away: %v", of, err)
+		}
+		if _, err := r.SetLink(ctx, of, "none", true); !errdefs.IsNotFound(err) {
+			t.Errorf("the link of an interface that %s does not have: %v", of, err)
 		}
 		if _, err := r.DetachVolume(ctx, of, "none"); !errdefs.IsNotFound(err) {
 			t.Errorf("a volume that %s does not have is taken away: %v", of, err)
