@@ -105,6 +105,10 @@ const ConditionAgent = PrefixVM + "AgentConnected"
 // reason when it refuses them. A pod without that annotation lacks it, and so does a pod whose agent has not answered yet.
 const ConditionLogins = PrefixVM + "LoginsSynchronized"
 
+// ConditionFrozen is the condition of a pod that is True while the file systems of its guest are frozen on request. A pod whose guest was never frozen
+// lacks it.
+const ConditionFrozen = PrefixVM + "Frozen"
+
 // ConditionNetworks is the condition of a pod that is False, with the reason, while its running VM cannot be attached to a network that KeyNetworks
 // names, or detached from one that it does not name any more. A pod for which that never failed lacks it.
 const ConditionNetworks = PrefixVM + "NetworksSynchronized"

@@ -223,14 +223,14 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 	if !r.StartedAt.IsZero() {
 		r.Restarts++
 	}
-	r.State, r.Handle, r.PID, r.StartedAt, r.Paused = vm.StateRunning, handle, pid, at, ""
+	r.State, r.Handle, r.PID, r.StartedAt, r.Paused, r.Frozen = vm.StateRunning, handle, pid, at, "", false
 	r.FirstBooted = true
 	r.AgentReady, r.ExitCode, r.Reason, r.Message = false, nil, "", ""
 }
 
 // stopped changes r to the record of a VM whose process has ended.
 func stopped(r *vm.Record, how ending, at time.Time) {
-	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused, r.CID = vm.StateStopped, nil, 0, false, at, "", 0
+	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused, r.Frozen, r.CID = vm.StateStopped, nil, 0, false, at, "", false, 0
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
 	r.Ephemeral, r.Disks = endedWith(r.Ephemeral, at), withoutPlugged(r.Disks)
 	r.Spec, r.Moving = r.Spec.Booted(), nil

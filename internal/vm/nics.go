@@ -9,6 +9,55 @@ import (
 // MaxNICs is how many interfaces a VM can have while it runs, if it gets some later.
 const MaxNICs = 9
 
+// NICSpec asks for one network interface.
+type NICSpec struct {
+	Network string `json:"network,omitempty"` // "" is the node's default network
+	MAC     string `json:"mac,omitempty"`     // "" lets the network choose the MAC, which is stable for the VM's name
+
+	Ports []PortMapping `json:"ports,omitempty"` // of the host; they lead to the guest while it runs
+
+	// Policed guests exchange packets only with their host until somebody sets their policies, where the network can enforce
+	// policies.
+	Policed bool `json:"policed,omitempty"`
+
+	Masquerade Masquerade `json:"masquerade,omitzero"`
+
+	// Place stays while other interfaces come and go: its addresses and its device follow from it. 0: its position in the list. The VM
+	// sets it.
+	Place int `json:"place,omitempty"`
+
+	LinkDown bool `json:"link_down,omitempty"` // the guest sees no carrier, and no packet passes
+}
+
+// NIC is a network interface that exists: the network made it, the driver plugs it, the guest agent configures it.
+type NIC struct {
+	Network string   `json:"network"`
+	Tap     string   `json:"tap"`             // link name on the host
+	NetNS   string   `json:"netns,omitempty"` // path of the network namespace that holds Tap; "": that of cocoond
+	MAC     string   `json:"mac"`
+	IP      string   `json:"ip,omitempty"`      // "" when not known (yet)
+	Prefix  int      `json:"prefix,omitempty"`  // length of the network prefix in bits
+	Gateway string   `json:"gateway,omitempty"` // "" if none
+	IPv6    string   `json:"ipv6,omitempty"`    // in addition to IP: one of Addresses, or formed by the guest from its MAC and a router's prefix; "" if none
+	DNS     []string `json:"dns,omitempty"`
+	MTU     int      `json:"mtu,omitempty"` // bytes; 0 is the guest's default
+	DHCP    bool     `json:"dhcp"`          // a DHCP server on this network answers with the same IP, and a DHCPv6 server if there are Addresses
+
+	Addresses []string `json:"addresses,omitempty"` // CIDR; set by the guest itself, in addition to IP
+	Routes    []Route  `json:"routes,omitempty"`    // in addition to the route to Gateway
+
+	Inside Inside `json:"inside,omitzero"` // what a masqueraded guest has instead of IP, IPv6, Addresses and Routes
+	Place  int    `json:"place,omitempty"` // as in NICSpec
+
+	LinkDown bool `json:"link_down,omitempty"` // as in NICSpec, of the device that is there
+}
+
+// Route is one route of a guest.
+type Route struct {
+	To  string `json:"to"`            // CIDR
+	Via string `json:"via,omitempty"` // "" for a destination on the link
+}
+
 // PlaceOf returns the place of the i-th of nics: that on record, or else its position.
 func PlaceOf(nics []NIC, i int) int {
 	if p := nics[i].Place; p != 0 {

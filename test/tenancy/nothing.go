@@ -13,13 +13,13 @@ var nothing = map[string]string{
 	"KeyVirtletUserData": document, "KeyVirtletUserDataOverwrite": word, "KeyVirtletUserDataScript": document, "KeyVirtletUserDataKey": "a key of the source",
 	"KeyVirtletUserDataEncoding": word, "KeyVirtletSSHKeys": document, "KeyVirtletForceDHCP": word, "MountScript": document,
 	"EncodingPlain": word, "EncodingBase64": word, "StickyWait": word, "StickyNever": word, "StickyScheduler": "the name of a profile",
-	"KeyPaused": word, "KeyReboot": "a word, and an ID that only tells requests for the VM of the pod apart",
+	"KeyPaused": word, "LinkUp": word, "LinkDown": word, "KeyReboot": "a word, and an ID that only tells requests for the VM of the pod apart",
 	"RoleSubAgent": word, "RoleToolbox": word,
 
 	// What the node or the manager writes. It is read from a pod only to show it.
 	"KeyPostCloneHint": told, "KeyLifecycleState": told, "KeyLifecycleObserved": told, "KeyLifecycleMessage": told,
 	"CommandPing": word, "KeyNetworkStatus": told, "NetworkStatusText": "the text of KeyNetworkStatus", "NetworkName": "a name in KeyNetworks",
-	"KeyCID": told, "CIDText": "the text of KeyCID", "KeyRebooted": told, "ConditionPaused": told, "ConditionAgent": told, "ConditionLogins": told, "ConditionNetworks": told,
+	"KeyCID": told, "CIDText": "the text of KeyCID", "KeyRebooted": told, "ConditionPaused": told, "ConditionFrozen": told, "ConditionAgent": told, "ConditionLogins": told, "ConditionNetworks": told,
 	"KeyDeadLetter": told, "KeyRebuildHistory": told,
 	"KeyDeleteVMNames": "names of VMs of the set's namespace, in whose repositories alone tags are collected",
 

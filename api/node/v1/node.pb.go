@@ -5000,6 +5000,7 @@ type Record struct {
 	Attached      []*AttachedVolume      `protobuf:"bytes,41,rep,name=attached,proto3" json:"attached,omitempty"`                             // those of the spec that are disks, in their order
 	Cid           uint32                 `protobuf:"varint,43,opt,name=cid,proto3" json:"cid,omitempty"`                                      // context id of the guest's virtio socket while it runs; 0: it has none
 	Paused        string                 `protobuf:"bytes,42,opt,name=paused,proto3" json:"paused,omitempty"`                                 // why the guest of a running VM does not run: start, request; empty: nobody has paused it
+	Frozen        bool                   `protobuf:"varint,45,opt,name=frozen,proto3" json:"frozen,omitempty"`                                // somebody has asked to freeze the file systems of the running guest
 	Moving        []int64                `protobuf:"varint,44,rep,packed,name=moving,proto3" json:"moving,omitempty"`                         // places of interfaces that the running guest is getting or giving back
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5271,6 +5272,13 @@ func (x *Record) GetPaused() string {
 		return x.Paused
 	}
 	return ""
+}
+
+func (x *Record) GetFrozen() bool {
+	if x != nil {
+		return x.Frozen
+	}
+	return false
 }
 
 func (x *Record) GetMoving() []int64 {
@@ -15205,7 +15213,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\ahost_ip\x18\x02 \x01(\tR\x06hostIp\x12\x1b\n" +
 	"\thost_port\x18\x03 \x01(\rR\bhostPort\x12\x1d\n" +
 	"\n" +
-	"guest_port\x18\x04 \x01(\rR\tguestPort\"\xea\t\n" +
+	"guest_port\x18\x04 \x01(\rR\tguestPort\"\x82\n" +
+	"\n" +
 	"\x06Record\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x04spec\x18\x02 \x01(\v2\x14.cocoon.node.v1.SpecR\x04spec\x12\x14\n" +
@@ -15246,6 +15255,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\battached\x18) \x03(\v2\x1e.cocoon.node.v1.AttachedVolumeR\battached\x12\x10\n" +
 	"\x03cid\x18+ \x01(\rR\x03cid\x12\x16\n" +
 	"\x06paused\x18* \x01(\tR\x06paused\x12\x16\n" +
+	"\x06frozen\x18- \x01(\bR\x06frozen\x12\x16\n" +
 	"\x06moving\x18, \x03(\x03R\x06movingB\f\n" +
 	"\n" +
 	"_exit_code\"s\n" +

@@ -8,6 +8,7 @@ import (
 	"cocoonstack.io/cocoon/internal/engine/process"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // thawLimit is how long a guest may take to thaw, thawPause the time until it is tried again.
@@ -54,6 +55,7 @@ func (l *Link) Freeze(ctx context.Context, agent guest.Freezer, most time.Durati
 	h := &hold{moved: make(chan struct{}, 1), over: make(chan struct{})}
 	h.until.Store(until)
 	l.freeze.held = h
+	l.noteFrozen(ctx, true)
 	spawn(func(ctx context.Context) { l.expire(ctx, h) })
 	return nil
 }
@@ -115,7 +117,18 @@ func (l *Link) Thaw(ctx context.Context) (held bool, err error) {
 	l.freeze.held = nil
 	close(h.over)
 	l.freeze.users.Add(-1)
+	l.noteFrozen(ctx, false)
 	return n > 0, nil // a guest that somebody has thawed, or that has started again, has none
+}
+
+// noteFrozen records whether somebody has the guest's file systems frozen. A freeze does not fail for it.
+func (l *Link) noteFrozen(ctx context.Context, frozen bool) {
+	if l.vm.Record().Frozen == frozen {
+		return
+	}
+	if _, err := l.vm.Update(ctx, func(r *vm.Record) { r.Frozen = frozen && r.State == vm.StateRunning }); err != nil {
+		l.cfg.Log.Warn("freeze or thaw not recorded", "vm", l.proc.ID, "err", err)
+	}
 }
 
 // Still lets the caller freeze the guest's file systems and thaw them until it calls done. frozen reports that somebody has them frozen already,
@@ -144,9 +157,15 @@ func (l *Link) thawLeft(ctx context.Context, agent guest.Agent) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, thawLimit)
 	defer cancel()
-	if frozen, err := reporter.Frozen(ctx); err != nil || !frozen {
+	frozen, err := reporter.Frozen(ctx)
+	if err == nil && !frozen {
+		l.noteFrozen(ctx, false)
+	}
+	if err != nil || !frozen {
 		return // also an agent whose operator allows none of it
 	}
-	_, err := reporter.Thaw(ctx)
+	if _, err = reporter.Thaw(ctx); err == nil {
+		l.noteFrozen(ctx, false)
+	}
 	l.cfg.Log.Warn("file systems of guest thawed that an earlier process left frozen", "vm", l.proc.ID, "err", err)
 }

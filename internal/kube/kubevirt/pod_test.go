@@ -347,6 +347,15 @@ func TestObserve(t *testing.T) {
 			t.Errorf("the pod's agent is %s, that of the instance %q", agent, got)
 		}
 	}
+	for frozen, want := range map[corev1.ConditionStatus]string{corev1.ConditionTrue: "frozen", corev1.ConditionFalse: ""} {
+		s = look(func() {
+			pod.Status = *running.DeepCopy()
+			pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: contract.ConditionFrozen, Status: frozen})
+		})
+		if s.FSFreezeStatus != want {
+			t.Errorf("the pod is frozen %s, the file systems of the instance are %q", frozen, s.FSFreezeStatus)
+		}
+	}
 	for _, logins := range []corev1.ConditionStatus{corev1.ConditionTrue, corev1.ConditionFalse, ""} {
 		look(func() {
 			pod.Status = *running.DeepCopy()

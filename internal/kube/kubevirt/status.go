@@ -21,6 +21,9 @@ const (
 	ReasonPausedByUser = "PausedByUser"      // Paused
 )
 
+// FSFrozen is the value of status.fsFreezeStatus while the file systems of the guest are frozen.
+const FSFrozen = "frozen"
+
 // Quiet is how long after the creation of an instance the steps until its guest runs are not told. A guest that is up until then costs one write
 // of the instance and one of its machine. Times of the API have whole seconds.
 const Quiet = 2 * time.Second
@@ -69,6 +72,10 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 		set(&s, v1.VirtualMachineInstancePaused, true, ReasonPausedByUser, "VMI was paused by user", now)
 	} else {
 		drop(&s, v1.VirtualMachineInstancePaused)
+	}
+	s.FSFreezeStatus = ""
+	if condition(pod, contract.ConditionFrozen).Status == corev1.ConditionTrue {
+		s.FSFreezeStatus = FSFrozen
 	}
 	if condition(pod, contract.ConditionAgent).Status == corev1.ConditionTrue {
 		set(&s, v1.VirtualMachineInstanceAgentConnected, true, "", "", now)

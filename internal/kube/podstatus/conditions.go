@@ -111,6 +111,9 @@ func (v View) conditions(s corev1.PodStatus, prev []corev1.PodCondition, now tim
 	} else if slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionNetworks }) {
 		set(contract.ConditionNetworks, true, "", "")
 	}
+	if frozen := Up(v.Record) && v.Record.Frozen; frozen || slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionFrozen }) {
+		set(contract.ConditionFrozen, frozen, "", "")
+	}
 	if Paused(v.Record) {
 		set(contract.ConditionPaused, true, ReasonPaused, pausedText(v.Record))
 	} else if slices.ContainsFunc(prev, func(c corev1.PodCondition) bool { return c.Type == contract.ConditionPaused }) {
