@@ -74,6 +74,7 @@ const (
 	KeyID                 = PrefixVM + "id"
 	KeyIP                 = PrefixVM + "ip"
 	KeyCID                = PrefixVM + "vsock-cid"
+	KeyKernelSums         = PrefixVM + "kernel-checksums"
 	KeyVNCPort            = PrefixVM + "vnc-port"
 	KeyPostCloneHint      = PrefixVM + "post-clone-hint"
 	KeyLifecycleState     = PrefixVM + "lifecycle-state"
@@ -120,7 +121,7 @@ const CommandPing = PrefixVM + "guest-agent-ping"
 // NodeAnnotations are the annotations that the node of a pod writes. A node must not change any other annotation of ours;
 // deploy/vk-cocoon/policy.yaml enforces this.
 func NodeAnnotations() []string {
-	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage, KeyRebooted, KeyPlugged, KeyMemoryDumped, KeyCID}
+	return []string{KeyID, KeyIP, KeyVNCPort, KeyPostCloneHint, KeyLifecycleState, KeyLifecycleObserved, KeyLifecycleMessage, KeyRebooted, KeyPlugged, KeyMemoryDumped, KeyCID, KeyKernelSums}
 }
 
 // The taint of a virtual node. A pod uses the same key in its toleration.

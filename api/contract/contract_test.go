@@ -89,6 +89,7 @@ func TestParseOfNothing(t *testing.T) {
 // For any annotations, parsing must not panic, and the parsed values must survive Apply and a second parse.
 func FuzzParse(f *testing.F) {
 	f.Add("vm", "10Gi", "run", "linux", "true", "8080", "/srv/x", "10.0.0.1")
+	f.Add("4294967295,1", "1Gi", "run", "linux", "true", "1", "/", "::1")
 	f.Add("", "1e3", "", "", "", "0", "", "::1")
 	f.Add("\x00", "9223372036854775807Ei", "RUN", " ", "false", "+1", "/a/../b", "fe80::1%eth0")
 	f.Fuzz(func(t *testing.T, name, storage, mode, os, flag, port, dir, ip string) {
@@ -112,6 +113,10 @@ func FuzzParse(f *testing.F) {
 		again.Storage, s.Storage = resource.Quantity{}, resource.Quantity{}
 		if d := diff.Of(s, again); d != "" {
 			t.Fatalf("read back: %s", d)
+		}
+		kernel, initrd := KernelSums(map[string]string{KeyKernelSums: name})
+		if k, i := KernelSums(map[string]string{KeyKernelSums: KernelSumsText(kernel, initrd)}); k != kernel || i != initrd {
+			t.Fatalf("%q: the checksums %d and %d become %d and %d", name, kernel, initrd, k, i)
 		}
 		rt, _ := ParseVMRuntime(in)
 		out = map[string]string{}

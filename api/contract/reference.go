@@ -53,6 +53,7 @@ func Reference() []Entry {
 		{KeyAllowScaleDown, "true", "user", "on a Deployment or StatefulSet of VMs: it may be scaled down"},
 		{KeyID, "", "node", "id of the VM"},
 		{KeyIP, "IP address", "node", "address of the guest"},
+		{KeyKernelSums, "number,number", "node", "checksums of the kernel and the initrd that the guest boots instead of a disk (CRC-32 of IEEE); 0: not known, or none"},
 		{KeyCID, "number", "node", "context id of the guest's virtio socket on the node, while it runs"},
 		{KeyVNCPort, "1-65535", "operator", "VNC port of a static VM; never 0"},
 		{KeyPostCloneHint, "base64", "node", "shell commands that set the identity of a clone without an agent"},

@@ -1,8 +1,10 @@
 package contract
 
 import (
+	"fmt"
 	"net/netip"
 	"strconv"
+	"strings"
 )
 
 // VMRuntime is what the node reports about a VM in its pod's annotations.
@@ -47,6 +49,25 @@ func CIDText(cid uint32) string {
 		return ""
 	}
 	return strconv.FormatUint(uint64(cid), 10)
+}
+
+// KernelSums returns the checksums of the kernel and the initrd of the guest that the node reports; 0: not known, or none.
+func KernelSums(annotations map[string]string) (kernel, initrd uint32) {
+	first, second, _ := strings.Cut(annotations[KeyKernelSums], ",")
+	k, err := strconv.ParseUint(first, 10, 32)
+	i, err2 := strconv.ParseUint(second, 10, 32)
+	if err != nil || err2 != nil {
+		return 0, 0
+	}
+	return uint32(k), uint32(i)
+}
+
+// KernelSumsText returns the value of KeyKernelSums; "" for none.
+func KernelSumsText(kernel, initrd uint32) string {
+	if kernel == 0 && initrd == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d,%d", kernel, initrd)
 }
 
 // Apply writes rt to annotations: keys of empty fields are removed.

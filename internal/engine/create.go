@@ -195,7 +195,8 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 			return outcome{}, err
 		}
 	}
-	if err := c.layKernel(ctx, r); err != nil {
+	sums, err := c.layKernel(ctx, r)
+	if err != nil {
 		return outcome{}, err
 	}
 	planned := r.Clone()
@@ -225,6 +226,7 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	}
 	return outcome{change: func(r *vm.Record) {
 		r.Disks, r.NICs, r.Containers, r.ImageVolumes, r.Attached = seeded, nics, planned.Containers, planned.ImageVolumes, has.attached
+		r.KernelSums = sums
 	}}, nil
 }
 

@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"hash/crc32"
 	"os"
 	"sync"
 	"testing"
@@ -67,8 +68,12 @@ func TestKernel(t *testing.T) {
 	var b boots
 	r, ctx := newRig(t, b.watch), t.Context()
 	want := [3]string{enginetest.KernelFiles["/boot/vmlinuz"], enginetest.KernelFiles["/boot/initrd"], "a=b"}
+	sums := vm.KernelSums{Kernel: crc32.ChecksumIEEE([]byte(want[0])), Initrd: crc32.ChecksumIEEE([]byte(want[1]))}
 	boot := func(what string) {
 		t.Helper()
+		if d := diff.Of(sums, r.must(r.Inspect(ctx, "web")).KernelSums); d != "" {
+			t.Errorf("%s: checksums: %s", what, d)
+		}
 		if d := diff.Of(want, b.loaded(t)); d != "" {
 			t.Errorf("%s: %s", what, d)
 		}

@@ -58,7 +58,8 @@ func (s *start) attach(ctx context.Context) (outcome, error) {
 	if err := s.dirs.make(s.id); err != nil { // a reboot of the host removes the runtime folder
 		return outcome{}, err
 	}
-	if err := s.layKernel(ctx, r); err != nil {
+	sums, err := s.layKernel(ctx, r)
+	if err != nil {
 		return outcome{}, err
 	}
 	nics, err := s.nics.attach(ctx, r, &s.back, false)
@@ -78,6 +79,7 @@ func (s *start) attach(ctx context.Context) (outcome, error) {
 	}
 	return outcome{change: func(r *vm.Record) {
 		r.Boot, r.NICs, r.Disks, r.Attached = boot, nics, has.disks, has.attached
+		r.KernelSums = sums
 		r.Resume, r.Cloned = nil, false // a guest that boots has no identity of another VM
 	}}, nil
 }

@@ -350,6 +350,8 @@ type Record struct {
 	Paused Paused `json:"paused,omitempty"` // why the guest of a running VM does not run; "": nobody has paused it
 	Frozen bool   `json:"frozen,omitempty"` // somebody has asked to freeze the file systems of the running guest, and nobody has thawed them yet
 
+	KernelSums KernelSums `json:"kernel_sums,omitzero"` // of the files that Spec.Kernel names
+
 	Snapshot    string   `json:"snapshot,omitempty"`     // id of the snapshot it was cloned from or, while hibernated, of the one that holds it
 	SnapshotIDs []string `json:"snapshot_ids,omitempty"` // of the snapshots taken of it, the oldest first
 	Resume      *Resume  `json:"resume,omitempty"`       // what the agent must still do after a resume from saved state; nil: nothing
@@ -380,6 +382,12 @@ type Resume struct {
 	Fresh       bool     `json:"fresh,omitempty"`         // the state was saved before the guest was set up after its boot
 	Storage     int64    `json:"storage,omitempty"`       // bytes of the writable disk, if it has grown since the state was saved
 	Volumes     []string `json:"volumes,omitempty"`       // those of Record.Attached that have grown since the state was saved, by name
+}
+
+// KernelSums are checksums of the kernel and the initrd that a guest boots: CRC-32 with the polynomial of IEEE. 0: not known, or there is no such file.
+type KernelSums struct {
+	Kernel uint32 `json:"kernel,omitempty"`
+	Initrd uint32 `json:"initrd,omitempty"`
 }
 
 // OfDisk reports whether the reason of a running VM is a fault of its disks.

@@ -19,7 +19,7 @@ var nothing = map[string]string{
 	// What the node or the manager writes. It is read from a pod only to show it.
 	"KeyPostCloneHint": told, "KeyLifecycleState": told, "KeyLifecycleObserved": told, "KeyLifecycleMessage": told,
 	"CommandPing": word, "KeyNetworkStatus": told, "NetworkStatusText": "the text of KeyNetworkStatus", "NetworkName": "a name in KeyNetworks",
-	"KeyCID": told, "CIDText": "the text of KeyCID", "KeyRebooted": told, "ConditionPaused": told, "ConditionFrozen": told, "ConditionAgent": told, "ConditionLogins": told, "ConditionNetworks": told,
+	"KeyCID": told, "CIDText": "the text of KeyCID", "KeyKernelSums": told, "KernelSumsText": "the text of KeyKernelSums", "KeyRebooted": told, "ConditionPaused": told, "ConditionFrozen": told, "ConditionAgent": told, "ConditionLogins": told, "ConditionNetworks": told,
 	"KeyDeadLetter": told, "KeyRebuildHistory": told,
 	"KeyDeleteVMNames": "names of VMs of the set's namespace, in whose repositories alone tags are collected",
 

@@ -101,3 +101,19 @@ func (c *check) kernelBoot(firmware *field.Path) {
 		}
 	}
 }
+
+// kernelBootStatus returns the checksums of what the guest boots instead of a disk; nil if none is known.
+func kernelBootStatus(pod *corev1.Pod) *v1.KernelBootStatus {
+	kernel, initrd := contract.KernelSums(pod.Annotations)
+	if kernel == 0 && initrd == 0 {
+		return nil
+	}
+	out := &v1.KernelBootStatus{}
+	if kernel != 0 {
+		out.KernelInfo = &v1.KernelInfo{Checksum: kernel}
+	}
+	if initrd != 0 {
+		out.InitrdInfo = &v1.InitrdInfo{Checksum: initrd}
+	}
+	return out
+}

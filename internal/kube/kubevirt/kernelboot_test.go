@@ -2,11 +2,13 @@ package kubevirt
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	v1 "kubevirt.io/api/core/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
@@ -68,5 +70,25 @@ func TestKernelBoot(t *testing.T) {
 		if secrets := pod.Spec.ImagePullSecrets; len(secrets) != 1 || secrets[0].Name != "mine" {
 			t.Errorf("%s: secrets %v", what, secrets)
 		}
+	}
+}
+
+// The status has the checksums that the node tells.
+func TestKernelBootStatus(t *testing.T) {
+	info := func(kernel, initrd uint32) *v1.KernelBootStatus {
+		return &v1.KernelBootStatus{KernelInfo: &v1.KernelInfo{Checksum: kernel}, InitrdInfo: &v1.InitrdInfo{Checksum: initrd}}
+	}
+	only := info(7, 0)
+	only.InitrdInfo = nil
+	i := vmi(t, "web")
+	pod := Pod(i)
+	for text, want := range map[string]*v1.KernelBootStatus{"4294967295,8": info(4294967295, 8), "7,0": only, "": nil, "7": nil, "x,8": nil, "-1,8": nil, "4294967296,1": nil, "1,2,3": nil} {
+		pod.Annotations[contract.KeyKernelSums] = text
+		if d := diff.Of(want, Observe(i, pod, time.Now()).KernelBootStatus); d != "" {
+			t.Errorf("%q: %s", text, d)
+		}
+	}
+	if text := contract.KernelSumsText(4294967295, 8); text != "4294967295,8" {
+		t.Errorf("the text is %q", text)
 	}
 }

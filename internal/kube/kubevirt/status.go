@@ -57,6 +57,7 @@ func Observe(vmi *v1.VirtualMachineInstance, pod *corev1.Pod, now time.Time) v1.
 	observeSize(&s, vmi, pod, now)
 	s.Interfaces = interfaces(&vmi.Spec, pod)
 	s.VolumeStatus = append(hotplugged(pod), dumps(vmi, pod)...)
+	s.KernelBootStatus = kernelBootStatus(pod)
 	s.VSOCKCID = nil
 	if cid := contract.VSOCKCID(pod.Annotations); cid != 0 {
 		s.VSOCKCID = &cid

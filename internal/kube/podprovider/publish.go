@@ -209,6 +209,7 @@ func (r *report) annotations(f facts, ip string) map[string]string {
 	}
 	if f.rec != nil {
 		a[contract.KeyCID] = contract.CIDText(f.rec.CID)
+		a[contract.KeyKernelSums] = contract.KernelSumsText(f.rec.KernelSums.Kernel, f.rec.KernelSums.Initrd)
 	}
 	a[contract.KeyPlugged] = contract.PluggedText(r.plugged)
 	if hint, known := r.hint(f); known {
