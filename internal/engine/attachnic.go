@@ -30,7 +30,7 @@ func (m *machine) attachNIC(ctx context.Context, want vm.NICSpec) (vm.Record, er
 	if err != nil {
 		return r, err
 	}
-	want = vm.NICSpec{Network: n.Name(), MAC: want.MAC, Policed: len(r.Spec.NICs) > 0 && r.Spec.NICs[0].Policed}
+	want = vm.NICSpec{Network: n.Name(), MAC: want.MAC, Policed: len(r.Spec.NICs) > 0 && r.Spec.NICs[0].Policed, LinkDown: want.LinkDown}
 	if want.MAC != "" {
 		if err := vm.ValidateMAC(want.MAC); err != nil {
 			return r, err

@@ -122,6 +122,13 @@ func TestSetLink(t *testing.T) {
 	has("stopped", false, false)
 	r.must(r.Start(ctx, "web"))
 	has("started", false, false)
+	if _, err := r.DetachNIC(ctx, "web", "lab"); err != nil {
+		t.Fatal(err)
+	}
+	if err := plugDown(ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	has("attached with its link down", false, true)
 	two := spec("two")
 	two.NICs = []vm.NICSpec{{}, {}}
 	r.must(r.Launch(ctx, two))

@@ -45,8 +45,8 @@ const (
 	FirmwareUEFI Firmware = "uefi"
 )
 
-// Spec is what the user asked for. Once the VM exists, only its size, the resources of its containers, its volumes of kind VolumeDisk and its
-// further interfaces change.
+// Spec is what the user asked for. Once the VM exists, only its size, the resources of its containers, its volumes of kind VolumeDisk, its
+// further interfaces and the links of all change.
 type Spec struct {
 	Name      string            `json:"name"`
 	Labels    map[string]string `json:"labels,omitempty"`  // opaque to the engine; doors keep their own keys here

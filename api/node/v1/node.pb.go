@@ -4112,7 +4112,7 @@ func (x *DetachVolumeRequest) GetVolume() string {
 type AttachNICRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
-	Nic           *NICSpec               `protobuf:"bytes,2,opt,name=nic,proto3" json:"nic,omitempty"` // its network and its mac count
+	Nic           *NICSpec               `protobuf:"bytes,2,opt,name=nic,proto3" json:"nic,omitempty"` // its network, mac and link_down count
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
