@@ -55,7 +55,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.bridge, "bridge", "", "the network whose bridge is `LINK`, instead of --network")
 	cmd.MarkFlagsMutuallyExclusive("network", "bridge")
 	fs.StringArrayVarP(&f.publish, "publish", "p", nil, "port of the host that leads to the guest: [ADDRESS:]HOSTPORT:PORT[/PROTOCOL]; may be repeated")
-	fs.StringArrayVarP(&f.volumes, "volume", "v", nil, "volume of the node: VOLUME:/PATH[:ro]; an image that boots itself gets VOLUME[:ro] as a disk; or a folder that the node shares: /FOLDER:/PATH[:ro]; or one of an NFS server: nfs://SERVER/FOLDER:/PATH[:ro]; may be repeated")
+	fs.StringArrayVarP(&f.volumes, "volume", "v", nil, "volume of the node: VOLUME:/PATH[:ro]; an image that boots itself gets VOLUME[:ro][:shared] as a disk, which other VMs have too if all say shared; or a folder that the node shares: /FOLDER:/PATH[:ro]; or one of an NFS server: nfs://SERVER/FOLDER:/PATH[:ro]; may be repeated")
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on; may be repeated")
 	fs.StringVar(&f.entrypoint, "entrypoint", "", "program to run instead of the image's entrypoint")
 	fs.StringVar(&f.hostname, "hostname", "", "host name of the guest (default: the VM's name)")

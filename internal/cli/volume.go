@@ -293,7 +293,7 @@ func (a *app) volumeRmCommand() *cobra.Command {
 func (a *app) vmAttachVolumeCommand() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
-		Use: "attach-volume REF VOLUME[:/PATH][:ro]", Short: "Give a VM a volume, also while it runs", Args: cobra.ExactArgs(2),
+		Use: "attach-volume REF VOLUME[:/PATH][:ro][:shared]", Short: "Give a VM a volume, also while it runs", Args: cobra.ExactArgs(2),
 		Long: `Give a VM a volume, also while it runs. The guest of a container image mounts it at PATH at once, in every container, and makes a
 file system on an empty disk. Without PATH, and in an image that boots itself, the guest gets only the disk. The VM has the volume
 until it is detached, or the VM is removed.` + refHelp,
@@ -349,6 +349,9 @@ func parseVolumes(list []string) (volumes []vm.Volume, mounts []vm.Mount, err er
 			return nil, nil, err
 		}
 		if filepath.IsAbs(use.Ref) { // a folder of the node
+			if use.Shared {
+				return nil, nil, errdefs.Invalidf("volume %q: VMs always share a folder of the node; leave out :shared", s)
+			}
 			if at == "" {
 				return nil, nil, errdefs.Invalidf("volume %q: use /FOLDER:/PATH or /FOLDER:/PATH:ro for a folder of the node", s)
 			}
@@ -403,16 +406,14 @@ func parseNFS(s, rest string) (n vm.NFS, at string, err error) {
 	return n, at, n.Validate()
 }
 
-// parseVolume parses VOLUME[:/PATH][:ro].
+// parseVolume parses VOLUME[:/PATH][:ro][:shared].
 func parseVolume(s string) (use vm.VolumeUse, at string, err error) {
-	use.Ref, at, _ = strings.Cut(s, ":")
-	if at == "ro" {
-		at, use.ReadOnly = "", true
-	} else if before, ok := strings.CutSuffix(at, ":ro"); ok {
-		at, use.ReadOnly = before, true
-	}
+	rest, shared := strings.CutSuffix(s, ":shared")
+	rest, readOnly := strings.CutSuffix(rest, ":ro")
+	use.Shared, use.ReadOnly = shared, readOnly
+	use.Ref, at, _ = strings.Cut(rest, ":")
 	if use.Ref == "" || at != "" && !filepath.IsAbs(at) {
-		return use, "", errdefs.Invalidf("volume %q: use VOLUME:/PATH or VOLUME:/PATH:ro; for an image that boots itself, VOLUME or VOLUME:ro", s)
+		return use, "", errdefs.Invalidf("volume %q: use VOLUME:/PATH or VOLUME:/PATH:ro; for an image that boots itself, VOLUME, VOLUME:ro, VOLUME:shared or VOLUME:ro:shared", s)
 	}
 	return use, at, nil
 }

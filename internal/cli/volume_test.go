@@ -47,9 +47,11 @@ func TestAttachVolumeVerbs(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"attach-volume", "web", "data:/data"}, 0, "web gets {data false  false} at /data"},
-		{[]string{"attach-volume", "web", "data:/data:ro"}, 0, "web gets {data true  false} at /data"},
-		{[]string{"attach-volume", "web", "prod/data:ro"}, 0, "web gets {prod/data true  false} at "},
+		{[]string{"attach-volume", "web", "data:/data"}, 0, "web gets {data false false  false} at /data"},
+		{[]string{"attach-volume", "web", "data:/data:ro"}, 0, "web gets {data true false  false} at /data"},
+		{[]string{"attach-volume", "web", "prod/data:ro"}, 0, "web gets {prod/data true false  false} at "},
+		{[]string{"attach-volume", "web", "data:shared"}, 0, "web gets {data false true  false} at "},
+		{[]string{"attach-volume", "web", "data:ro:shared"}, 0, "web gets {data true true  false} at "},
 		{[]string{"detach-volume", "web", "data"}, 0, "web loses data"},
 		{[]string{"attach-volume", "web", "data:data"}, 2, ""},
 		{[]string{"attach-volume", "web"}, 2, ""},
@@ -179,7 +181,7 @@ func TestVolumeVerbs(t *testing.T) {
 	if out := ok("list", "-q"); out != "data\nraw\nraw-2\nraw-3\n" {
 		t.Errorf("volumes: %q", out)
 	}
-	if _, _, err := store.Attach(context.Background(), "data", vm.NewID(), false); err != nil {
+	if _, _, err := store.Attach(context.Background(), "data", vm.NewID(), volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	fails(5, "attached", "rm", "data")
@@ -236,7 +238,7 @@ func TestRunWithVolumes(t *testing.T) {
 			t.Errorf("%q: %d %s", bad, code, errs)
 		}
 	}
-	for _, bad := range []string{"", ":/x", "data:x"} {
+	for _, bad := range []string{"", ":/x", "data:x", ":shared", "data:shared:ro"} {
 		if code, _, errs := run("", "vm", "create", "--volume", bad, "demo"); code != 2 || !strings.Contains(errs, "VOLUME:/PATH") {
 			t.Errorf("%q: %d %s", bad, code, errs)
 		}

@@ -23,7 +23,7 @@ func (n *node) designAttached(ctx context.Context, r *vm.Record) error {
 		}
 		got, err := n.volumes.Get(ctx, v.Disk.Ref)
 		if err == nil {
-			_, err = got.Admits(r.ID, v.Disk.ReadOnly)
+			_, err = got.Admits(r.ID, volume.ModeOf(*v.Disk))
 		}
 		if err != nil {
 			return fmt.Errorf("volume %s: %w", v.Name, err)
@@ -63,7 +63,7 @@ func (n *node) withVolumes(ctx context.Context, r vm.Record, disks []vm.Disk, ba
 		if back != nil {
 			back.Push(func(ctx context.Context) error { return n.releaseVolume(ctx, a.ID, r.ID) })
 		}
-		got, d, err := n.volumes.Attach(ctx, string(a.ID), r.ID, r.Spec.Volumes[i].Disk.ReadOnly)
+		got, d, err := n.volumes.Attach(ctx, string(a.ID), r.ID, volume.ModeOf(*r.Spec.Volumes[i].Disk))
 		if err != nil {
 			return out, fmt.Errorf("attach volume %s: %w", a.Volume, err)
 		}

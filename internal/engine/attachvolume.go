@@ -33,7 +33,7 @@ func (m *machine) attachVolume(ctx context.Context, use vm.VolumeUse, path strin
 	if path != "" && r.ImageType != vm.ImageOCI {
 		return r, errdefs.Invalidf("its guest boots its own system, so volume %s is not mounted for it; leave out the path, and mount the disk in the guest", got.Name)
 	}
-	if _, err := got.Admits(r.ID, use.ReadOnly); err != nil {
+	if _, err := got.Admits(r.ID, volume.ModeOf(use)); err != nil {
 		return r, fmt.Errorf("volume %s: %w", got.Name, err)
 	}
 	x := volumeArgs{
@@ -84,7 +84,7 @@ func changeable(r vm.Record) error {
 func sameUse(r vm.Record, i int, use vm.VolumeUse, path string) error {
 	name := r.Attached[i].Volume
 	at := slices.IndexFunc(r.Spec.Volumes, func(v vm.Volume) bool { return v.Name == name && v.Disk != nil })
-	if at >= 0 && r.Spec.Volumes[at].Disk.ReadOnly == use.ReadOnly && (r.Spec.MountPath(name) == path) {
+	if at >= 0 && volume.ModeOf(*r.Spec.Volumes[at].Disk) == volume.ModeOf(use) && (r.Spec.MountPath(name) == path) {
 		return nil
 	}
 	return errdefs.Existsf("it has that volume already, as %s, in another way; detach it first", name)
@@ -132,7 +132,7 @@ type attaching struct {
 // own attaches the volume in the store, and returns its disk at the place that it has on record, or at a new one.
 func (a *attaching) own(ctx context.Context) (d vm.Disk, size int64, err error) {
 	r := a.record()
-	got, d, err := a.volumes.Attach(vm.OnBehalf(ctx, r.Owner), string(a.Attached.ID), a.id, a.Volume.Disk.ReadOnly)
+	got, d, err := a.volumes.Attach(vm.OnBehalf(ctx, r.Owner), string(a.Attached.ID), a.id, volume.ModeOf(*a.Volume.Disk))
 	if err != nil {
 		return d, 0, fmt.Errorf("volume %s: %w", a.Volume.Name, err)
 	}

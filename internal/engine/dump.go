@@ -107,7 +107,7 @@ func (d *dump) attach(ctx context.Context) (_ outcome, err error) {
 	if err := d.durable(ctx); err != nil { // the store's record survives a power cut, so this operation must, too
 		return outcome{}, err
 	}
-	d.got, d.disk, err = d.volumes.Attach(ctx, string(d.Volume), d.id, false)
+	d.got, d.disk, err = d.volumes.Attach(ctx, string(d.Volume), d.id, volume.Mode{})
 	return outcome{}, err
 }
 

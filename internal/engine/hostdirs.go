@@ -114,6 +114,9 @@ func selfContained(r vm.Record) error {
 
 // notInSnapshots refuses a VM of which no snapshot has all that it needs to start.
 func notInSnapshots(r vm.Record) error {
+	if shared := r.Spec.SharedVolumes(); len(shared) > 0 {
+		return errdefs.Preconditionf("other VMs may write to its volume %s, so its saved memory would not fit the volume any more, and it cannot be saved, cloned or hibernated; stop it instead", shared[0].Name)
+	}
 	if r.ImageType == vm.ImageOCI {
 		return nil
 	}

@@ -35,7 +35,7 @@ func (r *rig) path(ctx context.Context, ref string) string {
 	r.t.Helper()
 	v, err := r.world.Volumes().Get(ctx, ref)
 	if err == nil {
-		_, d, failed := r.world.Volumes().Attach(ctx, ref, v.Writer(), false) // again
+		_, d, failed := r.world.Volumes().Attach(ctx, ref, v.Writer(), volume.Mode{}) // again
 		if err = failed; err == nil {
 			return d.Path
 		}

@@ -312,7 +312,7 @@ func TestVolumesOfUnknownVMs(t *testing.T) {
 	if _, err := r.world.Volumes().Create(ctx, volume.Spec{Name: "lost", Size: 1 << 20}); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := r.world.Volumes().Attach(ctx, "lost", vm.NewID(), false); err != nil {
+	if _, _, err := r.world.Volumes().Attach(ctx, "lost", vm.NewID(), volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	r.stop()

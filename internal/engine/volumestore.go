@@ -44,20 +44,44 @@ func (v *Volumes) Grow(caller context.Context, ref string, size int64) (out volu
 	if err != nil {
 		return out, v.node.life.ended(caller, err)
 	}
-	defer release()
-	if out.Volume, err = v.Store.Resize(ctx, ref, size); err != nil {
+	out.Volume, err = v.Store.Resize(ctx, ref, size)
+	reasons := map[vm.ID]string{}
+	if err == nil && m != nil {
+		reasons[m.id] = m.grown(ctx, out.Volume)
+	}
+	release()
+	if err != nil {
 		return out, err
 	}
 	for _, a := range out.Attachments {
-		reason := "it only reads the volume; it sees the new size when it starts again"
-		if !a.ReadOnly {
-			reason = m.grown(ctx, out.Volume)
+		reason, told := reasons[a.VM]
+		switch {
+		case a.ReadOnly:
+			reason = "it only reads the volume; it sees the new size when it starts again"
+		case !told: // it shares the volume with the first, or came just now
+			if reason, err = v.grownLater(ctx, a.VM, out.Volume); err != nil {
+				return out, v.node.life.ended(caller, err)
+			}
 		}
 		if reason != "" {
 			out.Waiting = append(out.Waiting, volume.Waiting{VM: a.VM, Reason: reason})
 		}
 	}
 	return out, nil
+}
+
+// grownLater is machine.grown for a VM that is not held; "" also if it gave the volume away meanwhile.
+func (v *Volumes) grownLater(ctx context.Context, id vm.ID, of volume.Volume) (string, error) {
+	release, err := v.node.vms.queue.Lock(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	now, err := v.Get(ctx, string(of.ID))
+	if err != nil || !now.AttachedTo(id) {
+		return "", err
+	}
+	return v.node.vms.get(id).grown(ctx, now), nil
 }
 
 // writer holds the VM that may write to the volume ref; nil: there is none, or the engine does not know it.
@@ -229,6 +253,9 @@ func (v *Volumes) still(caller context.Context, ref string, fn func(ctx context.
 	got, err := v.Get(ctx, ref)
 	if err != nil {
 		return err
+	}
+	if err := got.Copyable(); err != nil {
+		return fmt.Errorf("volume %s: %w", got.Name, err)
 	}
 	switch writer := got.Writer(); {
 	case writer == "":

@@ -28,6 +28,7 @@ type Volume struct {
 type Attachment struct {
 	VM       vm.ID     `json:"vm_id"`
 	ReadOnly bool      `json:"ro"`
+	Shared   bool      `json:"shared"` // with other VMs that say so, too
 	Since    time.Time `json:"since"`
 }
 
@@ -64,7 +65,7 @@ func FromVolume(v nodewire.StoredVolume) Volume {
 		Attachments: make([]Attachment, len(v.Attachments)), CreatedAt: v.CreatedAt, Labels: v.Labels,
 	}
 	for i, a := range v.Attachments {
-		out.Attachments[i] = Attachment(a)
+		out.Attachments[i] = Attachment{VM: a.VM, ReadOnly: a.ReadOnly, Shared: a.Shared, Since: a.Since}
 	}
 	return out
 }

@@ -70,12 +70,12 @@ func decodeVolume(m *nodev1.Volume) vm.Volume {
 
 // EncodeVolumeUse returns u as a message.
 func EncodeVolumeUse(u vm.VolumeUse) *nodev1.VolumeUse {
-	return &nodev1.VolumeUse{Ref: u.Ref, ReadOnly: u.ReadOnly, FsType: u.FSType, GroupOnMismatch: u.GroupOnMismatch}
+	return &nodev1.VolumeUse{Ref: u.Ref, ReadOnly: u.ReadOnly, Shared: u.Shared, FsType: u.FSType, GroupOnMismatch: u.GroupOnMismatch}
 }
 
 // DecodeVolumeUse returns the use of a volume in m.
 func DecodeVolumeUse(m *nodev1.VolumeUse) vm.VolumeUse {
-	return vm.VolumeUse{Ref: m.GetRef(), ReadOnly: m.GetReadOnly(), FSType: m.GetFsType(), GroupOnMismatch: m.GetGroupOnMismatch()}
+	return vm.VolumeUse{Ref: m.GetRef(), ReadOnly: m.GetReadOnly(), Shared: m.GetShared(), FSType: m.GetFsType(), GroupOnMismatch: m.GetGroupOnMismatch()}
 }
 
 // EncodeVolumeFiles returns the files as messages.

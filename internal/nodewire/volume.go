@@ -39,7 +39,7 @@ func EncodeStoredVolume(v StoredVolume) *nodev1.StoredVolume {
 	return &nodev1.StoredVolume{
 		Id: string(v.ID), Name: v.Name, Owner: EncodeOwner(v.Owner), Kind: v.Kind, Size: v.Size, From: v.From,
 		Attachments: each(v.Attachments, func(a volume.Attachment) *nodev1.VolumeAttachment {
-			return &nodev1.VolumeAttachment{Vm: string(a.VM), ReadOnly: a.ReadOnly, SinceNs: EncodeTime(a.Since)}
+			return &nodev1.VolumeAttachment{Vm: string(a.VM), ReadOnly: a.ReadOnly, Shared: a.Shared, SinceNs: EncodeTime(a.Since)}
 		}),
 		CreatedAtNs: EncodeTime(v.CreatedAt), Labels: maps.Clone(v.Labels), Allocated: v.Allocated, For: v.For,
 	}
@@ -50,7 +50,7 @@ func DecodeStoredVolume(m *nodev1.StoredVolume) StoredVolume {
 	return StoredVolume{Allocated: m.GetAllocated(), Volume: volume.Volume{
 		ID: vm.ID(m.GetId()), Name: m.GetName(), Owner: DecodeOwner(m.GetOwner()), Kind: m.GetKind(), Size: m.GetSize(), From: m.GetFrom(),
 		Attachments: each(m.GetAttachments(), func(a *nodev1.VolumeAttachment) volume.Attachment {
-			return volume.Attachment{VM: vm.ID(a.GetVm()), ReadOnly: a.GetReadOnly(), Since: DecodeTime(a.GetSinceNs())}
+			return volume.Attachment{VM: vm.ID(a.GetVm()), Mode: volume.Mode{ReadOnly: a.GetReadOnly(), Shared: a.GetShared()}, Since: DecodeTime(a.GetSinceNs())}
 		}),
 		CreatedAt: DecodeTime(m.GetCreatedAtNs()), Labels: cloneMap(m.GetLabels()), For: m.GetFor(),
 	}}

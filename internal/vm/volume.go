@@ -64,7 +64,7 @@ func (s Spec) ValidateVolumes() error {
 			return err
 		}
 	}
-	return nil
+	return s.validateShared()
 }
 
 // WithVolume returns s with one more volume, mounted at path for its main process, or in each of its containers; with "" it is not

@@ -24,7 +24,7 @@ type Volume struct {
 	From string `json:"from,omitempty"`
 	For  string `json:"for,omitempty"` // see Spec
 
-	// Attachments are the VMs that use the volume: one that writes, or any number that only read.
+	// Attachments are the VMs that use the volume: one that writes, or any number that only read, or any number that share it.
 	Attachments []Attachment `json:"attachments,omitempty"`
 
 	CreatedAt time.Time         `json:"created_at"`
@@ -33,10 +33,19 @@ type Volume struct {
 
 // Attachment says that a VM uses a volume.
 type Attachment struct {
-	VM       vm.ID     `json:"vm"`
-	ReadOnly bool      `json:"read_only,omitempty"`
-	Since    time.Time `json:"since"`
+	VM vm.ID `json:"vm"`
+	Mode
+	Since time.Time `json:"since"`
 }
+
+// Mode is how a VM uses a volume. The zero value is a VM that writes, and that nobody else is beside.
+type Mode struct {
+	ReadOnly bool `json:"read_only,omitempty"` // the VM cannot write to it
+	Shared   bool `json:"shared,omitempty"`    // other VMs that say so, too, may use it at the same time, and write to it
+}
+
+// ModeOf returns the mode of a VM that uses a volume as in u.
+func ModeOf(u vm.VolumeUse) Mode { return Mode{ReadOnly: u.ReadOnly, Shared: u.Shared} }
 
 // Spec asks for a volume.
 type Spec struct {
@@ -99,11 +108,12 @@ type Store interface {
 	// that size.
 	Resize(ctx context.Context, ref string, size int64) (Volume, error)
 
-	// Attach records that a VM uses the volume, and returns its disk: path, format and ReadOnly; the caller chooses the rest. The
+	// Attach records that a VM uses the volume, and returns its disk: path, format, ReadOnly and Shared; the caller chooses the rest. The
 	// record is durable when Attach returns. It is no error if the VM has it attached in the same way already.
 	// Errors: NotFound, InvalidArgument if to is not an id, ResourceExhausted, DataLoss if the bytes are missing, and
-	// FailedPrecondition while another VM uses it, unless all of them only read, or while a copy or an export reads what the VM would change.
-	Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (Volume, vm.Disk, error)
+	// FailedPrecondition while another VM uses it, unless all of them only read or all of them share it, or while a copy or an export
+	// reads what the VM would change.
+	Attach(ctx context.Context, ref string, to vm.ID, as Mode) (Volume, vm.Disk, error)
 	// Detach ends an attachment. The VM must not use the disk any more. It is no error if it is not attached to that VM.
 	// Errors: NotFound.
 	Detach(ctx context.Context, ref string, from vm.ID) error
@@ -140,7 +150,8 @@ type Snapshot struct {
 type Snapshotter interface {
 	// Snapshot keeps the bytes of the volume ref. While a VM may write to it, the caller sets Spec.Live; the bytes are then those of one
 	// instant, as after a power cut. The size in s is 0 or that of the volume.
-	// Errors: NotFound, InvalidArgument, AlreadyExists, ResourceExhausted, FailedPrecondition if the store cannot do that live.
+	// Errors: NotFound, InvalidArgument, AlreadyExists, ResourceExhausted, FailedPrecondition if the store cannot do that live, or if
+	// several VMs may write to the volume.
 	Snapshot(ctx context.Context, ref string, s Spec) (Snapshot, error)
 	// GetSnapshot returns the snapshot ref. Errors: NotFound, InvalidArgument if ref is ambiguous.
 	GetSnapshot(ctx context.Context, ref string) (Snapshot, error)
@@ -170,8 +181,7 @@ type LiveChecker interface {
 // Cloner is the ability of a Store to copy a volume.
 type Cloner interface {
 	// Clone makes a volume with the bytes of the volume ref, and never writes to that one. Spec.Live is as for Snapshot.
-	// Errors: NotFound, InvalidArgument for a smaller size, AlreadyExists, ResourceExhausted, FailedPrecondition if the store cannot do
-	// that live.
+	// Errors: NotFound, InvalidArgument for a smaller size, AlreadyExists, ResourceExhausted, FailedPrecondition as for Snapshot.
 	Clone(ctx context.Context, ref string, s Spec) (Volume, error)
 }
 

@@ -202,7 +202,7 @@ func cloneVolume(t *testing.T, results *table) {
 // attached attaches a volume to a VM that writes.
 func attached(t *testing.T, s volume.Store, ref string) (volume.Volume, vm.Disk) {
 	t.Helper()
-	v, disk, err := s.Attach(t.Context(), ref, vm.NewID(), false)
+	v, disk, err := s.Attach(t.Context(), ref, vm.NewID(), volume.Mode{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2965,6 +2965,7 @@ type VolumeUse struct {
 	ReadOnly        bool                   `protobuf:"varint,2,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	FsType          string                 `protobuf:"bytes,3,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"` // ext4 or xfs; empty: ext4
 	GroupOnMismatch bool                   `protobuf:"varint,4,opt,name=group_on_mismatch,json=groupOnMismatch,proto3" json:"group_on_mismatch,omitempty"`
+	Shared          bool                   `protobuf:"varint,5,opt,name=shared,proto3" json:"shared,omitempty"` // other VMs may use it at the same time and write to it, if they say so, too
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -3023,6 +3024,13 @@ func (x *VolumeUse) GetFsType() string {
 func (x *VolumeUse) GetGroupOnMismatch() bool {
 	if x != nil {
 		return x.GroupOnMismatch
+	}
+	return false
+}
+
+func (x *VolumeUse) GetShared() bool {
+	if x != nil {
+		return x.Shared
 	}
 	return false
 }
@@ -12816,6 +12824,7 @@ type VolumeAttachment struct {
 	Vm            string                 `protobuf:"bytes,1,opt,name=vm,proto3" json:"vm,omitempty"` // id
 	ReadOnly      bool                   `protobuf:"varint,2,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	SinceNs       int64                  `protobuf:"varint,3,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"`
+	Shared        bool                   `protobuf:"varint,4,opt,name=shared,proto3" json:"shared,omitempty"` // with other VMs that say so, too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -12869,6 +12878,13 @@ func (x *VolumeAttachment) GetSinceNs() int64 {
 		return x.SinceNs
 	}
 	return 0
+}
+
+func (x *VolumeAttachment) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
 }
 
 // VolumeSnapshot is the bytes of a volume at one instant.
@@ -15116,12 +15132,13 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x1b\n" +
 	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12\x16\n" +
-	"\x06shared\x18\x04 \x01(\bR\x06shared\"\x7f\n" +
+	"\x06shared\x18\x04 \x01(\bR\x06shared\"\x97\x01\n" +
 	"\tVolumeUse\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x17\n" +
 	"\afs_type\x18\x03 \x01(\tR\x06fsType\x12*\n" +
-	"\x11group_on_mismatch\x18\x04 \x01(\bR\x0fgroupOnMismatch\"d\n" +
+	"\x11group_on_mismatch\x18\x04 \x01(\bR\x0fgroupOnMismatch\x12\x16\n" +
+	"\x06shared\x18\x05 \x01(\bR\x06shared\"d\n" +
 	"\x0eAttachedVolume\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x16\n" +
@@ -15899,11 +15916,12 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03for\x18\v \x01(\tR\x03for\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Z\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"r\n" +
 	"\x10VolumeAttachment\x12\x0e\n" +
 	"\x02vm\x18\x01 \x01(\tR\x02vm\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x19\n" +
-	"\bsince_ns\x18\x03 \x01(\x03R\asinceNs\"\xee\x02\n" +
+	"\bsince_ns\x18\x03 \x01(\x03R\asinceNs\x12\x16\n" +
+	"\x06shared\x18\x04 \x01(\bR\x06shared\"\xee\x02\n" +
 	"\x0eVolumeSnapshot\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12+\n" +

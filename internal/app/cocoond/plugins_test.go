@@ -36,7 +36,7 @@ func TestVolumesOfRunningVMsAreNotReleased(t *testing.T) {
 	}
 	sharing := vm.Record{ID: vm.NewID(), Owner: owner, Spec: vm.Spec{Name: "sharing", Volumes: []vm.Volume{{Name: "a", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: folder.Path, Published: true}}}}}
 	having := vm.Record{ID: vm.NewID(), Owner: owner, Spec: vm.Spec{Name: "having"}}
-	if _, _, err := devices.Attach(of, string(lent.ID), having.ID, false); err != nil {
+	if _, _, err := devices.Attach(of, string(lent.ID), having.ID, volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	p := &plugins{devices: devices}

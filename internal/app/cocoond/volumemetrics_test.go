@@ -26,7 +26,7 @@ func TestVolumesAreMeasured(t *testing.T) {
 		}
 		dev = t.Context()
 	}
-	if _, _, err := store.Attach(t.Context(), "dev/data", vm.NewID(), false); err != nil {
+	if _, _, err := store.Attach(t.Context(), "dev/data", vm.NewID(), volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	usage, err := store.Usage(t.Context())

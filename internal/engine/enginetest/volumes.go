@@ -42,9 +42,9 @@ func (w *World) Volumes() *Volumes {
 func (v *Volumes) Unwrap() volume.Store { return v.MadeVolumes }
 
 // Attach implements volume.Store.
-func (v *Volumes) Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (got volume.Volume, d vm.Disk, err error) {
+func (v *Volumes) Attach(ctx context.Context, ref string, to vm.ID, as volume.Mode) (got volume.Volume, d vm.Disk, err error) {
 	err = v.w.around("volumes.Attach", func() error {
-		got, d, err = v.MadeVolumes.Attach(ctx, ref, to, readOnly)
+		got, d, err = v.MadeVolumes.Attach(ctx, ref, to, as)
 		return err
 	})
 	return got, d, err

@@ -417,11 +417,15 @@ func fileNode(path string, readOnly bool) props {
 }
 
 // diskFile is fileNode for the lowest node of d. QEMU has a driver of its own for block devices. Their writes do not go through the host's
-// cache: it would accept them, and a device without space, such as one of a thin pool, would lose them later.
+// cache: it would accept them, and a device without space, such as one of a thin pool, would lose them later. Neither do those to a disk
+// that VMs share: a guest acts on what another one has written, so that must not be lost with the node.
 func diskFile(path string, d vm.Disk) props {
 	n := fileNode(path, d.ReadOnly)
 	if d.Device {
-		n["driver"], n["cache"] = "host_device", props{"direct": true}
+		n["driver"] = "host_device"
+	}
+	if d.Device || d.Shared {
+		n["cache"] = props{"direct": true}
 	}
 	return n
 }

@@ -104,6 +104,10 @@ func TestBuildGolden(t *testing.T) {
 	drive.Drive, drive.Devices = &hypervisor.Drive{ISO: "/usr/share/virtio-win.iso"}, map[string]vm.DiskDevice{"root": {Bus: vm.DiskSATA}, "cidata": {Bus: vm.DiskSATA, CDROM: true}}
 	device := ociPlan()
 	device.Disks = append(device.Disks, vm.Disk{Path: "/dev/sdx", Device: true, Format: vm.DiskRaw, Serial: "vol-x", Role: vm.RoleVolume})
+	together := diskPlan()
+	together.Devices = map[string]vm.DiskDevice{"vol-b": {Bus: vm.DiskSCSI}}
+	together.Disks = append(together.Disks, vm.Disk{Path: "/volumes/a", Shared: true, Format: vm.DiskRaw, Serial: "vol-a", Role: vm.RoleVolume},
+		vm.Disk{Path: "/dev/sdx", Device: true, Shared: true, Format: vm.DiskRaw, Serial: "vol-b", Role: vm.RoleVolume})
 	shared := ociPlan()
 	shared.Shares = []hypervisor.Share{{Tag: "a", Root: "/srv", Path: "/srv/a"}, {Tag: "b", Root: "/srv", Path: "/srv/b", ReadOnly: true}}
 	file := diskPlan()
@@ -131,6 +135,7 @@ func TestBuildGolden(t *testing.T) {
 		{"link-down", linkless, testFacts(vm.AccelTCG)},
 		{"device", device, testFacts(vm.AccelTCG)},
 		{"shared", shared, testFacts(vm.AccelTCG)},
+		{"shared-disks", together, testFacts(vm.AccelTCG)},
 		{"oci-tcg", ociPlan(), testFacts(vm.AccelTCG)},
 		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},
 		{"disk-bios", diskPlan(), testFacts(vm.AccelTCG)},

@@ -90,7 +90,7 @@ func check(o controller.ProvisionOptions) error {
 	case claim.Spec.Selector != nil:
 		return errdefs.Invalidf("claim %s selects volumes by label, and a new volume has none; remove the selector", claim.Name)
 	case slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteMany):
-		return errdefs.Invalidf("claim %s asks for the access mode ReadWriteMany; one VM may write to a volume, so use ReadWriteOnce or ReadWriteOncePod", claim.Name)
+		return errdefs.Invalidf("claim %s asks for the access mode ReadWriteMany; a volume is on one node, where VMs share it with ReadWriteOnce if each of them says so (shareable), so use ReadWriteOnce or ReadWriteOncePod", claim.Name)
 	}
 	return nil
 }

@@ -410,7 +410,7 @@ func TestVolumeInUseStays(t *testing.T) {
 	n.create(claim("data", "node-1"))
 	pv := n.volume("data")
 	id := vm.NewID()
-	if _, _, err := n.store.Attach(t.Context(), pv.Spec.CSI.VolumeHandle, id, false); err != nil {
+	if _, _, err := n.store.Attach(t.Context(), pv.Spec.CSI.VolumeHandle, id, volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	pv.Status.Phase = corev1.VolumeReleased

@@ -122,8 +122,8 @@ func TestOtherDevices(t *testing.T) {
 	point(one)
 	s := open(t, dir, map[string]string{"db": link})
 	user := vm.NewID()
-	attach := func(s *block.Store) error { _, _, err := s.Attach(t.Context(), "db", user, false); return err }
-	_, d, err := s.Attach(t.Context(), "db", user, false)
+	attach := func(s *block.Store) error { _, _, err := s.Attach(t.Context(), "db", user, volume.Mode{}); return err }
+	_, d, err := s.Attach(t.Context(), "db", user, volume.Mode{})
 	if err != nil || d.Path != one {
 		t.Fatalf("attached as %+v, %v", d, err)
 	}
@@ -180,7 +180,7 @@ func TestConfigurationChanges(t *testing.T) {
 	devices := map[string]string{"a": disk(t, base, "a", mib), "prod/b": disk(t, base, "b", mib), "tiny": disk(t, base, "tiny", 4096), "none": base + "/none"}
 	s := open(t, dir, devices)
 	user := vm.NewID()
-	b, d, err := s.Attach(vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"}), "b", user, false)
+	b, d, err := s.Attach(vm.OnBehalf(t.Context(), vm.Owner{Namespace: "prod"}), "b", user, volume.Mode{})
 	if err != nil || b.Kind != block.Kind || d.Device {
 		t.Fatalf("%+v, %+v, %v", b, d, err)
 	}
@@ -208,7 +208,7 @@ func TestConfigurationChanges(t *testing.T) {
 	if got := strings.Join(list(), " "); got != "prod/b" {
 		t.Errorf("without a configuration there are %s", got)
 	}
-	if _, _, err := s.Attach(t.Context(), "b", user, false); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), devices["prod/b"]) {
+	if _, _, err := s.Attach(t.Context(), "b", user, volume.Mode{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), devices["prod/b"]) {
 		t.Errorf("attached again: %v", err)
 	}
 	if err := s.Detach(t.Context(), "b", user); err != nil {
@@ -255,7 +255,7 @@ func TestDamagedRecords(t *testing.T) {
 		if _, err := s.Get(t.Context(), string(a.ID)); !errdefs.Is(err, errdefs.DataLoss) || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: %v", what, err)
 		}
-		if _, _, err := s.Attach(t.Context(), string(a.ID), vm.NewID(), true); !errdefs.Is(err, errdefs.DataLoss) {
+		if _, _, err := s.Attach(t.Context(), string(a.ID), vm.NewID(), volume.Mode{ReadOnly: true}); !errdefs.Is(err, errdefs.DataLoss) {
 			t.Errorf("%s: %v", what, err)
 		}
 		if all, err := s.List(t.Context()); err != nil || len(all) != 1 || all[0].Name != "b" {
@@ -309,11 +309,11 @@ func TestDeviceIsFenced(t *testing.T) {
 		t.Fatalf("before it is attached: %v", err)
 	}
 	user := vm.NewID()
-	if _, _, err := s.Attach(t.Context(), "db", user, false); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "the host uses") {
+	if _, _, err := s.Attach(t.Context(), "db", user, volume.Mode{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "the host uses") {
 		t.Errorf("while the host uses it: %v", err)
 	}
 	mounted.Close()
-	_, d, err := s.Attach(t.Context(), "db", user, false)
+	_, d, err := s.Attach(t.Context(), "db", user, volume.Mode{})
 	if err != nil || d != (vm.Disk{Path: dev, Device: true, Format: vm.DiskRaw}) {
 		t.Fatalf("%+v, %v", d, err)
 	}
@@ -344,7 +344,7 @@ func TestDeviceIsFenced(t *testing.T) {
 		t.Fatal(err)
 	}
 	delete(devices, "twice")
-	if _, _, err := s.Attach(t.Context(), "db", user, false); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "another device") {
+	if _, _, err := s.Attach(t.Context(), "db", user, volume.Mode{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "another device") {
 		t.Errorf("a device that was renumbered: %v", err)
 	}
 	fixed := loop(t, disk(t, base, "fixed", mib), "--read-only")
@@ -352,10 +352,10 @@ func TestDeviceIsFenced(t *testing.T) {
 	more := maps.Clone(devices)
 	more["fixed"] = fixed
 	s = open(t, dir, more)
-	if _, _, err := s.Attach(t.Context(), "fixed", user, false); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "read only") {
+	if _, _, err := s.Attach(t.Context(), "fixed", user, volume.Mode{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "read only") {
 		t.Errorf("a device that cannot be written to: %v", err)
 	}
-	if _, _, err := s.Attach(t.Context(), "fixed", user, true); err != nil {
+	if _, _, err := s.Attach(t.Context(), "fixed", user, volume.Mode{ReadOnly: true}); err != nil {
 		t.Error(err)
 	}
 	if _, err := block.New(t.Context(), block.Config{Dir: dir}); !errdefs.IsFailedPrecondition(err) {

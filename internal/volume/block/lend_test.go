@@ -92,7 +92,7 @@ func TestLend(t *testing.T) {
 	}
 
 	user := vm.NewID()
-	if _, _, err := s.Attach(ctx, "data", user, false); err != nil {
+	if _, _, err := s.Attach(ctx, "data", user, volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Return(ctx, owner, "data"); !errdefs.IsFailedPrecondition(err) {
@@ -128,7 +128,7 @@ func TestLend(t *testing.T) {
 		if isOpen(t, path) {
 			t.Error("a withdrawn device is open")
 		}
-		_, _, err := s.Attach(ctx, "data", user, false)
+		_, _, err := s.Attach(ctx, "data", user, volume.Mode{})
 		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "publish it again") {
 			t.Errorf("a VM starts with a withdrawn device: %v", err)
 		}
@@ -138,7 +138,7 @@ func TestLend(t *testing.T) {
 	if _, err := lend("data", path); err != nil {
 		t.Error(err)
 	}
-	if _, _, err := s.Attach(ctx, "data", user, false); err != nil || !isOpen(t, path) {
+	if _, _, err := s.Attach(ctx, "data", user, volume.Mode{}); err != nil || !isOpen(t, path) {
 		t.Errorf("lent after it was withdrawn: %v", err)
 	}
 
@@ -151,7 +151,7 @@ func TestLend(t *testing.T) {
 	if got, err := s.Get(ctx, "data"); err != nil || len(got.Attachments) != 1 {
 		t.Fatalf("without its device: %+v, %v", got, err)
 	}
-	if _, _, err := s.Attach(ctx, "data", user, false); !errdefs.Is(err, errdefs.DataLoss) {
+	if _, _, err := s.Attach(ctx, "data", user, volume.Mode{}); !errdefs.Is(err, errdefs.DataLoss) {
 		t.Errorf("a VM starts without the device: %v", err)
 	}
 	if _, err := lend("data", disk(t, base, "small", mib)); !errdefs.IsFailedPrecondition(err) {
@@ -160,7 +160,7 @@ func TestLend(t *testing.T) {
 	if got, err := lend("data", disk(t, base, "two", 3*mib)); err != nil || got.ID != v.ID || got.Size != 3*mib {
 		t.Errorf("lent again: %+v, %v", got, err)
 	}
-	if _, d, err := s.Attach(ctx, "data", user, false); err != nil || d.Path != base+"/two" {
+	if _, d, err := s.Attach(ctx, "data", user, volume.Mode{}); err != nil || d.Path != base+"/two" {
 		t.Errorf("attached as %+v, %v", d, err)
 	}
 	// The machine starts once more. The path leads to a device at once, and nobody has said that it is the one of the volume.
@@ -176,7 +176,7 @@ func TestLend(t *testing.T) {
 		t.Fatalf("the record has no boot: %s", text)
 	}
 	s = open(t, dir, nil)
-	if _, _, err := s.Attach(ctx, "data", user, false); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "since the machine started") {
+	if _, _, err := s.Attach(ctx, "data", user, volume.Mode{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "since the machine started") {
 		t.Errorf("attached after another start: %v", err)
 	}
 	if _, here, err := s.Lent(ctx, owner, "data"); err != nil || here {
@@ -188,7 +188,7 @@ func TestLend(t *testing.T) {
 	if got, here, err := s.Lent(ctx, owner, "data"); err != nil || !here || got.ID != v.ID {
 		t.Errorf("lent again: %+v, %t, %v", got, here, err)
 	}
-	if _, _, err := s.Attach(ctx, "data", user, false); err != nil {
+	if _, _, err := s.Attach(ctx, "data", user, volume.Mode{}); err != nil {
 		t.Error(err)
 	}
 	if err := s.Detach(ctx, "data", user); err != nil {

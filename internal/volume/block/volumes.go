@@ -176,15 +176,15 @@ func (s *Store) resize(ctx context.Context, ref string, size int64) (volume.Volu
 }
 
 // Attach implements volume.Store.
-func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (volume.Volume, vm.Disk, error) {
-	v, d, err := s.attach(ctx, ref, to, readOnly)
+func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, as volume.Mode) (volume.Volume, vm.Disk, error) {
+	v, d, err := s.attach(ctx, ref, to, as)
 	if err != nil {
 		return volume.Volume{}, vm.Disk{}, fmt.Errorf("attach volume %s to VM %s: %w", ref, to, record.Full(err))
 	}
 	return v, d, nil
 }
 
-func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (v volume.Volume, d vm.Disk, err error) {
+func (s *Store) attach(ctx context.Context, ref string, to vm.ID, as volume.Mode) (v volume.Volume, d vm.Disk, err error) {
 	if !to.Valid() {
 		return v, d, errdefs.Invalidf("%.100q is not the id of a VM", to)
 	}
@@ -200,7 +200,7 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 		return v, d, errdefs.Preconditionf("its device is not here since the machine started; its CSI driver must publish it again, as a new start of its pod makes it do")
 	}
 	next := e.rec.clone()
-	has, err := record.Admit(next.Volume, to, readOnly)
+	has, err := record.Admit(next.Volume, to, as)
 	if err != nil {
 		return v, d, err
 	}
@@ -209,14 +209,14 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 		return v, d, err
 	}
 	defer func() { e.release(dev) }()
-	if dev.fixed && !readOnly {
+	if dev.fixed && !as.ReadOnly {
 		return v, d, errdefs.Preconditionf("its device %s cannot be written to; attach it to read only", dev.Name())
 	}
 	if !has {
-		next.Attachments = append(next.Attachments, volume.Attachment{VM: to, ReadOnly: readOnly, Since: now()})
+		next.Attachments = append(next.Attachments, volume.Attachment{VM: to, Mode: as, Since: now()})
 	}
 	v, err = s.save(e, next, dev)
-	return v, vm.Disk{Path: dev.Name(), Format: vm.DiskRaw, ReadOnly: readOnly, Device: !dev.file}, err
+	return v, vm.Disk{Path: dev.Name(), Format: vm.DiskRaw, ReadOnly: as.ReadOnly, Shared: as.Shared, Device: !dev.file}, err
 }
 
 // Detach implements volume.Store.

@@ -13,15 +13,15 @@ import (
 )
 
 // Attach implements volume.Store.
-func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (volume.Volume, vm.Disk, error) {
-	v, err := s.attach(ctx, ref, to, readOnly)
+func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, as volume.Mode) (volume.Volume, vm.Disk, error) {
+	v, err := s.attach(ctx, ref, to, as)
 	if err != nil {
 		return volume.Volume{}, vm.Disk{}, fmt.Errorf("attach volume %s to VM %s: %w", ref, to, record.Full(err))
 	}
-	return v, vm.Disk{Path: s.volumes.data(v.ID), Format: vm.DiskRaw, ReadOnly: readOnly}, nil
+	return v, vm.Disk{Path: s.volumes.data(v.ID), Format: vm.DiskRaw, ReadOnly: as.ReadOnly, Shared: as.Shared}, nil
 }
 
-func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (volume.Volume, error) {
+func (s *Store) attach(ctx context.Context, ref string, to vm.ID, as volume.Mode) (volume.Volume, error) {
 	if !to.Valid() {
 		return volume.Volume{}, errdefs.Invalidf("%.100q is not the id of a VM", to)
 	}
@@ -36,14 +36,14 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 	}
 	data.Close()
 	v := e.Rec.Clone()
-	has, err := record.Admit(v, to, readOnly)
+	has, err := record.Admit(v, to, as)
 	if err != nil || has {
 		return v, err
 	}
-	if n := s.volumes.Readers(e); n > 0 && !readOnly {
+	if n := s.volumes.Readers(e); n > 0 && !as.ReadOnly {
 		return v, errdefs.Preconditionf("%d other operations read it, such as an export or a copy; try again when they are done", n)
 	}
-	v.Attachments = append(v.Attachments, volume.Attachment{VM: to, ReadOnly: readOnly, Since: now()})
+	v.Attachments = append(v.Attachments, volume.Attachment{VM: to, Mode: as, Since: now()})
 	return v.Clone(), s.volumes.Save(e, v)
 }
 

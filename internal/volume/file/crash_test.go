@@ -100,7 +100,7 @@ func round(ctx context.Context, s *file.Store) error {
 	_, err4 := s.Update(ctx, "v1", func(v *volume.Volume) { v.Name, v.Labels = "renamed", map[string]string{"k": "v"} })
 	_, err5 := s.Restore(ctx, "v0", "v1")
 	_, err6 := s.Restore(ctx, "clone", "v1")
-	_, _, err7 := s.Attach(ctx, "copy", vm.NewID(), false)
+	_, _, err7 := s.Attach(ctx, "copy", vm.NewID(), volume.Mode{})
 	return errors.Join(err1, err2, err3, err4, err5, err6, err7)
 }
 

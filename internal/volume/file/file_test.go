@@ -86,7 +86,7 @@ func TestModes(t *testing.T) {
 	if _, err := s.Restore(t.Context(), "one", "x"); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Attach(t.Context(), "one", vm.NewID(), false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "one", vm.NewID(), volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	files := 0
@@ -116,7 +116,7 @@ func TestHolesStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	user := vm.NewID()
-	_, disk, err := s.Attach(t.Context(), "huge", user, false)
+	_, disk, err := s.Attach(t.Context(), "huge", user, volume.Mode{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestExportStops(t *testing.T) {
 	if err := s.Export(t.Context(), "huge", writerFunc(func([]byte) (int, error) { return 0, broken })); !errors.Is(err, broken) {
 		t.Error(err)
 	}
-	if _, _, err := s.Attach(t.Context(), "huge", vm.NewID(), false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "huge", vm.NewID(), volume.Mode{}); err != nil {
 		t.Errorf("after both: %v", err)
 	}
 }

@@ -92,7 +92,7 @@ func fillDisk(ctx context.Context, dir string) error {
 	expect("create", err)
 	_, err = s.Resize(ctx, "one", 4*mib)
 	expect("resize", err)
-	_, _, err = s.Attach(ctx, "one", vm.NewID(), false)
+	_, _, err = s.Attach(ctx, "one", vm.NewID(), volume.Mode{})
 	expect("attach", err)
 	_, err = s.Update(ctx, "one", func(v *volume.Volume) { v.Name = "two" })
 	expect("rename", err)

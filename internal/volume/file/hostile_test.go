@@ -68,7 +68,7 @@ func TestDataReplaced(t *testing.T) {
 			if _, err := os.Lstat(filepath.Join(dir, "volumes", string(v.ID))); err != nil {
 				t.Error(err)
 			}
-			if _, _, err := s.Attach(t.Context(), "good", vm.NewID(), false); err != nil {
+			if _, _, err := s.Attach(t.Context(), "good", vm.NewID(), volume.Mode{}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -89,7 +89,7 @@ func short(t *testing.T) string {
 // uses are the ways to reach the bytes of a volume.
 func uses(t *testing.T, s *file.Store, ref string) map[string]func() error {
 	return map[string]func() error{
-		"attach":   func() error { _, _, err := s.Attach(t.Context(), ref, vm.NewID(), false); return err },
+		"attach":   func() error { _, _, err := s.Attach(t.Context(), ref, vm.NewID(), volume.Mode{}); return err },
 		"resize":   func() error { _, err := s.Resize(t.Context(), ref, 2*mib); return err },
 		"export":   func() error { return s.Export(t.Context(), ref, io.Discard) },
 		"clone":    func() error { _, err := s.Clone(t.Context(), ref, volume.Spec{}); return err },
@@ -165,7 +165,10 @@ func TestDamagedRecords(t *testing.T) {
 		"its source":    {change(func(v *volume.Volume) { v.From = "x" }), true},
 		"labels":        {change(func(v *volume.Volume) { v.Labels = map[string]string{"": ""} }), true},
 		"two writers": {change(func(v *volume.Volume) {
-			v.Attachments = []volume.Attachment{{VM: vm.NewID()}, {VM: vm.NewID(), ReadOnly: true}}
+			v.Attachments = []volume.Attachment{{VM: vm.NewID()}, {VM: vm.NewID(), Mode: volume.Mode{ReadOnly: true}}}
+		}), true},
+		"one of two writers shares": {change(func(v *volume.Volume) {
+			v.Attachments = []volume.Attachment{{VM: vm.NewID()}, {VM: vm.NewID(), Mode: volume.Mode{Shared: true}}}
 		}), true},
 		"no VM": {change(func(v *volume.Volume) { v.Attachments = []volume.Attachment{{VM: "x"}} }), true},
 	} {

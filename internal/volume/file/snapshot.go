@@ -34,7 +34,7 @@ func (s *Store) snapshot(ctx context.Context, ref string, spec volume.Spec) (vol
 	if err := spec.Validate(vm.VolumeSnapshots); err != nil {
 		return volume.Snapshot{}, err
 	}
-	v, src, done, err := s.read(ctx, ref, nil)
+	v, src, done, err := s.read(ctx, ref, volume.Volume.Copyable)
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
@@ -178,7 +178,7 @@ func (s *Store) Clone(ctx context.Context, ref string, spec volume.Spec) (volume
 }
 
 func (s *Store) clone(ctx context.Context, ref string, spec volume.Spec) (volume.Volume, error) {
-	v, src, done, err := s.read(ctx, ref, nil)
+	v, src, done, err := s.read(ctx, ref, volume.Volume.Copyable)
 	if err != nil {
 		return volume.Volume{}, err
 	}

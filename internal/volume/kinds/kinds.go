@@ -263,12 +263,12 @@ func (s *Store) Resize(ctx context.Context, ref string, size int64) (volume.Volu
 }
 
 // Attach implements volume.Store.
-func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (v volume.Volume, d vm.Disk, err error) {
+func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, as volume.Mode) (v volume.Volume, d vm.Disk, err error) {
 	one, ref, err := s.find(ctx, ref)
 	if err != nil {
 		return v, d, err
 	}
-	return one.Attach(ctx, ref, to, readOnly)
+	return one.Attach(ctx, ref, to, as)
 }
 
 // Detach implements volume.Store.

@@ -97,7 +97,7 @@ func TestKinds(t *testing.T) {
 		t.Errorf("%s is %+v, %v", short.Name, v, err)
 	}
 	user := vm.NewID()
-	if v, d, err := s.Attach(ctx, "disk", user, false); err != nil || len(v.Attachments) != 1 || d.Path != devices["disk"] {
+	if v, d, err := s.Attach(ctx, "disk", user, volume.Mode{}); err != nil || len(v.Attachments) != 1 || d.Path != devices["disk"] {
 		t.Errorf("%+v, %+v, %v", v, d, err)
 	}
 	if err := s.Detach(ctx, "disk", user); err != nil {

@@ -65,7 +65,7 @@ var actions = []action{
 		return err
 	}, ""},
 	{"attach", 1, func(ctx context.Context, s *lvm.Store) error {
-		_, _, err := s.Attach(ctx, "large", user, false)
+		_, _, err := s.Attach(ctx, "large", user, volume.Mode{})
 		return err
 	}, ""},
 	{"delete", 1, func(ctx context.Context, s *lvm.Store) error { return s.Delete(ctx, "victim") }, ""},

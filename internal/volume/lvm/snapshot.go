@@ -57,6 +57,10 @@ func (s *Store) source(ctx context.Context, ref string) (*entry[volume.Volume], 
 	if err != nil {
 		return nil, nil, err
 	}
+	if err := e.Rec.Object.Copyable(); err != nil {
+		release()
+		return nil, nil, err
+	}
 	if e.Own.file != nil {
 		if err := e.Own.file.Sync(); err != nil {
 			release()

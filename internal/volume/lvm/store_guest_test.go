@@ -63,7 +63,7 @@ func TestDevices(t *testing.T) {
 	user := vm.NewID()
 	attach := func() {
 		t.Helper()
-		got, d, err := s.Attach(t.Context(), "a", user, false)
+		got, d, err := s.Attach(t.Context(), "a", user, volume.Mode{})
 		if err != nil || len(got.Attachments) != 1 || d != (vm.Disk{Path: device(t, v.ID), Format: vm.DiskRaw, Device: true}) {
 			t.Fatalf("%+v, %+v, %v", got, d, err)
 		}
@@ -111,7 +111,7 @@ func TestDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Attach(t.Context(), "a", user, false); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "the host uses") {
+	if _, _, err := s.Attach(t.Context(), "a", user, volume.Mode{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "the host uses") {
 		t.Errorf("while the host uses it: %v", err)
 	}
 	f.Close()
@@ -159,7 +159,7 @@ func TestSharing(t *testing.T) {
 		t.Fatal(err)
 	}
 	user := vm.NewID()
-	_, d, err := s.Attach(t.Context(), "next", user, false)
+	_, d, err := s.Attach(t.Context(), "next", user, volume.Mode{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func TestGuard(t *testing.T) {
 		t.Errorf("the log says %s", said)
 	}
 	user := vm.NewID()
-	if _, _, err := s.Attach(t.Context(), "a", user, false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "a", user, volume.Mode{}); err != nil {
 		t.Error(err)
 	}
 	if err := s.Detach(t.Context(), "a", user); err != nil {
@@ -263,7 +263,7 @@ func TestFull(t *testing.T) {
 	if _, err := s.Create(t.Context(), volume.Spec{Name: "a", Size: 32 * mib}); err != nil {
 		t.Fatal(err)
 	}
-	_, d, err := s.Attach(t.Context(), "a", vm.NewID(), false)
+	_, d, err := s.Attach(t.Context(), "a", vm.NewID(), volume.Mode{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestDamage(t *testing.T) {
 	}
 	// One that is lost while the store is open.
 	command(t, "lvremove", "-q", "-y", bad)
-	if _, _, err := s.Attach(t.Context(), "bad", vm.NewID(), false); !errdefs.Is(err, errdefs.DataLoss) {
+	if _, _, err := s.Attach(t.Context(), "bad", vm.NewID(), volume.Mode{}); !errdefs.Is(err, errdefs.DataLoss) {
 		t.Errorf("attached: %v", err)
 	}
 	if _, err := s.Clone(t.Context(), "bad", volume.Spec{}); !errdefs.Is(err, errdefs.DataLoss) {
@@ -390,7 +390,7 @@ func TestNoPool(t *testing.T) {
 	command(t, "vgrename", "-q", "vg", "away")
 	*s = *open(t, s.cfg)
 	_, err := s.Create(t.Context(), volume.Spec{Name: "b", Size: mib})
-	_, _, err2 := s.Attach(t.Context(), "a", vm.NewID(), false)
+	_, _, err2 := s.Attach(t.Context(), "a", vm.NewID(), volume.Mode{})
 	command(t, "vgrename", "-q", "away", "vg")
 	if err == nil || err2 == nil {
 		t.Errorf("without its volume group: %v, %v", err, err2)
@@ -401,7 +401,7 @@ func TestNoPool(t *testing.T) {
 	if _, err := s.Create(t.Context(), volume.Spec{Name: "b", Size: mib}); err != nil {
 		t.Error(err)
 	}
-	if _, _, err := s.Attach(t.Context(), "a", vm.NewID(), false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "a", vm.NewID(), volume.Mode{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -464,7 +464,7 @@ func TestKinds(t *testing.T) {
 	if _, err := s.Restore(ctx, "t", "of-t"); err != nil {
 		t.Error(err)
 	}
-	if _, d, err := s.Attach(ctx, "t", vm.NewID(), false); err != nil || !d.Device {
+	if _, d, err := s.Attach(ctx, "t", vm.NewID(), volume.Mode{}); err != nil || !d.Device {
 		t.Errorf("%+v, %v", d, err)
 	}
 	for _, x := range []string{"of-f", "of-t"} {

@@ -302,15 +302,15 @@ func erase[R index.Record[R]](ctx context.Context, s *Store, x *table[R], e *ent
 }
 
 // Attach implements volume.Store.
-func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (volume.Volume, vm.Disk, error) {
-	v, d, err := s.attach(ctx, ref, to, readOnly)
+func (s *Store) Attach(ctx context.Context, ref string, to vm.ID, as volume.Mode) (volume.Volume, vm.Disk, error) {
+	v, d, err := s.attach(ctx, ref, to, as)
 	if err != nil {
 		return volume.Volume{}, vm.Disk{}, fmt.Errorf("attach volume %s to VM %s: %w", ref, to, record.Full(err))
 	}
 	return v, d, nil
 }
 
-func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool) (v volume.Volume, d vm.Disk, err error) {
+func (s *Store) attach(ctx context.Context, ref string, to vm.ID, as volume.Mode) (v volume.Volume, d vm.Disk, err error) {
 	if !to.Valid() {
 		return v, d, errdefs.Invalidf("%.100q is not the id of a VM", to)
 	}
@@ -319,8 +319,8 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 		return v, d, err
 	}
 	defer release()
-	has, err := record.Admit(e.Rec.Object, to, readOnly)
-	if err == nil && !readOnly {
+	has, err := record.Admit(e.Rec.Object, to, as)
+	if err == nil && !as.ReadOnly {
 		err = s.unread(e)
 	}
 	if err == nil {
@@ -331,12 +331,12 @@ func (s *Store) attach(ctx context.Context, ref string, to vm.ID, readOnly bool)
 	}
 	next := e.Rec.Clone()
 	if !has {
-		next.Object.Attachments = append(next.Object.Attachments, volume.Attachment{VM: to, ReadOnly: readOnly, Since: now()})
+		next.Object.Attachments = append(next.Object.Attachments, volume.Attachment{VM: to, Mode: as, Since: now()})
 		if err := s.volumes.Save(e, next); err != nil {
 			return v, d, err
 		}
 	}
-	return next.Object, vm.Disk{Path: e.Own.file.Name(), Format: vm.DiskRaw, ReadOnly: readOnly, Device: true}, nil
+	return next.Object, vm.Disk{Path: e.Own.file.Name(), Format: vm.DiskRaw, ReadOnly: as.ReadOnly, Shared: as.Shared, Device: true}, nil
 }
 
 // Detach implements volume.Store. The device stays for a while, open exclusively, since a VM that starts again needs it.

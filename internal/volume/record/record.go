@@ -55,13 +55,13 @@ func checkAttachments(v volume.Volume) error {
 	if len(v.Attachments) > MaxAttachments {
 		return errdefs.DataLossf("its record lists %d attachments", len(v.Attachments))
 	}
+	if !volume.Together(v.Attachments) {
+		return errdefs.DataLossf("according to its record, %s have it attached, of which one writes and not all share it", v.Users())
+	}
 	seen := map[vm.ID]bool{}
 	for _, a := range v.Attachments {
-		switch {
-		case !a.VM.Valid() || seen[a.VM]:
+		if !a.VM.Valid() || seen[a.VM] {
 			return errdefs.DataLossf("its record has an invalid attachment to VM %.100q", a.VM)
-		case !a.ReadOnly && len(v.Attachments) > 1:
-			return errdefs.DataLossf("according to its record, VM %s writes to it and other VMs have it attached too", a.VM)
 		}
 		seen[a.VM] = true
 	}
@@ -179,8 +179,8 @@ func Full(err error) error {
 
 // Admit is Volume.Admits with the limit of a record.
 // Errors: those of Volume.Admits, ResourceExhausted.
-func Admit(v volume.Volume, to vm.ID, readOnly bool) (has bool, err error) {
-	if has, err := v.Admits(to, readOnly); err != nil || has {
+func Admit(v volume.Volume, to vm.ID, as volume.Mode) (has bool, err error) {
+	if has, err := v.Admits(to, as); err != nil || has {
 		return has, err
 	}
 	if len(v.Attachments) >= MaxAttachments {

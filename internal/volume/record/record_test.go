@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 )
@@ -29,7 +30,8 @@ func FuzzRecord(f *testing.F) {
 		volume.Volume{},
 		volume.Volume{ID: id, Name: "a", Kind: kind, Size: volume.MinSize, CreatedAt: now, Labels: map[string]string{"k": "v"}, From: string(user)},
 		volume.Volume{ID: id, Name: "a", Owner: vm.Owner{Namespace: "n"}, Kind: kind, Size: volume.MaxSize, Attachments: []volume.Attachment{{VM: user, Since: now}}},
-		volume.Volume{ID: id, Name: "a", Kind: kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user, ReadOnly: true}, {VM: id, ReadOnly: true}}},
+		volume.Volume{ID: id, Name: "a", Kind: kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user, Mode: volume.Mode{ReadOnly: true}}, {VM: id, Mode: volume.Mode{ReadOnly: true}}}},
+		volume.Volume{ID: id, Name: "a", Kind: kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user, Mode: volume.Mode{Shared: true}}, {VM: id, Mode: volume.Mode{Shared: true, ReadOnly: true}}}},
 		volume.Volume{ID: id, Name: "a", Kind: kind, Size: 1 << 30, Attachments: []volume.Attachment{{VM: user}, {VM: user}}},
 		volume.Volume{ID: "x", Name: "../a", Kind: "lvm", Size: -1},
 		volume.Snapshot{ID: id, Name: "a", Kind: kind, Size: volume.MinSize, Volume: user, Source: "b", CreatedAt: now},
@@ -46,13 +48,16 @@ func FuzzRecord(f *testing.F) {
 		if v, err := Volume(text, kind); err == nil {
 			checkParsed(t, v.Named(), v.Size)
 			again(t, v, Volume)
-			writers := 0
+			writers, alone := 0, 0
 			for _, a := range v.Attachments {
 				if !a.ReadOnly {
 					writers++
 				}
+				if !a.Shared {
+					alone++
+				}
 			}
-			if writers > 1 || writers == 1 && len(v.Attachments) > 1 {
+			if len(v.Attachments) > 1 && writers > 0 && alone > 0 {
 				t.Errorf("attached as %+v", v.Attachments)
 			}
 		} else if !errdefs.Is(err, errdefs.DataLoss) {
@@ -96,7 +101,7 @@ func TestLargestRecord(t *testing.T) {
 		v.Labels[string([]byte{1 + byte(n)%127, 1 + byte(n>>7)%127, 1 + byte(n>>14)})] = ""
 	}
 	for range MaxAttachments {
-		v.Attachments = append(v.Attachments, volume.Attachment{VM: vm.NewID(), ReadOnly: true, Since: now})
+		v.Attachments = append(v.Attachments, volume.Attachment{VM: vm.NewID(), Mode: volume.Mode{ReadOnly: true, Shared: true}, Since: now})
 	}
 	path := t.TempDir() + "/volume.json"
 	if err := Write(path, v); err != nil {
@@ -109,7 +114,7 @@ func TestLargestRecord(t *testing.T) {
 	if got, err := Volume(text, kind); err != nil || !reflect.DeepEqual(got, v) {
 		t.Errorf("%d bytes of record: %v", len(text), err)
 	}
-	if _, err := Admit(v, vm.NewID(), true); !errdefs.Is(err, errdefs.ResourceExhausted) {
+	if _, err := Admit(v, vm.NewID(), volume.Mode{ReadOnly: true}); !errdefs.Is(err, errdefs.ResourceExhausted) {
 		t.Errorf("one reader more: %v", err)
 	}
 }
@@ -126,4 +131,23 @@ func TestFull(t *testing.T) {
 	if err := Full(errdefs.NotFoundf("x")); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
+}
+
+// The record of an earlier release, which knows no shared volumes, is read as it is.
+func TestRecordOfEarlierRelease(t *testing.T) {
+	id, one, two := vm.NewID(), vm.NewID(), vm.NewID()
+	text := fmt.Sprintf(`{"id": %q, "name": "a", "kind": "file", "size": 1048576, "attachments": [
+		{"vm": %q, "read_only": true, "since": "2026-01-02T03:04:05Z"}, {"vm": %q, "read_only": true, "since": "2026-01-02T03:04:05Z"}],
+		"created_at": "2026-01-02T03:04:05Z"}`, id, one, two)
+	got, err := Volume([]byte(text), kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	reads := volume.Mode{ReadOnly: true}
+	want := volume.Volume{ID: id, Name: "a", Kind: kind, Size: 1 << 20, CreatedAt: at, Attachments: []volume.Attachment{{VM: one, Mode: reads, Since: at}, {VM: two, Mode: reads, Since: at}}}
+	if d := diff.Of(want, got); d != "" {
+		t.Error(d)
+	}
+	again(t, got, Volume)
 }

@@ -2,6 +2,8 @@ package volumetest
 
 import (
 	"errors"
+	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -15,25 +17,25 @@ import (
 func attaches(t *testing.T, s volume.Store) {
 	v := create(t, s, "a", 1)
 	one, two, three := vm.NewID(), vm.NewID(), vm.NewID()
-	_, _, err := s.Attach(t.Context(), "a", "x", false)
+	_, _, err := s.Attach(t.Context(), "a", "x", volume.Mode{})
 	class(t, "no id of a VM", err, errdefs.InvalidArgument)
 
-	got, disk, err := s.Attach(t.Context(), "a", one, false)
+	got, disk, err := s.Attach(t.Context(), "a", one, volume.Mode{})
 	if err != nil || len(got.Attachments) != 1 || got.Attachments[0].VM != one || got.Attachments[0].ReadOnly || got.Attachments[0].Since.IsZero() {
 		t.Fatalf("attached as %+v, %v", got, err)
 	}
 	if disk.Path == "" || disk.Format != vm.DiskRaw || disk.ReadOnly {
 		t.Errorf("its disk is %+v", disk)
 	}
-	again, disk2, err := s.Attach(t.Context(), "a", one, false)
+	again, disk2, err := s.Attach(t.Context(), "a", one, volume.Mode{})
 	if err != nil || len(again.Attachments) != 1 || !again.Attachments[0].Since.Equal(got.Attachments[0].Since) || disk2.Path != disk.Path {
 		t.Errorf("attached again as %+v, %v", again, err)
 	}
 	m, makes := volume.As[volume.Maker](s)
 	tries := map[string]func() error{
-		"a second writer":          func() error { _, _, err := s.Attach(t.Context(), "a", two, false); return err },
-		"a reader beside it":       func() error { _, _, err := s.Attach(t.Context(), "a", two, true); return err },
-		"the same VM to only read": func() error { _, _, err := s.Attach(t.Context(), "a", one, true); return err },
+		"a second writer":          func() error { _, _, err := s.Attach(t.Context(), "a", two, volume.Mode{}); return err },
+		"a reader beside it":       func() error { _, _, err := s.Attach(t.Context(), "a", two, volume.Mode{ReadOnly: true}); return err },
+		"the same VM to only read": func() error { _, _, err := s.Attach(t.Context(), "a", one, volume.Mode{ReadOnly: true}); return err },
 	}
 	if makes {
 		tries["deletion"] = func() error { return m.Delete(t.Context(), "a") }
@@ -56,11 +58,11 @@ func attaches(t *testing.T, s volume.Store) {
 	}
 
 	for _, user := range []vm.ID{one, two} {
-		if _, disk, err := s.Attach(t.Context(), "a", user, true); err != nil || !disk.ReadOnly {
+		if _, disk, err := s.Attach(t.Context(), "a", user, volume.Mode{ReadOnly: true}); err != nil || !disk.ReadOnly {
 			t.Errorf("attached to read as %+v, %v", disk, err)
 		}
 	}
-	_, _, err = s.Attach(t.Context(), "a", three, false)
+	_, _, err = s.Attach(t.Context(), "a", three, volume.Mode{})
 	class(t, "a writer beside readers", err, errdefs.FailedPrecondition)
 	if makes {
 		class(t, "deletion while read", m.Delete(t.Context(), "a"), errdefs.FailedPrecondition)
@@ -68,12 +70,12 @@ func attaches(t *testing.T, s volume.Store) {
 	if err := s.Detach(t.Context(), string(v.ID), one); err != nil {
 		t.Error(err)
 	}
-	_, _, err = s.Attach(t.Context(), "a", three, false)
+	_, _, err = s.Attach(t.Context(), "a", three, volume.Mode{})
 	class(t, "a writer beside a reader", err, errdefs.FailedPrecondition)
 	if err := s.Detach(t.Context(), "a", two); err != nil {
 		t.Error(err)
 	}
-	if _, _, err := s.Attach(t.Context(), "a", three, false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "a", three, volume.Mode{}); err != nil {
 		t.Error(err)
 	}
 	if err := s.Detach(t.Context(), "a", three); err != nil {
@@ -97,7 +99,7 @@ func attachRace(t *testing.T, s volume.Store) {
 		for range callers {
 			wg.Go(func() {
 				user := vm.NewID()
-				_, _, err := s.Attach(t.Context(), "a", user, readOnly)
+				_, _, err := s.Attach(t.Context(), "a", user, volume.Mode{ReadOnly: readOnly})
 				switch {
 				case err == nil:
 					mu.Lock()
@@ -131,6 +133,89 @@ func attachRace(t *testing.T, s volume.Store) {
 	}
 }
 
+// attachShared lets several VMs have one volume: each of them says so, and each gives it back for itself.
+func attachShared(t *testing.T, s volume.Store) {
+	create(t, s, "a", 1)
+	shares := volume.Mode{Shared: true}
+	one, two, three := vm.NewID(), vm.NewID(), vm.NewID()
+	have := func(what string, want map[vm.ID]volume.Mode) {
+		t.Helper()
+		v, err := s.Get(t.Context(), "a")
+		got := map[vm.ID]volume.Mode{}
+		for _, a := range v.Attachments {
+			got[a.VM] = a.Mode
+		}
+		if !maps.Equal(got, want) || err != nil {
+			t.Errorf("%s: attached as %v, %v, want %v", what, got, err, want)
+		}
+	}
+	refused := func(what string, as volume.Mode, to vm.ID, say string) {
+		t.Helper()
+		_, _, err := s.Attach(t.Context(), "a", to, as)
+		class(t, what, err, errdefs.FailedPrecondition)
+		if err != nil && !strings.Contains(err.Error(), say) {
+			t.Errorf("%s: the error lacks %q: %v", what, say, err)
+		}
+	}
+	var paths []string
+	for _, user := range []vm.ID{one, two, one} { // the first asks twice
+		_, d, err := s.Attach(t.Context(), "a", user, shares)
+		if err != nil || !d.Shared || d.ReadOnly {
+			t.Fatalf("%s shares it as %+v, %v", user, d, err)
+		}
+		paths = append(paths, d.Path)
+	}
+	if paths[0] == "" || paths[1] != paths[0] || paths[2] != paths[0] {
+		t.Errorf("their disks are %q", paths)
+	}
+	if _, d, err := s.Attach(t.Context(), "a", three, volume.Mode{Shared: true, ReadOnly: true}); err != nil || !d.Shared || !d.ReadOnly {
+		t.Errorf("one that only reads shares it as %+v, %v", d, err)
+	}
+	all := map[vm.ID]volume.Mode{one: shares, two: shares, three: {Shared: true, ReadOnly: true}}
+	have("shared", all)
+	refused("a writer that does not share", volume.Mode{}, vm.NewID(), "share it")
+	refused("a reader that does not share", volume.Mode{ReadOnly: true}, vm.NewID(), "share it")
+	refused("one of them alone", volume.Mode{}, one, "shared")
+	have("after the refusals", all)
+	copying := map[string]func() error{}
+	if x, ok := volume.As[volume.Snapshotter](s); ok {
+		copying["a snapshot"] = func() error { _, err := x.Snapshot(t.Context(), "a", volume.Spec{Live: true}); return err }
+	}
+	if c, ok := volume.As[volume.Cloner](s); ok {
+		copying["a clone"] = func() error { _, err := c.Clone(t.Context(), "a", volume.Spec{Live: true}); return err }
+	}
+	if c, ok := volume.As[volume.Carrier](s); ok {
+		copying["an export"] = func() error { return c.Export(t.Context(), "a", io.Discard) }
+	}
+	if m, ok := volume.As[volume.Maker](s); ok {
+		copying["deletion"] = func() error { return m.Delete(t.Context(), "a") }
+	}
+	for what, try := range copying {
+		class(t, what+" of what two may write to", try(), errdefs.FailedPrecondition)
+	}
+	if err := s.Detach(t.Context(), "a", one); err != nil {
+		t.Error(err)
+	}
+	delete(all, one)
+	have("after the first has given it back", all)
+	if _, _, err := s.Attach(t.Context(), "a", one, shares); err != nil {
+		t.Error(err)
+	}
+	for _, user := range []vm.ID{one, two, three} {
+		if err := s.Detach(t.Context(), "a", user); err != nil {
+			t.Error(err)
+		}
+	}
+	have("after all have given it back", map[vm.ID]volume.Mode{})
+	if _, d, err := s.Attach(t.Context(), "a", one, volume.Mode{}); err != nil || d.Shared {
+		t.Errorf("alone it is %+v, %v", d, err)
+	}
+	refused("one that shares beside one that does not", shares, two, "share it")
+	if err := s.Detach(t.Context(), "a", one); err != nil {
+		t.Error(err)
+	}
+}
+
 func resizes(t *testing.T, s volume.Store) {
 	ability[volume.Maker](t, s)
 	create(t, s, "a", 1)
@@ -154,7 +239,7 @@ func resizes(t *testing.T, s volume.Store) {
 	class(t, "no such volume", err, errdefs.NotFound)
 
 	user := vm.NewID()
-	if _, _, err := s.Attach(t.Context(), "a", user, false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "a", user, volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	if v, err := s.Resize(t.Context(), "a", 4*MiB); err != nil || v.Size != 4*MiB || len(v.Attachments) != 1 {

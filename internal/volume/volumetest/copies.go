@@ -120,7 +120,7 @@ func restores(t *testing.T, s volume.Store) {
 		t.Fatal(err)
 	}
 	user := vm.NewID()
-	if _, _, err := s.Attach(t.Context(), "db", user, true); err != nil {
+	if _, _, err := s.Attach(t.Context(), "db", user, volume.Mode{ReadOnly: true}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := shots.Restore(t.Context(), "db", "x")
@@ -159,7 +159,7 @@ func clones(t *testing.T, s volume.Store) {
 	v := create(t, s, "db", 2)
 	write(t, s, "db", MiB, "old")
 	user := vm.NewID()
-	if _, _, err := s.Attach(t.Context(), "db", user, false); err != nil { // a VM that is paused
+	if _, _, err := s.Attach(t.Context(), "db", user, volume.Mode{}); err != nil { // a VM that is paused
 		t.Fatal(err)
 	}
 	c, err := cloner.Clone(t.Context(), "db", volume.Spec{Name: "c"})
@@ -198,7 +198,7 @@ func live(t *testing.T, s volume.Store) {
 	const size, copies = 4, 5
 	create(t, s, "db", size)
 	user := vm.NewID()
-	_, disk, err := s.Attach(t.Context(), "db", user, false)
+	_, disk, err := s.Attach(t.Context(), "db", user, volume.Mode{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func exportRace(t *testing.T, s volume.Store) {
 	wg.Go(func() {
 		for n := range 20 {
 			user := vm.NewID()
-			_, disk, err := s.Attach(t.Context(), "db", user, false)
+			_, disk, err := s.Attach(t.Context(), "db", user, volume.Mode{})
 			if errdefs.IsFailedPrecondition(err) {
 				continue // an export reads it
 			}
@@ -425,7 +425,7 @@ func exportRefused(t *testing.T, s volume.Store) {
 	carrier := ability[volume.Carrier](t, s)
 	create(t, s, "a", 1)
 	one, two := vm.NewID(), vm.NewID()
-	if _, _, err := s.Attach(t.Context(), "a", one, false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "a", one, volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	err := carrier.Export(t.Context(), "a", io.Discard)
@@ -436,7 +436,7 @@ func exportRefused(t *testing.T, s volume.Store) {
 	if err := s.Detach(t.Context(), "a", one); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Attach(t.Context(), "a", one, true); err != nil {
+	if _, _, err := s.Attach(t.Context(), "a", one, volume.Mode{ReadOnly: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := carrier.Export(t.Context(), "a", io.Discard); err != nil {
@@ -451,9 +451,9 @@ func exportRefused(t *testing.T, s volume.Store) {
 	if _, err := io.ReadFull(r, make([]byte, 10)); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = s.Attach(t.Context(), "a", two, false)
+	_, _, err = s.Attach(t.Context(), "a", two, volume.Mode{})
 	class(t, "a writer during an export", err, errdefs.FailedPrecondition)
-	if _, _, err := s.Attach(t.Context(), "a", one, true); err != nil {
+	if _, _, err := s.Attach(t.Context(), "a", one, volume.Mode{ReadOnly: true}); err != nil {
 		t.Errorf("a reader during an export: %v", err)
 	}
 	if n, err := io.Copy(io.Discard, r); err != nil || n != MiB-10 {
@@ -462,7 +462,7 @@ func exportRefused(t *testing.T, s volume.Store) {
 	if err := errors.Join(<-ended, s.Detach(t.Context(), "a", one)); err != nil {
 		t.Error(err)
 	}
-	if _, _, err := s.Attach(t.Context(), "a", two, false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "a", two, volume.Mode{}); err != nil {
 		t.Errorf("after the export: %v", err)
 	}
 }

@@ -34,7 +34,7 @@ func owners(t *testing.T, s volume.Store) {
 			"get":    func() error { _, err := s.Get(ctx, ref); return err },
 			"update": func() error { _, err := s.Update(ctx, ref, func(*volume.Volume) { t.Error("called") }); return err },
 			"resize": func() error { _, err := s.Resize(ctx, ref, 2*MiB); return err },
-			"attach": func() error { _, _, err := s.Attach(ctx, ref, vm.NewID(), true); return err },
+			"attach": func() error { _, _, err := s.Attach(ctx, ref, vm.NewID(), volume.Mode{ReadOnly: true}); return err },
 			"detach": func() error { return s.Detach(ctx, ref, vm.NewID()) },
 		} {
 			class(t, what+" "+ref+" on behalf of prod", try(), errdefs.NotFound)
@@ -126,11 +126,11 @@ func reopened(t *testing.T, s volume.Store, reopen func() volume.Store) {
 	create(t, s, "writes", 2)
 	write(t, s, "writes", MiB, "text")
 	v := createAs(t, s, "prod", "reads")
-	if _, _, err := s.Attach(t.Context(), "writes", one, false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "writes", one, volume.Mode{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, user := range []vm.ID{one, two} {
-		if _, _, err := s.Attach(t.Context(), string(v.ID), user, true); err != nil {
+		if _, _, err := s.Attach(t.Context(), string(v.ID), user, volume.Mode{ReadOnly: true}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -185,15 +185,15 @@ func reopened(t *testing.T, s volume.Store, reopen func() volume.Store) {
 			t.Errorf("found %+v, %v; want %+v", after, err, before)
 		}
 	}
-	_, _, err = s.Attach(t.Context(), "writes", two, false)
+	_, _, err = s.Attach(t.Context(), "writes", two, volume.Mode{})
 	class(t, "attached to another VM", err, errdefs.FailedPrecondition)
-	_, _, err = s.Attach(t.Context(), string(v.ID), one, false)
+	_, _, err = s.Attach(t.Context(), string(v.ID), one, volume.Mode{})
 	class(t, "a writer beside a reader", err, errdefs.FailedPrecondition)
 	m, makes := volume.As[volume.Maker](s)
 	if makes {
 		class(t, "attached", m.Delete(t.Context(), "writes"), errdefs.FailedPrecondition)
 	}
-	if _, _, err := s.Attach(t.Context(), "writes", one, false); err != nil {
+	if _, _, err := s.Attach(t.Context(), "writes", one, volume.Mode{}); err != nil {
 		t.Errorf("the VM that has it: %v", err)
 	}
 	if err := s.Detach(t.Context(), "writes", one); err != nil {

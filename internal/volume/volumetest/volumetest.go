@@ -35,6 +35,7 @@ func Run(t *testing.T, open func(t *testing.T) volume.Store, reopen func(t *test
 		"Update":        updates,
 		"Attach":        attaches,
 		"AttachRace":    attachRace,
+		"AttachShared":  attachShared,
 		"Resize":        resizes,
 		"Usage":         usage,
 		"Canceled":      canceled,
@@ -115,7 +116,7 @@ func create(t *testing.T, s volume.Store, name string, n int64) volume.Volume {
 func write(t *testing.T, s volume.Store, ref string, off int64, text string) {
 	t.Helper()
 	user := vm.NewID()
-	_, disk, err := s.Attach(t.Context(), ref, user, false)
+	_, disk, err := s.Attach(t.Context(), ref, user, volume.Mode{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +138,7 @@ func writeAt(path string, data []byte, off int64) error {
 func read(t *testing.T, s volume.Store, ref string) []byte {
 	t.Helper()
 	user := vm.NewID()
-	v, disk, err := s.Attach(t.Context(), ref, user, true)
+	v, disk, err := s.Attach(t.Context(), ref, user, volume.Mode{ReadOnly: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +205,7 @@ func life(t *testing.T, s volume.Store) {
 	_, err = s.Get(t.Context(), "one")
 	class(t, "deleted", err, errdefs.NotFound)
 	class(t, "deleted twice", m.Delete(t.Context(), string(v.ID)), errdefs.NotFound)
-	_, _, err = s.Attach(t.Context(), "one", vm.NewID(), false)
+	_, _, err = s.Attach(t.Context(), "one", vm.NewID(), volume.Mode{})
 	class(t, "attached after it was deleted", err, errdefs.NotFound)
 	class(t, "detached after it was deleted", s.Detach(t.Context(), "one", vm.NewID()), errdefs.NotFound)
 	create(t, s, "one", 1)
@@ -273,7 +274,7 @@ func updates(t *testing.T, s volume.Store) {
 	create(t, s, "one", 1)
 	create(t, s, "two", 1)
 	user := vm.NewID()
-	v, _, err := s.Attach(t.Context(), "one", user, false)
+	v, _, err := s.Attach(t.Context(), "one", user, volume.Mode{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,7 +339,7 @@ func canceled(t *testing.T, s volume.Store) {
 		"get":    func() error { _, err := s.Get(ctx, "a"); return err },
 		"list":   func() error { _, err := s.List(ctx); return err },
 		"resize": func() error { _, err := s.Resize(ctx, "a", 2*MiB); return err },
-		"attach": func() error { _, _, err := s.Attach(ctx, "a", vm.NewID(), true); return err },
+		"attach": func() error { _, _, err := s.Attach(ctx, "a", vm.NewID(), volume.Mode{ReadOnly: true}); return err },
 	}
 	if m, ok := volume.As[volume.Maker](s); ok {
 		tries["create"] = func() error { _, err := m.Create(ctx, volume.Spec{Name: "b", Size: MiB}); return err }
