@@ -137,6 +137,7 @@ type DiskDevice struct {
 	ReadOnly bool   `json:"ro,omitempty"`
 	Serial   string `json:"serial,omitempty"` // the serial number that the guest sees
 	Blocks   Blocks `json:"blocks,omitzero"`
+	Shared   bool   `json:"shared,omitempty"` // of a claim: other VMs may use its volume at the same time, if they say so, too
 }
 
 // Blocks are the sizes in bytes of the blocks that a guest sees on a disk.

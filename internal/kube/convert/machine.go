@@ -90,7 +90,7 @@ func checkMachine(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeySMBIOS), pod.Annotations[contract.KeySMBIOS], err.Error()))
 		}
 	}
-	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod), checkKernel(pod), checkHostDisks(pod))
+	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod), checkKernel(pod), checkHostDisks(pod), checkShared(pod))
 }
 
 // kernelVolume returns the name of the volume of pod with the kernel of its guest, "" if the guest boots from a disk.
@@ -160,6 +160,22 @@ func checkHostDisks(pod *corev1.Pod) (errs field.ErrorList) {
 			}
 		}
 		errs = append(errs, field.Invalid(annotationPath(contract.KeyHardware), pod.Annotations[contract.KeyHardware], "the disk "+name+" "+why))
+	}
+	return errs
+}
+
+// checkShared refuses to share what is no volume of a claim. The engine knows what else a shared volume may not be.
+func checkShared(pod *corev1.Pod) (errs field.ErrorList) {
+	ask, _ := contract.ParseMachine(pod.Annotations)
+	for _, name := range slices.Sorted(maps.Keys(ask.Hardware.Disks)) {
+		if !ask.Hardware.Disks[name].Shared || slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == name && v.PersistentVolumeClaim != nil }) {
+			continue
+		}
+		why := "the disk " + name + " is not of a claim that other pods can name, so no other VM can share it; leave out shared"
+		if _, of := ask.Hardware.HostDisks[name]; of {
+			why = "the disk " + name + " is a file of the node; say shared in hostDisks"
+		}
+		errs = append(errs, field.Invalid(annotationPath(contract.KeyHardware), pod.Annotations[contract.KeyHardware], why))
 	}
 	return errs
 }

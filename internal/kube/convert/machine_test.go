@@ -207,3 +207,45 @@ func TestHostDisks(t *testing.T) {
 		}
 	}
 }
+
+// A pod says which of its claims other VMs may use at the same time. Nothing else can be shared so.
+func TestSharedClaim(t *testing.T) {
+	with := func(hardware string, v corev1.VolumeSource) *corev1.Pod {
+		return plain(annotate(contract.KeyHardware, hardware), func(p *corev1.Pod) {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "disk", VolumeSource: v})
+			p.Spec.Containers[0].VolumeDevices = []corev1.VolumeDevice{{Name: "disk", DevicePath: "/dev/disk"}}
+		})
+	}
+	for hardware, want := range map[string]bool{
+		`{"disks": {"disk": {"shared": true, "bus": "scsi"}}}`: true,
+		`{"disks": {"disk": {"bus": "scsi"}}}`:                 false,
+	} {
+		pod := with(hardware, ofClaim("data", false))
+		if errs := Check(pod); len(errs) > 0 {
+			t.Fatal(errs.ToAggregate())
+		}
+		s := Spec(pod, Node{}, nil)
+		if disks := s.DiskVolumes(); len(disks) != 1 || disks[0].Disk.Shared != want || s.Hardware.Disks["disk"] != (vm.DiskDevice{Bus: vm.DiskSCSI}) {
+			t.Errorf("%s: %+v, %+v", hardware, disks, s.Hardware)
+		}
+	}
+	file := corev1.HostPathFile
+	for name, pod := range map[string]*corev1.Pod{
+		"no volume":              with(`{"disks": {"other": {"shared": true}}}`, ofClaim("data", false)),
+		"the image":              with(`{"disks": {"@image": {"shared": true}}}`, ofClaim("data", false)),
+		"a claim of its own":     with(`{"disks": {"disk": {"shared": true}}}`, corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{}}}),
+		"a file of the node":     withFile(with, file),
+		"what is true or false":  with(`{"disks": {"disk": {"shared": "yes"}}}`, ofClaim("data", false)),
+		"a word that nobody has": with(`{"disks": {"disk": {"shareable": true}}}`, ofClaim("data", false)),
+	} {
+		if errs := Check(pod); len(errs) != 1 || errs[0].Field != "metadata.annotations[vm.cocoonstack.io/hardware]" {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}
+
+func withFile(with func(string, corev1.VolumeSource) *corev1.Pod, kind corev1.HostPathType) *corev1.Pod {
+	pod := with(`{"hostDisks": {"disk": {}}, "disks": {"disk": {"shared": true}}}`, corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/srv/disk", Type: &kind}})
+	pod.Spec.Containers[0].VolumeDevices = nil
+	return pod
+}

@@ -194,7 +194,7 @@ func volumes(pod *corev1.Pod) []vm.Volume {
 			ref = v.CSI.Driver
 		}
 		if ref != "" {
-			def.Kind, def.Disk = vm.VolumeDisk, &vm.VolumeUse{Ref: ref, ReadOnly: v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly}
+			def.Kind, def.Disk = vm.VolumeDisk, &vm.VolumeUse{Ref: ref, ReadOnly: v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ReadOnly, Shared: ask.Hardware.Disks[v.Name].Shared}
 			sc := pod.Spec.SecurityContext
 			def.Disk.GroupOnMismatch = sc != nil && sc.FSGroupChangePolicy != nil && *sc.FSGroupChangePolicy == corev1.FSGroupChangeOnRootMismatch
 		}

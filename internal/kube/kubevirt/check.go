@@ -232,6 +232,7 @@ func (c *check) disks() {
 			c.errs = append(c.errs, field.Forbidden(at, "the volume memoryDump is no disk; leave the disk out"))
 		}
 		c.device(d, at)
+		c.shareable(d, at)
 		if d.Serial != "" && serials[d.Serial] {
 			c.errs = append(c.errs, field.Duplicate(at.Child("serial"), d.Serial))
 		}

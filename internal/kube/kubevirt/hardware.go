@@ -155,7 +155,7 @@ func device(d v1.Disk) (out contract.DiskDevice) {
 	if out.Bus == string(v1.DiskBusVirtio) {
 		out.Bus = ""
 	}
-	out.Serial = d.Serial
+	out.Serial, out.Shared = d.Serial, shareable(d)
 	if d.BlockSize != nil && d.BlockSize.Custom != nil {
 		out.Blocks = contract.Blocks{Logical: size(d.BlockSize.Custom.Logical), Physical: size(d.BlockSize.Custom.Physical)}
 	}

@@ -80,6 +80,10 @@ func Hotplug(o *v1.AddVolumeOptions) (volume v1.Volume, disk v1.Disk, errs field
 		errs = append(errs, field.Forbidden(at.Child("serial"), nodeSerial+"; leave it out"))
 	}
 	disk.Serial = ""
+	if shareable(disk) {
+		errs = append(errs, field.Forbidden(at.Child("shareable"), "a volume that is added to a running VM belongs to it alone; give the disk to the machine in its template, and start it again"))
+	}
+	disk.Shareable = nil
 	spec := &v1.VirtualMachineInstanceSpec{Volumes: []v1.Volume{volume}, Domain: v1.DomainSpec{Devices: v1.Devices{Disks: []v1.Disk{disk}}}}
 	judged, more := rules.judge(spec, nil)
 	c := check{spec: spec, at: field.NewPath("spec")}

@@ -24,6 +24,8 @@ func (r *Reconciler) snapshotStatuses(ctx context.Context, vm *v1.VirtualMachine
 		s := v1.VolumeSnapshotStatus{Name: v.Name, Enabled: true}
 		if name := kubevirt.ClaimOf(v); name == "" {
 			s.Enabled, s.Reason = false, fmt.Sprintf("Snapshot is not supported for this volumeSource type [%s]", v.Name)
+		} else if kubevirt.Shareable(&template.Spec, v.Name) {
+			s.Enabled, s.Reason = false, fmt.Sprintf("Snapshot is not supported for a disk that is shareable [%s]", v.Name)
 		} else if !slices.Contains(vm.Status.VolumeSnapshotStatuses, s) {
 			if s.Reason, err = r.noSnapshot(ctx, vm.Namespace, name, v.Name); err != nil {
 				return nil, err

@@ -51,7 +51,9 @@ func TestSnapshotStatuses(t *testing.T) {
 			{Name: "made", VolumeSource: v1.VolumeSource{DataVolume: &v1.DataVolumeSource{Name: "dv"}}},
 			{Name: "away", VolumeSource: of("far")},
 			{Name: "none", VolumeSource: of("nothing")},
+			{Name: "common", VolumeSource: of("data")},
 		}
+		vm.Spec.Template.Spec.Domain.Devices.Disks = []v1.Disk{{Name: "common", Shareable: new(true)}}
 	})
 	want := []v1.VolumeSnapshotStatus{
 		{Name: "root", Reason: "Snapshot is not supported for this volumeSource type [root]"},
@@ -59,6 +61,7 @@ func TestSnapshotStatuses(t *testing.T) {
 		{Name: "made", Enabled: true},
 		{Name: "away", Reason: "No VolumeSnapshotClass: Volume snapshots are not configured for this StorageClass [other] [away]"},
 		{Name: "none", Reason: "PVC not found [nothing]"},
+		{Name: "common", Reason: "Snapshot is not supported for a disk that is shareable [common]"},
 	}
 	for range 2 {
 		got, err := r.snapshotStatuses(t.Context(), vm, vm.Spec.Template)

@@ -119,7 +119,7 @@ func (r *Reconciler) volumes(ctx context.Context, vm *v1.VirtualMachine) (all []
 	for i := range vm.Spec.Template.Spec.Volumes {
 		v := volume{name: vm.Spec.Template.Spec.Volumes[i].Name}
 		name := kubevirt.ClaimOf(&vm.Spec.Template.Spec.Volumes[i])
-		if name == "" {
+		if v.excluded = name != "" && kubevirt.Shareable(&vm.Spec.Template.Spec, v.name); v.excluded || name == "" {
 			all = append(all, v)
 			continue
 		}

@@ -40,7 +40,7 @@ const (
 type volume struct {
 	name     string
 	claim    *corev1.PersistentVolumeClaim // nil: it has none, or none that can be kept
-	excluded bool                          // it has a claim, and its storage class has no snapshots
+	excluded bool                          // it has a claim, and its storage class has no snapshots, or other machines share it
 }
 
 // seen is what decide knows of a snapshot.
@@ -223,7 +223,7 @@ var meanings = map[v1beta1.Indication]string{
 	v1beta1.VMSnapshotNoGuestAgentIndication:    "the guest has no agent that could freeze its file systems: the disks are as after a power cut",
 	v1beta1.VMSnapshotPausedIndication:          "the VM was paused: what the guest had not written yet is not on the disks",
 	v1beta1.VMSnapshotQuiesceTimeoutIndication:  "the file systems of the guest were thawed before all disks were kept: the disks may be of different instants",
-	v1beta1.VMSnapshotPartialSnapshotIndication: "some claims are not in the snapshot, because their storage class has no snapshots; status.snapshotVolumes.excludedVolumes names them",
+	v1beta1.VMSnapshotPartialSnapshotIndication: "some claims are not in the snapshot, because their storage class has no snapshots, or other machines share them; status.snapshotVolumes.excludedVolumes names them",
 }
 
 // indicate says in which state the machine is.
