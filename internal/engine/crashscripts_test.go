@@ -303,6 +303,7 @@ func scripts() map[string]script {
 	maps.Copy(all, dumpScripts())
 	maps.Copy(all, attachedScripts())
 	maps.Copy(all, attachScripts())
+	maps.Copy(all, sharedScripts())
 	maps.Copy(all, nicScripts())
 	maps.Copy(all, linkScripts())
 	return all

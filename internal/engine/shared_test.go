@@ -1,6 +1,8 @@
 package engine_test
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -127,5 +129,38 @@ func TestSharedVolumeOfRunningVM(t *testing.T) {
 	r.must(r.DetachVolume(ctx, "second", "data"))
 	if v := r.data(ctx); !v.AttachedTo(first.ID) || v.AttachedTo(second.ID) {
 		t.Errorf("detached: %+v", v.Attachments)
+	}
+}
+
+// sharedScripts give and take a volume that another VM shares, and keeps whatever happens.
+func sharedScripts() map[string]script {
+	beside := func(ctx context.Context, r *rig) error {
+		if err := createData(ctx, r); err != nil {
+			return err
+		}
+		_, err := r.Launch(ctx, withCommon("b"))
+		return err
+	}
+	launch := func(ctx context.Context, r *rig) error {
+		_, err := r.Launch(ctx, withCommon("web"))
+		return err
+	}
+	both := func(ctx context.Context, r *rig) error { return errors.Join(beside(ctx, r), launch(ctx, r)) }
+	plain := func(ctx context.Context, r *rig) error {
+		s := withCommon("web")
+		s.Volumes = nil
+		_, err := r.Launch(ctx, s)
+		return errors.Join(beside(ctx, r), err)
+	}
+	attach := func(ctx context.Context, r *rig) error {
+		_, err := r.AttachVolume(ctx, "web", vm.VolumeUse{Ref: "data", Shared: true}, "")
+		return err
+	}
+	return map[string]script{
+		"launch beside one that shares":    {before: beside, act: launch, after: []vm.State{"", vm.StateRunning}},
+		"remove one of two that share":     {before: both, act: func(ctx context.Context, r *rig) error { return r.Remove(ctx, "web", true) }, after: []vm.State{"", vm.StateRunning}},
+		"attach a volume that is shared":   {before: plain, act: attach, after: []vm.State{vm.StateRunning}},
+		"detach a volume that is shared":   {before: func(ctx context.Context, r *rig) error { return errors.Join(plain(ctx, r), attach(ctx, r)) }, act: detach, after: []vm.State{vm.StateRunning}},
+		"restart one of two that share it": {before: both, act: func(ctx context.Context, r *rig) error { _, err := r.Restart(ctx, "web", 0); return err }, after: []vm.State{vm.StateRunning, vm.StateStopped}},
 	}
 }

@@ -101,7 +101,10 @@ func round(ctx context.Context, s *file.Store) error {
 	_, err5 := s.Restore(ctx, "v0", "v1")
 	_, err6 := s.Restore(ctx, "clone", "v1")
 	_, _, err7 := s.Attach(ctx, "copy", vm.NewID(), volume.Mode{})
-	return errors.Join(err1, err2, err3, err4, err5, err6, err7)
+	one, shares := vm.NewID(), volume.Mode{Shared: true}
+	_, _, err8 := s.Attach(ctx, "empty", one, shares)
+	_, _, err9 := s.Attach(ctx, "empty", vm.NewID(), shares)
+	return errors.Join(err1, err2, err3, err4, err5, err6, err7, err8, err9, s.Detach(ctx, "empty", one))
 }
 
 // sound checks that the store holds only complete volumes and snapshots, and no other files.
