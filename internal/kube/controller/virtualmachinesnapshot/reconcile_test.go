@@ -122,15 +122,16 @@ func things(change ...func(*v1beta1.VirtualMachineSnapshot)) []client.Object {
 	vm.Spec.Template = &v1.VirtualMachineInstanceTemplateSpec{}
 	vm.Spec.Template.Spec.Volumes = []v1.Volume{
 		{Name: "image", VolumeSource: v1.VolumeSource{ContainerDisk: &v1.ContainerDiskSource{Image: "x"}}},
-		onClaim("data", "db-data"), onClaim("log", "db-log"), onClaim("other", "of-nfs"),
+		onClaim("data", "db-data"), onClaim("log", "db-log"), onClaim("other", "of-nfs"), onClaim("common", "of-several"),
 	}
+	vm.Spec.Template.Spec.Domain.Devices.Disks = []v1.Disk{{Name: "data"}, {Name: "common", Shareable: ptr(true)}}
 	snapshot := &v1beta1.VirtualMachineSnapshot{ObjectMeta: metav1.ObjectMeta{Name: "before", Namespace: "ns", UID: "s", CreationTimestamp: metav1.NewTime(epoch)}}
 	snapshot.Spec.Source = corev1.TypedLocalObjectReference{APIGroup: ptr("kubevirt.io"), Kind: "VirtualMachine", Name: "db"}
 	for _, f := range change {
 		f(snapshot)
 	}
 	return []client.Object{
-		vm, snapshot, claim("db-data", "local"), claim("db-log", "local"), claim("of-nfs", "nfs"),
+		vm, snapshot, claim("db-data", "local"), claim("db-log", "local"), claim("of-nfs", "nfs"), claim("of-several", "local"),
 		&appsv1.ControllerRevision{ObjectMeta: metav1.ObjectMeta{Name: "db-small", Namespace: "ns"}, Data: runtime.RawExtension{Raw: []byte(`{"kind":"x"}`)}},
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "local"}, Provisioner: "volume.cocoonstack.io"},
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "nfs"}, Provisioner: "nfs"},
@@ -236,7 +237,7 @@ func TestKilledAfterEachWrite(t *testing.T) {
 		}
 		s := w.snapshot(t)
 		got := fmt.Sprint(s.Phase, *s.ReadyToUse, s.Error == nil, s.CreationTime != nil, indications(s), *s.SnapshotVolumes, *s.SourceUID)
-		if want := "Succeeded true true true PartialSnapshot {[data log] [image other]} vm"; !strings.EqualFold(strings.ReplaceAll(got, " ", ""), strings.ReplaceAll(want, " ", "")) {
+		if want := "Succeeded true true true PartialSnapshot {[data log] [image other common]} vm"; !strings.EqualFold(strings.ReplaceAll(got, " ", ""), strings.ReplaceAll(want, " ", "")) {
 			t.Errorf("killed after write %d: %s", at, got)
 		}
 		if d := diff.Of("", w.locked(t)); d != "" {
