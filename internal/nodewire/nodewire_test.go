@@ -106,6 +106,7 @@ func TestNoFieldIsForgotten(t *testing.T) {
 	roundTrip(t, EncodeDescription, DecodeDescription)
 	roundTrip(t, EncodeImage, DecodeImage)
 	roundTrip(t, EncodeNodeInfo, DecodeNodeInfo)
+	roundTrip(t, EncodeStoredVolume, DecodeStoredVolume)
 
 	type exec struct {
 		Ref   string
