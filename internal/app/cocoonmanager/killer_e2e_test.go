@@ -8,9 +8,12 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 )
@@ -22,6 +25,7 @@ type killer struct {
 	server  *httptest.Server
 	manager *process
 	fail    func(format string, args ...any)
+	gone    atomic.Bool // the API server does not answer
 
 	mu    sync.Mutex
 	off   bool
@@ -45,15 +49,44 @@ func newKiller(t *testing.T, config *rest.Config) *killer {
 		Transport: outliving{transport}, FlushInterval: -1,
 		ModifyResponse: func(r *http.Response) error { k.wrote(r.Request, r.StatusCode); return nil },
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if r.Context().Err() == nil { // its manager is alive
+			if r.Context().Err() == nil && !k.gone.Load() { // its manager is alive
 				t.Errorf("%s %s: %v", r.Method, r.URL, err)
 			}
 			w.WriteHeader(http.StatusBadGateway)
 		},
 	}
-	k.server = httptest.NewTLSServer(proxy)
+	k.server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if k.gone.Load() {
+			panic(http.ErrAbortHandler) // closes the connection
+		}
+		proxy.ServeHTTP(w, r)
+	}))
 	t.Cleanup(k.server.Close)
 	return k
+}
+
+// absence is how long the API server does not answer, unless COCOON_AWAY says it.
+const absence = 15 * time.Second
+
+// away lets the manager find no API server while run runs, and for some time after it. A manager that was just starting has ended then, and is started
+// again, as what runs managers does.
+func (k *killer) away(t *testing.T, run func()) {
+	t.Helper()
+	long := absence
+	if text := os.Getenv("COCOON_AWAY"); text != "" {
+		var err error
+		if long, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.gone.Store(true)
+	k.server.CloseClientConnections()
+	run()
+	<-time.After(long)
+	k.gone.Store(false)
+	if k.manager.over() {
+		k.manager.start(t)
+	}
 }
 
 // outliving finishes writes whose manager is killed meanwhile because of another write: the API server may have

@@ -12,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/cert"
 	kubevirtv1 "kubevirt.io/api/core/v1"
@@ -117,6 +118,30 @@ spec:
 	}
 	kubetest.Eventually(t, "its VMs", func() string { return fmt.Sprint(r.node.Guest(kubevirt.VMName(second)) != nil) }, "false")
 
+	patch(`{"spec":{"runStrategy":"Always"}}`)
+	kubetest.Eventually(t, "the machine", status, "Running true")
+	// The manager finds no API server while the machine is told to stop, and one that is there is deleted. It does both when the API server is back.
+	other := &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "alone"}, Spec: *vm.Spec.Template.Spec.DeepCopy()}
+	if err := r.api.Create(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	alone := func() string {
+		if err := r.api.Get(t.Context(), client.ObjectKeyFromObject(other), other); apierrors.IsNotFound(err) {
+			return "gone"
+		}
+		return string(other.Status.Phase)
+	}
+	kubetest.Eventually(t, "the instance without a machine", alone, "Running")
+	k.part(func() {
+		k.away(t, func() {
+			patch(`{"spec":{"runStrategy":"Halted"}}`)
+			if err := r.api.Delete(t.Context(), other); err != nil {
+				t.Fatal(err)
+			}
+		})
+	})
+	kubetest.Eventually(t, "the machine after the absence", status, "Stopped false")
+	kubetest.Eventually(t, "the instance after the absence", alone, "gone")
 	patch(`{"spec":{"runStrategy":"Always"}}`)
 	kubetest.Eventually(t, "the machine", status, "Running true")
 	third := instance()

@@ -317,6 +317,18 @@ func (p *process) kill() {
 	}
 }
 
+// over reports whether the process has ended.
+func (p *process) over() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // led counts how often the process became the leader, according to its log.
 func (p *process) led() int {
 	log, _ := os.ReadFile(p.log.Name())
