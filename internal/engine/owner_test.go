@@ -58,7 +58,12 @@ func TestOwners(t *testing.T) {
 			"what":       func() error { _, err := r.Describe(ctx, ref); return err },
 			"logins":     func() error { return r.SetLogins(ctx, ref, guest.Logins{}) },
 			"attach NIC": func() error { _, err := r.AttachNIC(ctx, ref, vm.NICSpec{Network: "lab"}); return err },
-			"detach NIC": func() error { _, err := r.DetachNIC(ctx, ref, "lab"); return err },
+			"detach NIC": func() error { _, err := r.DetachNIC(ctx, ref, mine.NICs[0].MAC); return err },
+			"set link":   func() error { _, err := r.SetLink(ctx, ref, mine.NICs[0].MAC, true); return err },
+			"pause":      func() error { _, err := r.Pause(ctx, ref); return err },
+			"unpause":    func() error { _, err := r.Unpause(ctx, ref); return err },
+			"reboot":     func() error { _, err := r.Reboot(ctx, ref, true); return err },
+			"size":       func() error { _, err := r.Resize(ctx, ref, mine.Spec.Size()); return err },
 			"freeze":     func() error { return r.Freeze(ctx, ref, time.Minute) },
 			"thaw":       func() error { _, err := r.Thaw(ctx, ref); return err },
 			"volume":     func() error { return r.UpdateVolume(ctx, ref, "v", nil) },
@@ -86,7 +91,7 @@ func TestOwners(t *testing.T) {
 			t.Errorf("removal of %s on behalf of dev: %v", ref, err)
 		}
 	}
-	if got := r.must(r.Inspect(t.Context(), "prod/db")); got.State != vm.StateRunning || got.ID != mine.ID || got.Owner.Namespace != "prod" {
+	if got := r.must(r.Inspect(t.Context(), "prod/db")); got.State != vm.StateRunning || got.ID != mine.ID || got.Owner.Namespace != "prod" || got.NICs[0].LinkDown || got.Paused != "" {
 		t.Errorf("after all that prod's VM is %+v", got)
 	}
 	all, err := r.List(ctx)
