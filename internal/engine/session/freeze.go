@@ -121,8 +121,10 @@ func (l *Link) Thaw(ctx context.Context) (held bool, err error) {
 	return n > 0, nil // a guest that somebody has thawed, or that has started again, has none
 }
 
-// noteFrozen records whether somebody has the guest's file systems frozen. A freeze does not fail for it.
+// noteFrozen records whether somebody has the guest's file systems frozen. A freeze does not fail for it, and a client that is gone after a thaw does
+// not leave the record as it was.
 func (l *Link) noteFrozen(ctx context.Context, frozen bool) {
+	ctx = context.WithoutCancel(ctx)
 	if l.vm.Record().Frozen == frozen {
 		return
 	}
