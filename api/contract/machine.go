@@ -67,7 +67,7 @@ type OfNode struct {
 // HostDisk says that a volume of the pod, a hostPath of the type File or FileOrCreate that no container mounts, is a disk of the guest.
 type HostDisk struct {
 	Capacity int64 `json:"capacity,omitempty"` // bytes of a file that is made; only and always with FileOrCreate
-	Shared   bool  `json:"shared,omitempty"`   // other VMs may have it at the same time, if they say so, too
+	Shared   bool  `json:"shared,omitempty"`   // several VMs may have it at the same time; each of them has to set this
 }
 
 // Kernel is the kernel that a guest boots instead of a disk. A guest without a disk of its own has the image volume://VOLUME.
@@ -137,7 +137,7 @@ type DiskDevice struct {
 	ReadOnly bool   `json:"ro,omitempty"`
 	Serial   string `json:"serial,omitempty"` // the serial number that the guest sees
 	Blocks   Blocks `json:"blocks,omitzero"`
-	Shared   bool   `json:"shared,omitempty"` // of a claim: other VMs may use its volume at the same time, if they say so, too
+	Shared   bool   `json:"shared,omitempty"` // several VMs may use the volume of the claim at the same time; each of them has to set this
 }
 
 // Blocks are the sizes in bytes of the blocks that a guest sees on a disk.

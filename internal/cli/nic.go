@@ -54,7 +54,7 @@ func (a *app) vmSetLinkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "set-link REF NETWORK|MAC up|down", Short: "Set the link of a network interface up or down, also while the VM runs", Args: cobra.ExactArgs(3),
 		Long: `Set the link of a network interface up or down, also while the VM runs. While it is down, the guest sees no carrier and no packet passes.
-It stays so when the VM stops, hibernates or is restored. Name the interface by its network, or by its hardware address if the VM has
+The link stays as it is set when the VM stops, hibernates or is restored. Name the interface by its network, or by its hardware address if the VM has
 several there.` + refHelp,
 		Example:           "  cocoon vm set-link web lab down",
 		ValidArgsFunction: inTurn(a.completeVMs),

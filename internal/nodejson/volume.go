@@ -28,7 +28,7 @@ type Volume struct {
 type Attachment struct {
 	VM       vm.ID     `json:"vm_id"`
 	ReadOnly bool      `json:"ro"`
-	Shared   bool      `json:"shared"` // with other VMs that say so, too
+	Shared   bool      `json:"shared"` // several VMs may have the volume at the same time
 	Since    time.Time `json:"since"`
 }
 

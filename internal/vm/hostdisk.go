@@ -13,7 +13,7 @@ type HostDisk struct {
 	Path     string `json:"path"`               // absolute, clean, without symbolic links
 	Capacity int64  `json:"capacity,omitempty"` // bytes that it gets if it is missing; 0: it must be there
 	ReadOnly bool   `json:"ro,omitempty"`       // the guest cannot write to it
-	Shared   bool   `json:"shared,omitempty"`   // other VMs may have it at the same time, if they say so, too
+	Shared   bool   `json:"shared,omitempty"`   // several VMs may have it at the same time; each of them has to set this
 }
 
 // HostDisks returns the volumes of s that are files of the node.

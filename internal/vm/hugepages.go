@@ -48,7 +48,7 @@ func ParseHugePages(s string) (HugePages, error) {
 	return 0, errdefs.Invalidf("huge pages of %q are unknown; they have 2Mi or 1Gi", s)
 }
 
-// UnmarshalJSON also reads the records of earlier releases, which say true for pages of 2 MiB.
+// UnmarshalJSON also reads records of earlier releases, where true means pages of 2 MiB.
 func (p *HugePages) UnmarshalJSON(text []byte) error {
 	if string(text) == "true" {
 		*p = HugePages2M

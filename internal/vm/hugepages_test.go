@@ -8,9 +8,9 @@ import (
 )
 
 func TestHugePages(t *testing.T) {
-	for text, want := range map[string]HugePages{`{}`: 0, `{"huge_pages": true}`: HugePages2M, `{"huge_pages": false}`: 0, `{"huge_pages": 1073741824}`: HugePages1G} {
+	for text, want := range map[string]HugePages{`{}`: 0, `{"huge_pages": true}`: HugePages2M, `{"huge_pages": 1073741824}`: HugePages1G} {
 		var h Hardware
-		if err := json.Unmarshal([]byte(text), &h); text != `{"huge_pages": false}` && err != nil || h.HugePages != want {
+		if err := json.Unmarshal([]byte(text), &h); err != nil || h.HugePages != want {
 			t.Errorf("%s: %d %v", text, h.HugePages, err)
 		}
 	}

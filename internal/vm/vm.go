@@ -152,7 +152,7 @@ const DirFile = "file"
 type VolumeUse struct {
 	Ref      string `json:"ref"`               // name or id, as given
 	ReadOnly bool   `json:"ro,omitempty"`      // the VM cannot write to it; others may read it meanwhile
-	Shared   bool   `json:"shared,omitempty"`  // other VMs may use it at the same time and write to it, if they say so, too
+	Shared   bool   `json:"shared,omitempty"`  // several VMs may write to it at the same time; each of them has to set this
 	FSType   string `json:"fs_type,omitempty"` // what an OCI guest makes on an empty disk when it mounts it: ext4 or xfs; "" is ext4
 	// GroupOnMismatch gives the files to Volume.Group only if the root of the file system is not that group's (fsGroupChangePolicy).
 	GroupOnMismatch bool `json:"group_on_mismatch,omitempty"`

@@ -41,7 +41,7 @@ type Attachment struct {
 // Mode is how a VM uses a volume. The zero value is a VM that writes, and that nobody else is beside.
 type Mode struct {
 	ReadOnly bool `json:"read_only,omitempty"` // the VM cannot write to it
-	Shared   bool `json:"shared,omitempty"`    // other VMs that say so, too, may use it at the same time, and write to it
+	Shared   bool `json:"shared,omitempty"`    // several VMs may write to it at the same time; each of them has to set this
 }
 
 // ModeOf returns the mode of a VM that uses a volume as in u.

@@ -31,7 +31,7 @@ const (
 // errGone says that the program that is connected to a console has ended.
 var errGone = errors.New("the console is gone")
 
-// typed counts the lines that were typed, so that the answer to one is not taken for that to another: a console shows earlier output first.
+// typed numbers the lines. Each answer carries the number of its line, because a console shows earlier output first.
 var typed atomic.Int64
 
 // guest types a line into the shell at the console of a guest, again and again until what the line prints matches, and leaves by the

@@ -10,7 +10,7 @@ import (
 // shareable reports whether other VMs may use the volume of d at the same time.
 func shareable(d v1.Disk) bool { return d.Shareable != nil && *d.Shareable }
 
-// Shareable reports whether other machines may use the volume at the same time, so that it is not this machine's own.
+// Shareable reports whether several machines may use the volume at the same time.
 func Shareable(s *v1.VirtualMachineInstanceSpec, volume string) bool {
 	return slices.ContainsFunc(s.Domain.Devices.Disks, func(d v1.Disk) bool { return d.Name == volume && shareable(d) })
 }
