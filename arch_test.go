@@ -35,6 +35,7 @@ var layers = []layer{
 	{"L5 doctor", 5, []string{"internal/doctor/"}, []string{"golang.org/x/sys/", "github.com/google/nftables"}},
 	{"L5 guest agent", 5, []string{"internal/guestagent/"}, []string{"github.com/cenkalti/backoff", "google.golang.org/", "golang.org/x/", "github.com/creack/pty", "github.com/vishvananda/"}},
 	{"L5 registry", 5, []string{"internal/registry/"}, []string{"github.com/klauspost/compress", "github.com/prometheus", "github.com/minio/", "github.com/opencontainers/", "golang.org/x/"}},
+	{"L5 cri", 5, []string{"internal/cri/"}, []string{"github.com/cenkalti/backoff", "google.golang.org/", "golang.org/x/", "k8s.io/apimachinery/pkg/api/resource", "k8s.io/cri-api/", "k8s.io/cri-streaming/", "k8s.io/utils/exec"}},
 	{"L5 kube", 5, []string{"internal/kube/"}, []string{"kubevirt.io/api/", "kubevirt.io/containerized-data-importer-api/", "k8s.io/", "google.golang.org/grpc", "github.com/kubernetes-csi/external-snapshotter/", "sigs.k8s.io/", "github.com/virtual-kubelet/", "github.com/gorilla/mux", "github.com/prometheus", "golang.org/x/", "go.opentelemetry.io/", "gopkg.in/evanphx/json-patch.v4"}},
 
 	{"L4 engine", 4, []string{"internal/engine/"}, []string{"github.com/cenkalti/backoff/"}},
@@ -64,7 +65,7 @@ var layers = []layer{
 	{"L1 cloud-init", 1, []string{"internal/cloudinit/"}, []string{"go.yaml.in/yaml/v3"}},
 	{"L1 manifests", 1, []string{"deploy/"}, nil},
 	{"L1 api", 1, []string{"api/"}, []string{"google.golang.org/", "k8s.io/apimachinery", "k8s.io/api"}},
-	{"L0 ground", 0, []string{"internal/errdefs/", "internal/blockdev/", "internal/hostdir/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/batch/", "internal/filelock/", "internal/keylock/", "internal/sparse/", "internal/version/", "internal/reach/", "internal/ociname/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
+	{"L0 ground", 0, []string{"internal/errdefs/", "internal/blockdev/", "internal/hostdir/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/batch/", "internal/filelock/", "internal/keylock/", "internal/sparse/", "internal/version/", "internal/reach/", "internal/ociname/", "internal/unixsocket/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L0 grpc errors", 0, []string{"internal/grpcerr/"}, []string{"google.golang.org/"}},
 
 	{"tests", 9, []string{"internal/testkit/", "test/", "examples/", "hack/", "guest/"}, []string{"*"}},
@@ -78,6 +79,7 @@ var exceptions = map[string]bool{}
 var rooms = map[string][]string{
 	"internal/image":  {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
 	"internal/engine": {"serial", "proclog", "coredisk", "firmware", "process", "pool", "session", "."},
+	"internal/cri":    {"relay", "convert", "crilog", "image", "pod", "."},
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
 		"podstatus", "csi", "podvolumes", "podsnapshots", "podhealth", "podprovider", "netpolicy", "storage", "node",

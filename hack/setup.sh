@@ -14,8 +14,9 @@ test=(
   xfsprogs:mkfs.xfs # a file system that shares what files have in common
   qemu-guest-agent: openssh-client:ssh # what the tests talk to, and with
   isc-dhcp-client:dhclient "dhcpcd-base|dhcpcd5:dhcpcd" busybox:busybox systemd: # DHCP clients of the tests
-  containernetworking-plugins: dnsmasq-base:dnsmasq # the network's neighbours: CNI, and a server to compare with
+  containernetworking-plugins: iptables:iptables dnsmasq-base:dnsmasq # the network's neighbours: CNI, and a server to compare with
   protobuf-compiler:protoc shellcheck:shellcheck git:git make:make gcc:gcc libc6-dev: # building and checking
+  libseccomp-dev: "pkgconf|pkg-config:pkg-config" # building runc
   sudo:sudo # some tests are run by an ordinary user
 )
 case ${1-} in

@@ -10,6 +10,7 @@ const (
 	PrefixSet  = "cocoonset.cocoonstack.io/" // values mirrored from a CocoonSet
 	PrefixVM   = "vm.cocoonstack.io/"        // one VM instance
 	PrefixNode = "cocoonstack.io/"           // nodes, and our own labels
+	PrefixCRI  = "cri.cocoonstack.io/"       // VMs of pods of a kubelet
 )
 
 // Annotations that ask for a VM (VMSpec).
@@ -130,6 +131,9 @@ const (
 	TaintValue = "cocoon"
 )
 
+// LabelCRI is the label of nodes that keep their kubelet and run VM pods, with the value "true". A taint of this key keeps other pods away.
+const LabelCRI = PrefixNode + "cri"
+
 // Labels that a virtual node sets on its VMs. After a restart it recognizes its VMs by these labels.
 const (
 	VMLabelNode         = PrefixNode + "node"
@@ -142,6 +146,21 @@ const (
 	VMLabelHibernate = PrefixNode + "hibernate-on-delete"
 	// VMLabelOwnerUID is the UID of the controller of the VM's pod, on a snapshot that the node took.
 	VMLabelOwnerUID = PrefixNode + "owner-uid"
+)
+
+// Labels that the CRI door sets on the VMs of pods, and on their containers. After a restart it recognizes them by these labels. Values
+// are JSON of the messages of CRI, but for the name of the runtime handler.
+const (
+	VMLabelCRISandbox   = PrefixCRI + "sandbox"
+	VMLabelCRIHandler   = PrefixCRI + "handler"
+	VMLabelCRIContainer = PrefixCRI + "container"
+)
+
+// KeyTargetRuntime is the annotation of a pod that names its runtime, if its RuntimeClass names none (Virtlet, seed 001), and
+// TargetVirtlet the value of old pods.
+const (
+	KeyTargetRuntime = "kubernetes.io/target-runtime"
+	TargetVirtlet    = "virtlet.cloud"
 )
 
 // ContainerIDScheme is the scheme of the container ids in pod statuses. The VM's id follows it.

@@ -57,6 +57,7 @@ func Reference() []Entry {
 		{KeyCID, "number", "node", "context id of the guest's virtio socket on the node, while it runs"},
 		{KeyVNCPort, "1-65535", "operator", "VNC port of a static VM; never 0"},
 		{KeyPostCloneHint, "base64", "node", "shell commands that set the identity of a clone without an agent"},
+		{KeyTargetRuntime, "virtlet.cloud, or the name of a runtime handler", "user", "on the node of a kubelet: the runtime of the pod, if it has no `runtimeClassName` ([cri.md](cri.md))"},
 		{KeyLifecycleState, "creating, ready, hibernating, hibernated, failed", "node", "lifecycle state of the VM"},
 		{KeyLifecycleObserved, "number", "node", "generation that the state belongs to"},
 		{KeyMemoryDumped, "JSON", "node", "the last dump of `memory-dump`, when it began and ended, or why there is none"},

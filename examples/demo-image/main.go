@@ -1,6 +1,8 @@
 // Command demo-image writes the image cocoon/demo:latest as an OCI image layout archive, without a network and without
-// privileges: busybox with its applets, a few users, and an HTTP server as the entrypoint. With -disk it writes the image
-// cocoon/disk-demo:latest instead, which has that disk at /disk/disk.img, as KubeVirt's container disks have it.
+// privileges: busybox with its applets, a few users, and an HTTP server as the entrypoint.
+//
+// With -disk it writes the image cocoon/disk-demo:latest instead. That image has a disk at /disk/disk.img, where KubeVirt's container disks
+// have theirs. With -pause it writes localhost/cocoon/pause:latest, the image of containerd's sandboxes on a node of `cocoon up --kubelet`.
 //
 // The same files and Go release give the same bytes. It imports nothing into any store.
 package main
@@ -31,6 +33,7 @@ import (
 const (
 	imageName     = "cocoon/demo:latest"
 	diskImageName = "cocoon/disk-demo:latest"
+	pauseName     = "localhost/cocoon/pause:latest"
 )
 
 // epoch is the time of every file and of the image itself, so that building twice gives the same bytes.
@@ -48,6 +51,7 @@ func run(args []string) error {
 	busybox := flags.String("busybox", "/bin/busybox", "static busybox to put in")
 	server := flags.String("server", "", "static HTTP server to put in; built from ./examples/demo-image/server when empty")
 	disk := flags.String("disk", "", "disk to put in, alone")
+	pause := flags.Bool("pause", false, "write the image of sandboxes")
 	out := flags.String("o", "demo.tar", "archive to write")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -63,6 +67,13 @@ func run(args []string) error {
 			return err
 		}
 		return write(img, diskImageName, filepath.Join(tmp, "layout"), *out)
+	}
+	if *pause {
+		img, err := buildPause(*busybox)
+		if err != nil {
+			return err
+		}
+		return write(img, pauseName, filepath.Join(tmp, "layout"), *out)
 	}
 	if *server == "" {
 		*server = filepath.Join(tmp, "server")
@@ -114,6 +125,19 @@ func buildDisk(path string) (v1.Image, error) {
 	}
 	return assemble(v1.Config{Labels: map[string]string{"org.opencontainers.image.title": "cocoon demo disk"}},
 		part{[]file{{name: "disk", mode: 0o555, dir: true}, {name: "disk/disk.img", mode: 0o444, data: data, uid: 107, gid: 107}}, "disk of a small system"})
+}
+
+// buildPause assembles the image of sandboxes: one process, which waits until it is stopped and reaps others.
+func buildPause(busybox string) (v1.Image, error) {
+	program, err := os.ReadFile(busybox)
+	if err != nil {
+		return nil, fmt.Errorf("read busybox: %w", err)
+	}
+	return assemble(v1.Config{
+		Entrypoint: []string{"/busybox", "sh", "-c", "trap 'exit 0' TERM INT; while :; do /busybox sleep 86400 & wait; done"},
+		User:       "65535:65535",
+		Labels:     map[string]string{"org.opencontainers.image.title": "cocoon pause"},
+	}, part{[]file{{name: "busybox", mode: 0o755, data: program}}, "busybox"})
 }
 
 // part is a layer.

@@ -109,13 +109,18 @@ func TestRestartAndReleaseOfContainers(t *testing.T) {
 	if code, _, errOut := cocoon(debug, "vm", "add-container", "web"); code != 0 {
 		t.Errorf("add-container: %d %q", code, errOut)
 	}
+	for _, verb := range []string{"start-container", "remove-container"} {
+		if code, _, errOut := cocoon("", "vm", verb, "web", "debug"); code != 0 {
+			t.Errorf("%s: %d %q", verb, code, errOut)
+		}
+	}
 	if code, _, errOut := cocoon("{", "vm", "add-container", "web"); code == 0 {
 		t.Errorf("add-container of what is no JSON: %d %q", code, errOut)
 	}
 	if code, _, errOut := cocoon(`{"proxy":{"cpu_limit":500,"memory_limit":1048576}}`, "vm", "resize-containers", "web"); code != 0 {
 		t.Errorf("resize-containers: %d %q", code, errOut)
 	}
-	if want := []string{"web proxy 0 -1ns", "web proxy 3 7s", "web proxy 0 0s", "web releases proxy", "web gets debug busybox:1.36 [sleep 60]", "web resizes map[proxy:{500 0 1048576 0}]"}; !slices.Equal(n.killed, want) {
+	if want := []string{"web proxy 0 -1ns", "web proxy 3 7s", "web proxy 0 0s", "web releases proxy", "web gets debug busybox:1.36 [sleep 60]", "web starts debug", "web loses debug", "web resizes map[proxy:{500 0 1048576 0 0}]"}; !slices.Equal(n.killed, want) {
 		t.Errorf("got %q, want %q", n.killed, want)
 	}
 }

@@ -127,6 +127,16 @@ func (n *node) AddContainer(_ context.Context, ref string, c vm.Container) (vm.R
 	return vm.Record{}, c.ValidateEphemeral()
 }
 
+func (n *node) StartContainer(_ context.Context, ref, container string) (vm.Record, error) {
+	n.killed = append(n.killed, ref+" starts "+container)
+	return vm.Record{}, nil
+}
+
+func (n *node) RemoveContainer(_ context.Context, ref, container string) error {
+	n.killed = append(n.killed, ref+" loses "+container)
+	return nil
+}
+
 func (n *node) ResizeContainers(_ context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
 	n.killed = append(n.killed, fmt.Sprint(ref, " resizes ", want))
 	return vm.Record{}, nil

@@ -109,7 +109,8 @@ func (a *app) vmAddContainerCommand() *cobra.Command {
 		Use: "add-container REF", Short: "Start one more container in a running VM", Args: cobra.ExactArgs(1),
 		Long: `Start one more container in a running VM. It runs once and ends with the guest at the latest. Its image must be on
 the node. Standard input is the container in JSON:
-{"name":"debug","kind":"ephemeral","image":"busybox:1.36","process":{"args":["sleep","60"]}}.` + refHelp,
+{"name":"debug","kind":"ephemeral","image":"busybox:1.36","process":{"args":["sleep","60"]}}. With "manual":true it waits for
+start-container.` + refHelp,
 		ValidArgsFunction: inTurn(a.completeVMs),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var c vm.Container
@@ -121,6 +122,30 @@ the node. Standard input is the container in JSON:
 				return err
 			})
 		},
+	}
+}
+
+func (a *app) vmStartContainerCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "start-container REF CONTAINER", Short: "Start a container that was added to a running VM", Args: cobra.ExactArgs(2),
+		Long: `Start a container that was added to a running VM and waits for it. The command returns when the guest has started the
+container.` + refHelp,
+		ValidArgsFunction: inTurn(a.completeVMs),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			_, err := c.StartContainer(ctx, args[0], args[1])
+			return err
+		}),
+	}
+}
+
+func (a *app) vmRemoveContainerCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "remove-container REF CONTAINER", Short: "Remove a container that was added to a VM", Args: cobra.ExactArgs(2),
+		Long:              `Remove a container that was added to a VM, with its files and logs. A container that runs is killed.` + refHelp,
+		ValidArgsFunction: inTurn(a.completeVMs),
+		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
+			return c.RemoveContainer(ctx, args[0], args[1])
+		}),
 	}
 }
 

@@ -90,8 +90,8 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.BoolVar(&f.virtio, "virtio", false, "with --windows: the guest has the drivers of virtio, so its disks and interfaces are virtio")
 	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
 	fs.BoolVar(&f.uefi.Persistent, "keep-uefi", false, "with --firmware uefi: keep the variables of the firmware when the VM stops")
-	fs.IntVar(&f.growCPUs, "grow-cpu", 0, "for disk images: to how many CPUs the running VM can grow (cocoon vm resize)")
-	fs.Var(&f.growMemory, "grow-memory", "for disk images: to how much memory the running VM can grow (cocoon vm resize)")
+	fs.IntVar(&f.growCPUs, "grow-cpu", 0, "to how many CPUs the running VM can grow (cocoon vm resize)")
+	fs.Var(&f.growMemory, "grow-memory", "to how much memory the running VM can grow (cocoon vm resize)")
 	fs.StringVar(&f.keep, "keep-firmware", "", "with --keep-uefi or --tpm persistent: what they keep outlives the VM, for the next one with its name and this key (cocoon vm firmware)")
 	cmd.SetFlagErrorFunc(hintAboutDashes)
 }
@@ -324,14 +324,6 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 		}
 		if f.tpm != "" && r.ImageType == vm.ImageOCI {
 			a.warn("--tpm has no effect: %s is a container image, whose kernel knows one machine", cell(r.Spec.Image))
-		}
-		for _, x := range []struct {
-			flag  string
-			given bool
-		}{{"--grow-cpu", f.growCPUs > 0}, {"--grow-memory", f.growMemory > 0}} {
-			if x.given && r.ImageType == vm.ImageOCI {
-				a.warn("%s has no effect: %s is a container image, whose guest has the size that it starts with", x.flag, cell(r.Spec.Image))
-			}
 		}
 		if f.huge > 0 && r.ImageType == vm.ImageOCI {
 			a.warn("--huge-pages has no effect: %s is a container image, whose memory its clones share", cell(r.Spec.Image))

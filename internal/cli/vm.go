@@ -26,7 +26,7 @@ func (a *app) vmCommand() *cobra.Command {
   cocoon vm stop web && cocoon vm rm web`,
 		a.vmRunCommand(), a.vmCreateCommand(), a.vmCloneCommand(), a.vmHibernateCommand(), a.vmWakeCommand(), a.vmRestoreCommand(), a.vmStartCommand(), a.vmStopCommand(), a.vmRestartCommand(), a.vmRebootCommand(), a.vmPauseCommand(), a.vmUnpauseCommand(), a.vmRmCommand(),
 		a.vmInspectCommand(), a.vmListCommand(), a.vmStatusCommand(), a.vmExecCommand(), a.vmAttachCommand(), a.vmForwardCommand(), a.vmLogsCommand(), a.vmConsoleCommand(), a.vmVNCCommand(), a.vmScreenshotCommand(),
-		a.vmStatsCommand(), a.vmGuestInfoCommand(), a.vmDebugCommand(), a.vmVolumeCommand(), a.vmReleaseCommand(), a.vmAddContainerCommand(), a.vmResizeContainersCommand(), a.vmResizeCommand(),
+		a.vmStatsCommand(), a.vmGuestInfoCommand(), a.vmDebugCommand(), a.vmVolumeCommand(), a.vmReleaseCommand(), a.vmAddContainerCommand(), a.vmStartContainerCommand(), a.vmRemoveContainerCommand(), a.vmResizeContainersCommand(), a.vmResizeCommand(),
 		a.vmAttachVolumeCommand(), a.vmDetachVolumeCommand(), a.vmAttachNICCommand(), a.vmDetachNICCommand(), a.vmSetLinkCommand(), a.vmDumpMemoryCommand(), a.vmFirmwareCommand())
 }
 

@@ -34,6 +34,8 @@ type Config struct {
 	QEMU     string // binary; the name of the host's architecture by default
 	Group    string // group that may use the daemon without being root
 
+	Kubelet *Kubelet // nil: cocoond serves no kubelet
+
 	// MappingProblems returns the problems with the mappings of image names; nil: unavailable.
 	MappingProblems func(ctx context.Context) ([]image.MappingProblem, error)
 
@@ -147,6 +149,9 @@ func (d doctor) checks() []check {
 	}
 	if d.cfg.Pools != nil {
 		all = append(all, check{name: "volume pools", feature: "volumes on a thin pool", look: d.pools})
+	}
+	if d.cfg.Kubelet != nil {
+		all = append(all, d.kubeletChecks()...)
 	}
 	if d.cfg.Group != "" {
 		all = append(all, check{name: "group", feature: "using cocoon without root", look: d.group})

@@ -23,18 +23,25 @@ func (m *machine) addContainer(ctx context.Context, c vm.Container) (vm.Record, 
 		return r, errdefs.Existsf("it has a container %s", c.Name)
 	case r.ImageType != vm.ImageOCI:
 		return r, errdefs.Unsupportedf("its guest boots its own system, and no container can be added to that")
-	case len(r.Containers) == 0:
+	case len(r.Containers) == 0 && !r.Spec.Sandbox:
 		return r, errdefs.Unsupportedf("it has a process instead of containers, and no container can be added to that")
 	case r.State != vm.StateRunning || run == nil:
 		return r, errdefs.Preconditionf("it does not run (%s), so no container can be added to it", r.State)
 	case len(r.Ephemeral) >= maxEphemeral:
-		return r, errdefs.Exhaustedf("%d containers were added to it already, which is the maximum", maxEphemeral)
+		return r, errdefs.Exhaustedf("it has %d containers that were added, which is the maximum; remove one of them", maxEphemeral)
 	}
 	if err := c.ValidateIn(r.Spec.Volumes); err != nil {
 		return r, err
 	}
 	if err := awake(r); err != nil {
 		return r, err
+	}
+	if _, err := m.ownShares(c); err != nil {
+		return r, fmt.Errorf("container %s: %w", c.Name, err)
+	}
+	volumes, err := m.ownDisks(ctx, c)
+	if err != nil {
+		return r, fmt.Errorf("container %s: %w", c.Name, err)
 	}
 	img, err := m.images.Get(ctx, c.Image)
 	if err != nil {
@@ -50,9 +57,12 @@ func (m *machine) addContainer(ctx context.Context, c vm.Container) (vm.Record, 
 	if err := process.Allowed(); err != nil {
 		return r, fmt.Errorf("container %s: %w", c.Name, err)
 	}
-	a := &addition{machine: m, image: img, name: c.Name, want: vm.Ephemeral{Spec: c, Record: vm.ContainerRecord{
-		Name: c.Name, ImageDigest: img.ID, Process: process,
-		Status: vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerCreating},
+	status := vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerCreating}
+	if c.Manual {
+		status = vm.ContainerStatus{State: vm.ContainerCreated}
+	}
+	a := &addition{machine: m, image: img, volumes: volumes, name: c.Name, want: vm.Ephemeral{CreatedAt: now(), Spec: c, Record: vm.ContainerRecord{
+		Name: c.Name, ImageDigest: img.ID, Process: process, Status: status,
 	}}}
 	return additionOperation.run(ctx, m, a, additionArgs{c.Name}.json())
 }
@@ -64,6 +74,8 @@ type addition struct {
 	name  string
 	want  vm.Ephemeral // with image, unless an earlier process of the engine recorded it
 	image image.Image
+
+	volumes []ownDisk // as want
 }
 
 var additionOperation = operation[*addition]{
@@ -105,6 +117,10 @@ func (a *addition) plug(ctx context.Context) (outcome, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.AgentTimeout)
 	defer cancel()
+	all := a.record().Ephemeral
+	if err := a.shareOwn(ctx, all[find(all, a.name)].Spec); err != nil {
+		return outcome{}, err
+	}
 	for _, d := range a.own() {
 		if err := plugger.PlugDisk(ctx, d); errdefs.IsNotFound(err) {
 			return outcome{}, errdefs.Preconditionf("its process has ended: %w", err)
@@ -127,6 +143,9 @@ func (a *addition) plan(ctx context.Context) error {
 		return err
 	}
 	a.want.Record.Layers = serials
+	if a.want.Volumes, add, err = a.planOwnDisks(ctx, a.volumes, r.Disks, add); err != nil {
+		return fmt.Errorf("container %s: %w", a.name, err)
+	}
 	_, err = a.commit(ctx, a.step(stepDisks), func(r *vm.Record) {
 		r.Ephemeral, r.Disks = append(slices.Clip(r.Ephemeral), a.want), append(slices.Clip(r.Disks), add...)
 	})
@@ -137,7 +156,7 @@ func (a *addition) plan(ctx context.Context) error {
 func (a *addition) own() (disks []vm.Disk) {
 	r := a.record()
 	for _, d := range r.Disks {
-		uses := func(e vm.Ephemeral) bool { return slices.Contains(e.Record.Layers, d.Serial) }
+		uses := func(e vm.Ephemeral) bool { return e.Uses(d.Serial) }
 		at := slices.IndexFunc(r.Ephemeral, uses) // the first one that has it brought it
 		if d.Port != 0 && at >= 0 && at == find(r.Ephemeral, a.name) {
 			disks = append(disks, d)
@@ -161,6 +180,11 @@ func (a *addition) undo(ctx context.Context, cause error) error {
 	defer cancel()
 	own := a.own()
 	plugger, err := a.plugger()
+	if all := a.record().Ephemeral; find(all, a.name) >= 0 {
+		if err := a.unshareOwn(ctx, all[find(all, a.name)].Spec); err != nil {
+			a.log.Warn("folders of a container that was not added are still shared", "vm", a.id, "err", err)
+		}
+	}
 	for _, d := range own {
 		if err == nil {
 			err = plugger.UnplugDisk(ctx, d.Serial)

@@ -128,7 +128,10 @@ func standsOn(r vm.Record, digest string) bool {
 	return r.ImageDigest == digest ||
 		slices.ContainsFunc(r.Containers, func(c vm.ContainerRecord) bool { return c.ImageDigest == digest }) ||
 		slices.ContainsFunc(r.ImageVolumes, func(v vm.ImageVolume) bool { return v.ImageDigest == digest }) ||
-		slices.ContainsFunc(r.Ephemeral, func(e vm.Ephemeral) bool { return e.Record.ImageDigest == digest && len(e.Record.Layers) > 0 })
+		slices.ContainsFunc(r.Ephemeral, func(e vm.Ephemeral) bool {
+			return e.Record.ImageDigest == digest && len(e.Record.Layers) > 0 ||
+				slices.ContainsFunc(e.Volumes, func(v vm.ImageVolume) bool { return v.ImageDigest == digest && len(v.Layers) > 0 })
+		})
 }
 
 // containerOf resolves the name of a container: in a VM with several, "" means the first app container.

@@ -325,6 +325,7 @@ func (r *rig) has(rec vm.Record, where string) []string {
 		}
 	}
 	r.hasVolumes(rec, where)
+	r.hasContainers(rec, where)
 	r.hasSize(rec, where)
 	r.hasNICs(rec, where)
 	r.hasLinks(rec, where)

@@ -15,7 +15,7 @@ type script struct {
 	before  func(context.Context, *rig) error
 	trigger func(context.Context, *rig) error // what starts it from outside; no point is passed before this is done
 	act     func(context.Context, *rig) error
-	only    func(context.Context, *rig) error // act alone, without waiting for the guest; nil: act
+	only    func(context.Context, *rig) error // act alone, once and without waiting for the guest; nil: act
 	// after lists the states that the VM may be in after recovery; "" means removed.
 	after []vm.State
 	// disk lists what the disks of VMs that run, or can be started, may hold; nil: not checked.
@@ -171,6 +171,7 @@ func scripts() map[string]script {
 		},
 		"update": {
 			before: launched,
+			only:   func(ctx context.Context, r *rig) error { return r.UpdateVolume(ctx, "web", "conf", content("two")) },
 			act: func(ctx context.Context, r *rig) error {
 				for range 2 * abreast { // each has only one point
 					if err := r.UpdateVolume(ctx, "web", "conf", content("two")); err != nil {
@@ -298,6 +299,7 @@ func scripts() map[string]script {
 	maps.Copy(all, pauseScripts())
 	maps.Copy(all, severalScripts())
 	maps.Copy(all, addScripts())
+	maps.Copy(all, sandboxScripts())
 	maps.Copy(all, resizeScripts())
 	maps.Copy(all, growScripts())
 	maps.Copy(all, dumpScripts())

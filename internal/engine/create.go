@@ -50,8 +50,11 @@ type diskSizer interface {
 	DiskSize(ctx context.Context, img image.Image) (int64, error)
 }
 
-// imageOf returns the image of the VM of spec. One that boots from a volume has an image without ID.
+// imageOf returns the image of the VM of spec. One that boots from a volume, or a sandbox, has an image without ID.
 func (n *node) imageOf(ctx context.Context, spec vm.Spec) (image.Image, error) {
+	if spec.Sandbox {
+		return image.Blank(), nil
+	}
 	if _, ok := vm.BootVolume(spec.Image); ok {
 		return noImage(spec.Image), nil
 	}
@@ -190,7 +193,7 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	}
 	var root image.Rootfs
 	var err error
-	if c.images[0].ID != "" {
+	if c.images[0].ID != "" || r.Spec.Sandbox {
 		if root, err = c.node.images.Prepare(ctx, c.images[0], c.dirs.state(c.id), r.Spec.Storage); err != nil {
 			return outcome{}, err
 		}

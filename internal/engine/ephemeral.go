@@ -11,7 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// maxEphemeral is how many containers may be added to one VM, including ended ones.
+// maxEphemeral is how many added containers one VM may have at a time, including ended ones.
 const maxEphemeral = 64
 
 // plugged returns the places for the layers of one more image in a guest with these disks: the serials of its layers, and
@@ -60,6 +60,10 @@ func endedWith(all []vm.Ephemeral, at time.Time) []vm.Ephemeral {
 	for i := range all {
 		r := &all[i].Record
 		r.Layers = nil
+		all[i].Volumes = slices.Clone(all[i].Volumes)
+		for j := range all[i].Volumes {
+			all[i].Volumes[j].Layers = nil
+		}
 		if r.Status.State == vm.ContainerTerminated {
 			continue
 		}
@@ -92,7 +96,9 @@ func ephemeralIn(x snapshot.Snapshot, live bool) ([]vm.Ephemeral, error) {
 	}
 	for i := range out {
 		e := &out[i]
-		if err := errors.Join(e.Spec.ValidateEphemeral(), e.Spec.ValidateIn(x.Record.Spec.Volumes)); err != nil || e.Spec.Name != e.Record.Name || find(out, e.Record.Name) != i {
+		err := errors.Join(e.Spec.ValidateEphemeral(), e.Spec.ValidateIn(x.Record.Spec.Volumes))
+		own := len(e.Spec.Volumes)+len(e.Volumes) > 0 // only sandboxes have those
+		if err != nil || own || e.Spec.Name != e.Record.Name || find(out, e.Record.Name) != i {
 			return nil, errdefs.DataLossf("snapshot %s is damaged: container %q, which was added to its VM, is not valid", x.Name, e.Record.Name)
 		}
 		e.Record.ImageManifest = ""

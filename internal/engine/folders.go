@@ -6,10 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/engine/firmware"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -49,6 +51,42 @@ func newFolders(cfg Config) folders {
 // state and run are the folders of one VM.
 func (d folders) state(id vm.ID) string { return filepath.Join(d.stateParent, string(id)) }
 func (d folders) run(id vm.ID) string   { return filepath.Join(d.runParent, string(id)) }
+
+// shared is the folder of a sandbox in which its guest sees folders of the node. It is in no other folder of the VM: what is mounted
+// there belongs to others.
+func (d folders) shared(id vm.ID) string {
+	return filepath.Join(filepath.Dir(d.runParent), "shared", string(id))
+}
+
+// unshare removes the folder of shared. Nothing that was mounted there is touched.
+func (d folders) unshare(id vm.ID) error {
+	dir := d.shared(id)
+	if err := proc.Detach(dir); err != nil {
+		return err
+	}
+	containers, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	places := []string{dir}
+	for _, c := range containers {
+		at := filepath.Join(dir, c.Name())
+		places = append(places, at)
+		volumes, err := os.ReadDir(at)
+		if err != nil {
+			return err
+		}
+		for _, v := range volumes {
+			places = append(places, filepath.Join(at, v.Name()))
+		}
+	}
+	for _, at := range slices.Backward(places) { // one by one: whatever is in a folder by mistake stays
+		if err := os.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove the folder that a sandbox shares: %w", err)
+		}
+	}
+	return nil
+}
 
 // firmware is the folder for what the firmware of a VM keeps. Its driver makes it.
 func (d folders) firmware(id vm.ID) string { return filepath.Join(d.state(id), "firmware") }

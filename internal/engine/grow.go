@@ -13,8 +13,8 @@ import (
 
 // Resize makes a running VM as large as to says, up to the growth of its hardware. The VM keeps that size when it starts again.
 // Idempotent.
-// Errors: NotFound, InvalidArgument, FailedPrecondition when the VM does not run or cannot have that size while it runs, Unsupported for a guest of
-// a container image or a driver that cannot do it, Unavailable. After an error the VM may have a part of it, which its record says.
+// Errors: NotFound, InvalidArgument, FailedPrecondition when the VM does not run or cannot have that size while it runs, Unsupported for a driver
+// that cannot do it, Unavailable. After an error the VM may have a part of it, which its record says.
 func (v sizeVerbs) Resize(caller context.Context, ref string, to vm.Size) (vm.Record, error) {
 	return v.operate(caller, opGrow, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
 		return m.grow(ctx, to)
@@ -29,10 +29,7 @@ func (m *machine) grow(ctx context.Context, to vm.Size) (vm.Record, error) {
 	if _, err := r.Spec.Grown(to); err != nil {
 		return r, err
 	}
-	switch {
-	case r.ImageType == vm.ImageOCI:
-		return r, errdefs.Unsupportedf("a guest of a container image does not grow while it runs")
-	case r.State != vm.StateRunning:
+	if r.State != vm.StateRunning {
 		return r, errdefs.Preconditionf("it does not run (%s), so it cannot grow", r.State)
 	}
 	if err := awake(r); err != nil {

@@ -108,6 +108,28 @@ func TestGrow(t *testing.T) {
 	r.clean()
 }
 
+// A guest of a container image grows, too, and so does a sandbox.
+func TestGrowOfContainerImages(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	plain, pod := spec("web"), vm.Spec{Name: "pod", Sandbox: true}
+	for _, s := range []vm.Spec{plain, pod} {
+		s.CPUs, s.Memory, s.Hardware = 1, 1<<30, growable().Hardware
+		r.must(r.Launch(ctx, s))
+		rec := r.must(r.Resize(ctx, s.Name, grownSize))
+		if rec.Spec.Size() != grownSize {
+			t.Errorf("%s has %+v", s.Name, rec.Spec.Size())
+		}
+		r.hasSize(rec, s.Name)
+		if err := r.Remove(ctx, s.Name, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod.Hardware = &vm.Hardware{TPM: vm.TPMEphemeral}
+	_, err := r.Launch(ctx, pod)
+	r.refused("a sandbox with a TPM", errdefs.InvalidArgument, err)
+	r.clean()
+}
+
 // What the guest got before the rest failed is on record.
 func TestGrowFails(t *testing.T) {
 	r, ctx := newRig(t), t.Context()

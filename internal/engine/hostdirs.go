@@ -29,6 +29,9 @@ func (n *node) sharesOf(r vm.Record) ([]hypervisor.Share, error) {
 		}
 		out = append(out, s)
 	}
+	if r.Spec.Sandbox {
+		out = append(out, hypervisor.Share{Tag: vm.SharedTag, Path: n.dirs.shared(r.ID), Live: true})
+	}
 	return out, nil
 }
 
@@ -114,6 +117,9 @@ func selfContained(r vm.Record) error {
 
 // notInSnapshots refuses a VM of which no snapshot has all that it needs to start.
 func notInSnapshots(r vm.Record) error {
+	if r.Spec.Sandbox || r.Spec.CgroupParent != "" {
+		return errdefs.Unsupportedf("it is a sandbox, which cannot be saved, cloned or hibernated yet; stop it instead")
+	}
 	if shared := r.Spec.SharedVolumes(); len(shared) > 0 {
 		return errdefs.Preconditionf("other VMs may write to its volume %s, so its saved memory would not fit the volume any more, and it cannot be saved, cloned or hibernated; stop it instead", shared[0].Name)
 	}

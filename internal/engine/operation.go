@@ -24,7 +24,8 @@ const (
 	opRestore   = "restore"
 	opAdopt     = "adopt"
 
-	opAddContainer = "add container"
+	opAddContainer    = "add container"
+	opRemoveContainer = "remove container"
 
 	opResizeContainers = "resize containers"
 

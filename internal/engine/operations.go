@@ -17,6 +17,7 @@ var operations = []recoverable{
 	restoreOperation,
 	adoptOperation,
 	additionOperation,
+	departureOperation,
 	resizeOperation,
 	growOperation,
 	attachOperation,

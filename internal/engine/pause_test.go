@@ -36,6 +36,16 @@ func paused(ctx context.Context, r *rig) error { _, err := r.Pause(ctx, "web"); 
 
 func unpaused(ctx context.Context, r *rig) error { _, err := r.Unpause(ctx, "web"); return err }
 
+// reboots resets the guest and asks it to reboot, in turns.
+func reboots(ctx context.Context, r *rig, times int) error {
+	for i := range times {
+		if _, err := r.Reboot(ctx, "web", i%2 == 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // pauseScripts are kills while a VM is paused or unpaused. Whatever the record says afterwards is true of the guest.
 func pauseScripts() map[string]script {
 	each := func(f func(context.Context, *rig) error) func(context.Context, *rig) error {
@@ -49,14 +59,13 @@ func pauseScripts() map[string]script {
 		}
 	}
 	running := []vm.State{vm.StateRunning}
+	pauses := func(ctx context.Context, r *rig) error { return errors.Join(paused(ctx, r), unpaused(ctx, r)) }
+	unpauses := func(ctx context.Context, r *rig) error { return errors.Join(unpaused(ctx, r), paused(ctx, r)) }
 	return map[string]script{
-		"pause": {
-			before: launched, after: running,
-			act: each(func(ctx context.Context, r *rig) error { return errors.Join(paused(ctx, r), unpaused(ctx, r)) }),
-		},
+		"pause": {before: launched, after: running, act: each(pauses), only: pauses},
 		"unpause": {
 			before: func(ctx context.Context, r *rig) error { return errors.Join(launched(ctx, r), paused(ctx, r)) }, after: running,
-			act: each(func(ctx context.Context, r *rig) error { return errors.Join(unpaused(ctx, r), paused(ctx, r)) }),
+			act: each(unpauses), only: unpauses,
 		},
 		"launch paused": {
 			act: func(ctx context.Context, r *rig) error {
@@ -79,14 +88,8 @@ func pauseScripts() map[string]script {
 				}
 				return until(ctx, r, ready)
 			},
-			act: func(ctx context.Context, r *rig) error {
-				for i := range abreast { // each has few points
-					if _, err := r.Reboot(ctx, "web", i%2 == 0); err != nil {
-						return err
-					}
-				}
-				return nil
-			},
+			act:   func(ctx context.Context, r *rig) error { return reboots(ctx, r, abreast) }, // each has few points
+			only:  func(ctx context.Context, r *rig) error { return reboots(ctx, r, 2) },
 			after: []vm.State{vm.StateRunning, vm.StateStopped}, disk: []string{""}, // one that shuts down is not started again by another cocoond
 		},
 		"stop paused": {

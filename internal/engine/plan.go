@@ -98,7 +98,7 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 	if i := slices.IndexFunc(spec.Volumes, func(v vm.Volume) bool { return v.Label != "" }); i >= 0 {
 		return r, errdefs.Invalidf("image %s is a container image, whose guest mounts the files of volume %s; give it a path instead of the label %s", spec.Image, spec.Volumes[i].Name, spec.Volumes[i].Label)
 	}
-	if len(spec.Containers) > 0 { // each has its own process
+	if len(spec.Containers) > 0 || spec.Sandbox { // each container has its own process
 		return r, nil
 	}
 	if r.Process = spec.Process.Over(img.Config); r.Process.Empty() {
@@ -153,7 +153,12 @@ func (n *node) planOf(r vm.Record) hypervisor.Plan {
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
 		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, BootNICs: r.Spec.BootNICs, Agent: port, FirmwareDir: n.dirs.firmware(r.ID), Dir: n.dirs.run(r.ID),
 	}
-	if h := r.Spec.Hardware; h != nil && r.ImageType != vm.ImageOCI { // our kernel knows one machine
+	p.CgroupParent = r.Spec.CgroupParent
+	if h := r.Spec.Hardware; r.ImageType == vm.ImageOCI { // our kernel knows one machine, which may grow
+		if r.Spec.CanGrow() {
+			p.Topology, p.Growth = h.Topology, h.Growth
+		}
+	} else if h != nil {
 		p.Huge, p.Topology, p.Growth, p.CPU, p.Clock, p.UEFI, p.TPM, p.Watchdog, p.Panic, p.Devices, p.Models = h.HugePages, h.Topology, h.Growth, h.CPU, h.Clock, h.UEFI, h.TPM, h.Watchdog, h.Panic, devicesOf(r, h.Disks), h.NICs
 		p.VSOCK = h.VSOCK
 		if h.Windows {

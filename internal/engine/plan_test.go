@@ -53,6 +53,16 @@ func TestStarted(t *testing.T) {
 	}
 }
 
+// TestPlanOfSandbox: the driver is told in which cgroup of the node the VM is.
+func TestPlanOfSandbox(t *testing.T) {
+	e := newNode(Config{DefaultDriver: "d"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
+	for _, parent := range []string{"", "/kubepods/pod1"} {
+		if p := e.planOf(vm.Record{ID: vm.NewID(), ImageType: vm.ImageOCI, Spec: vm.Spec{Sandbox: true, CgroupParent: parent}}); p.CgroupParent != parent {
+			t.Errorf("the VM is in %q, want %q", p.CgroupParent, parent)
+		}
+	}
+}
+
 func TestNodeWithoutNetwork(t *testing.T) {
 	e := newNode(Config{DefaultDriver: "d"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
 	disk := image.Image{Type: vm.ImageDisk}

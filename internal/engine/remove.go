@@ -80,6 +80,11 @@ func (m *machine) erase(ctx context.Context, thorough bool) error {
 			return err
 		}
 	}
+	if m.record().Spec.Sandbox {
+		if err := m.dirs.unshare(m.id); err != nil {
+			return err
+		}
+	}
 	nics, err := m.nics.of(ctx, m.record(), thorough)
 	if err != nil {
 		return err

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"maps"
-	"slices"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -17,14 +16,14 @@ func (m *machine) resizeContainers(ctx context.Context, want map[string]vm.Resou
 	switch {
 	case r.ImageType != vm.ImageOCI:
 		return r, errdefs.Unsupportedf("its guest boots its own system, which has no containers")
-	case len(r.Containers) == 0:
+	case len(r.Containers) == 0 && !r.Spec.Sandbox:
 		return r, errdefs.Unsupportedf("it has a process instead of containers")
 	}
-	next, err := r.Spec.Resized(want)
+	next, err := r.Resized(want)
 	switch {
 	case err != nil:
 		return r, err
-	case maps.Equal(vm.ResourcesOf(r.Spec.Containers), vm.ResourcesOf(next.Containers)): // every session with the guest begins with them
+	case maps.Equal(r.Resources(), next.Resources()): // every session with the guest begins with them
 		return r, nil
 	case r.State != vm.StateRunning || m.run.Load() == nil:
 		return r, errdefs.Preconditionf("it does not run (%s), so its containers cannot be resized", r.State)
@@ -32,7 +31,9 @@ func (m *machine) resizeContainers(ctx context.Context, want map[string]vm.Resou
 	if err := awake(r); err != nil {
 		return r, err
 	}
-	return resizeOperation.run(ctx, m, &resize{machine: m, next: next.Containers}, nil)
+	now := next.Resources()
+	maps.DeleteFunc(now, func(name string, _ vm.Resources) bool { _, asked := want[name]; return !asked && !r.RootContainer() })
+	return resizeOperation.run(ctx, m, &resize{machine: m, next: now}, nil)
 }
 
 // resizePatience is how long a resize waits for a guest that is between two sessions. Nothing else can be done with the VM meanwhile.
@@ -43,7 +44,7 @@ const resizePatience = 10 * time.Second
 // session with the guest begins with telling them.
 type resize struct {
 	*machine
-	next []vm.Container // with the new values; nil if an earlier process of the engine began the operation
+	next map[string]vm.Resources // the new values, by name; nil if an earlier process of the engine began the operation
 }
 
 var resizeOperation = operation[*resize]{
@@ -64,17 +65,16 @@ func (s *resize) tell(ctx context.Context) (outcome, error) {
 		return outcome{}, err
 	}
 	return outcome{change: func(r *vm.Record) {
-		r.Spec.Containers = slices.Clone(r.Spec.Containers)
-		for i := range r.Spec.Containers {
-			r.Spec.Containers[i].Resources = s.next[i].Resources
+		if next, err := r.Resized(s.next); err == nil { // none of them can have been removed meanwhile
+			*r = next
 		}
 	}}, nil
 }
 
 // changes returns the new values of the containers that change, and those on record.
 func (s *resize) changes() (now, was map[string]vm.Resources) {
-	before := vm.ResourcesOf(s.record().Spec.Containers)
-	now, was = vm.ResourcesOf(s.next), map[string]vm.Resources{}
+	before := s.record().Resources()
+	now, was = maps.Clone(s.next), map[string]vm.Resources{}
 	for name, r := range now {
 		if old, sized := before[name]; sized && old == r {
 			delete(now, name)

@@ -152,8 +152,19 @@ func (m *machine) reclaim(ctx context.Context) {
 		m.run.Store(nil)
 	}
 	m.logs.Finish()
+	m.unshare()
 	if err := m.nics.detach(context.WithoutCancel(ctx), m.record().NICs, false); err != nil {
 		m.log.Warn("interfaces of vm not removed", "vm", m.id, "err", err)
+	}
+}
+
+// unshare ends what a sandbox shares with the node. What fails here is tried again with the next end or start.
+func (m *machine) unshare() {
+	if !m.record().Spec.Sandbox {
+		return
+	}
+	if err := m.dirs.unshare(m.id); err != nil {
+		m.log.Warn("folders of a sandbox are still shared", "vm", m.id, "err", err)
 	}
 }
 
@@ -170,7 +181,11 @@ func (m *machine) retire(ctx context.Context) error {
 
 // reap ends a process of m that nobody watches.
 func (m *machine) reap(ctx context.Context) error {
-	return m.drivers.reap(ctx, m.record(), m.dirs.run(m.id))
+	if err := m.drivers.reap(ctx, m.record(), m.dirs.run(m.id)); err != nil {
+		return err
+	}
+	m.unshare()
+	return nil
 }
 
 // reattach watches the process of m again if it has one that still runs.

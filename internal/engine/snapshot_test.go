@@ -443,32 +443,3 @@ func TestCloneThatIsRefused(t *testing.T) {
 	}
 	r.clearAll("gold")
 }
-
-// TestForeignSnapshot claims to be taken of a VM that does not know it: its clones do not get the secrets of that VM.
-func TestForeignSnapshot(t *testing.T) {
-	r, ctx := newRig(t), t.Context()
-	rec, _ := r.source()
-	r.must(r.Launch(ctx, vm.Spec{Name: "evil", Image: "demo"}))
-	r.await("evil", "ready", ready)
-	if _, err := r.SaveSnapshot(ctx, "evil", vm.SaveSpec{Name: "claims"}); err != nil {
-		t.Fatal(err)
-	}
-	for _, id := range []vm.ID{rec.ID, "../" + rec.ID, "nobody"} {
-		_, err := r.world.Snapshots().Update(ctx, "claims", func(x *snapshot.Snapshot) {
-			x.Source.VMID = id
-			x.Record.Spec.Volumes = []vm.Volume{{Name: "conf", Kind: vm.VolumeFiles}}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: "claims", Name: "a"}))
-		r.await("a", "ready", ready)
-		if files := r.world.Guest(c.ID).Volume("conf"); len(files) != 0 {
-			t.Errorf("source %s: the clone was given %d files", id, len(files))
-		}
-		if err := r.Remove(ctx, "a", true); err != nil {
-			t.Fatal(err)
-		}
-	}
-	r.clearAll("claims")
-}

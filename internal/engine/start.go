@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -25,6 +26,9 @@ func (m *machine) start(ctx context.Context) (vm.Record, error) {
 	case vm.StateCreated, vm.StateStopped:
 	default:
 		return r, broken(r)
+	}
+	if r.Spec.Sandbox && len(r.Spec.NICs) > 0 && len(r.NICs) == 0 {
+		return r, errdefs.Preconditionf("its interfaces were given back, so it does not start again; create another sandbox")
 	}
 	if err := m.startable(r); err != nil {
 		return r, err
@@ -57,6 +61,11 @@ func (s *start) attach(ctx context.Context) (outcome, error) {
 	}
 	if err := s.dirs.make(s.id); err != nil { // a reboot of the host removes the runtime folder
 		return outcome{}, err
+	}
+	if r.Spec.Sandbox { // the guest that boots has no containers yet
+		if err := s.dirs.unshare(s.id); err != nil {
+			return outcome{}, err
+		}
 	}
 	sums, err := s.layKernel(ctx, r)
 	if err != nil {

@@ -37,16 +37,28 @@ type Forwarder interface {
 
 // ContainerAdder is the ability of an Agent to start containers that are not in its Setup.
 type ContainerAdder interface {
-	// AddContainer starts a container of kind ephemeral. Its disks have been plugged. It returns when the container is about
-	// to start; ContainerKeeper.Containers says whether that succeeded. Idempotent by name.
+	// AddContainer starts a container of kind ephemeral, or only makes its file system if it is Manual. Its disks have been plugged.
+	// It returns when the container is about to start; ContainerKeeper.Containers says whether that succeeded. Idempotent by name.
 	// Errors: FailedPrecondition if the guest has no containers or is stopping, Unsupported by older agents, Unavailable if
 	// its disks do not appear.
 	AddContainer(ctx context.Context, c Container) error
 }
 
+// ContainerStarter is the ability of an Agent to start and to remove containers that were added to its guest, one by one.
+type ContainerStarter interface {
+	// StartContainer starts a Manual container. It returns when it is known whether that succeeded, which
+	// ContainerKeeper.Containers says. Idempotent.
+	// Errors: NotFound, FailedPrecondition if the container has ended, Unsupported by older agents.
+	StartContainer(ctx context.Context, container string) error
+	// RemoveContainer ends a container if it runs, and removes its file system and what was written to it. disks are the serials
+	// of its disks that no other container uses: they can be unplugged when it returns. Idempotent.
+	// Errors: InvalidArgument for a container of the Setup, Unavailable while the guest uses its disks, Unsupported by older agents.
+	RemoveContainer(ctx context.Context, container string, disks []string) error
+}
+
 // ContainerResizer is the ability of an Agent to change what its containers may use.
 type ContainerResizer interface {
-	// ResizeContainers changes what containers of the Setup may use, by name, now and in their next runs. Idempotent.
+	// ResizeContainers changes what containers may use, by name, now and in their next runs. Idempotent.
 	// Errors: NotFound, FailedPrecondition if a memory limit is below what its container uses (then nothing has changed),
 	// Unsupported by older agents.
 	ResizeContainers(ctx context.Context, want map[string]vm.Resources) error

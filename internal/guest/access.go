@@ -69,9 +69,22 @@ type Containers interface {
 	// ReleaseContainer allows the containers that wait for this one to start.
 	ReleaseContainer(ctx context.Context, ref, container string) error
 
-	// AddContainer starts one more container, of kind ephemeral, in a running guest. It returns when the guest has got it; the
-	// record says how it goes on. A container that was added before is no error.
+	// AddContainer starts one more container, of kind ephemeral, in a running guest, or only prepares it if it is Manual. It returns
+	// when the guest has got it, or will get it with its next session; the record says how it goes on. A container that was added
+	// before is no error.
 	AddContainer(ctx context.Context, ref string, c vm.Container) (vm.Record, error)
+
+	// StartContainer starts a container that was added and is Manual. It returns when its guest has started it, and the record says
+	// so; the container may have ended meanwhile. A container that runs is no error.
+	// Errors: NotFound (VM, container), FailedPrecondition when the VM does not run, the container has ended, or it cannot be
+	// started; then the record says why.
+	StartContainer(ctx context.Context, ref, container string) (vm.Record, error)
+
+	// RemoveContainer removes a container that was added, with its files, disks and logs. It kills a container that runs. The VM
+	// need not run. A container that the VM does not have is no error.
+	// Errors: NotFound (VM), InvalidArgument for a container that was not added, Unavailable when the guest does not release it;
+	// then the VM has it still, and it is removed again.
+	RemoveContainer(ctx context.Context, ref, container string) error
 
 	// ResizeContainers changes what containers of a running guest may use, by name: all of them or none. They have the new values
 	// when it returns, and keep them when they or the VM start again. Idempotent.

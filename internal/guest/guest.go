@@ -92,6 +92,7 @@ type Setup struct {
 	Mounts   []vm.Mount  // of Volumes; made once per boot before the main process starts
 
 	Containers []Container      // instead of Process and Mounts; started once per boot
+	Sandbox    bool             // instead of all of these: the guest waits for ContainerAdder, until it is told to stop
 	Restart    vm.RestartPolicy // of the VM, for agents that do not know Container.Restart
 
 	Sysctls []vm.Sysctl // set before anything starts
@@ -120,12 +121,23 @@ type Container struct {
 	Mounts  []vm.Mount
 	Run     int        // number of its first run, 1 for the very first
 	Restart vm.Restart // zero: as Setup.Restart says
+	Manual  bool       // of ContainerAdder only: it waits for ContainerStarter
 	Hold    bool       // later containers wait for ReleaseContainer, or until the first run of an app has ended
 	Root    bool       // its root is the guest's own, and it has no layers; the only container
 	// See vm.Container.
 	MessagePath    string
 	MessageFromLog bool
 	Resources      *vm.Resources // nil: no limits; those of a container that was started before are changed
+
+	Volumes []OwnVolume // of ContainerAdder only: those that it alone has, beside those of the guest
+}
+
+// OwnVolume is a volume of one container. Its disks have been plugged.
+type OwnVolume struct {
+	Name     string   // unique in the guest
+	Layers   []string // serials of the disks with the files of an image, lowest first
+	Device   string   // or the serial of a disk that the container sees as a device
+	ReadOnly bool     // the device
 }
 
 // VolumeKeeper is an agent whose guest can have volumes.

@@ -46,7 +46,7 @@ func openCgroup(root *int, name string) *int {
 	if root == nil {
 		return nil
 	}
-	name = "container-" + name
+	name = cgroupOf(name)
 	if err := unix.Mkdirat(*root, name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil
 	}
@@ -56,6 +56,9 @@ func openCgroup(root *int, name string) *int {
 	}
 	return &fd
 }
+
+// cgroupOf is the name of the control group of a container.
+func cgroupOf(container string) string { return "container-" + container }
 
 // showCgroup shows a control group in the file system at folder as the root of the control groups, as container runtimes do. Where
 // that fails, programs see all control groups of the guest.

@@ -16,6 +16,7 @@ import (
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -54,7 +55,9 @@ func (c command) start(procs *procs, f files) (started *child, err error) {
 				return fmt.Errorf("limit command %s: %w", p.path, err)
 			}
 		}
-		started, err = p.start(procs, f.stdin, f.stdout, f.stderr, c.tty)
+		if started, err = p.start(procs, f.stdin, f.stdout, f.stderr, c.tty); err == nil {
+			started.user = p.user
+		}
 		return err
 	}
 	switch {
@@ -73,6 +76,7 @@ type program struct {
 	env  []string
 	dir  string
 	cred *syscall.Credential
+	user *vm.ContainerUser // that cred stands for
 
 	cgroup      *int
 	oomScoreAdj int
@@ -140,9 +144,11 @@ func (c command) resolve() (program, error) {
 	if p.path, err = lookPath(c.args[0], path, p.dir); err != nil {
 		return program{}, err
 	}
+	groups := c.limits.groups(u, c.groups)
 	if os.Geteuid() == 0 || u.uid != uint32(os.Geteuid()) {
-		p.cred = &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: c.limits.groups(u, c.groups)}
+		p.cred = &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: groups}
 	}
+	p.user = u.told(groups)
 	return p, nil
 }
 

@@ -26,7 +26,7 @@ func (s *Server) AddContainer(ctx context.Context, r *guestv1.AddContainerReques
 	if c, err := p.find(m.GetName()); err == nil {
 		return &guestv1.AddContainerReply{}, c.isEphemeral()
 	}
-	if err := s.cfg.Rooms.Await(ctx, m.GetLayers()); err != nil {
+	if err := s.cfg.Rooms.Await(ctx, disksOf(m)); err != nil {
 		return nil, fmt.Errorf("container %s: %w", m.GetName(), err)
 	}
 	s.setup.Lock()
@@ -57,7 +57,7 @@ func (s *Server) addContainer(ctx context.Context, p *containers, m *guestv1.Con
 			err = errors.Join(err, s.cfg.Rooms.Seal())
 		}
 	}()
-	folder, err := s.cfg.Rooms.Make(m.GetName(), m.GetLayers(), m.GetProcess().GetReadOnlyRoot())
+	folder, err := s.cfg.Rooms.Make(m.GetName(), m.GetLayers(), covers(m.GetProcess()))
 	if err != nil {
 		return fmt.Errorf("make its file system: %w", err)
 	}
@@ -68,10 +68,13 @@ func (s *Server) addContainer(ctx context.Context, p *containers, m *guestv1.Con
 	if err != nil {
 		return err
 	}
-	if len(m.GetMounts()) > 0 {
-		if err := s.cfg.Volumes.MountLater(ctx, folder, mounts(m.GetMounts())); err != nil {
+	if message.file != nil { // in a guest without volumes, the first message opens the stage of the volumes
+		if _, err := s.cfg.Volumes.Mount(ctx, nil, nil, nil); err != nil {
 			return err
 		}
+	}
+	if err := s.mountAdded(ctx, folder, m); err != nil {
+		return err
 	}
 	makeWorkdir(folder, m.GetProcess())
 	if err := s.cfg.Rooms.Seal(); err != nil {
@@ -80,10 +83,10 @@ func (s *Server) addContainer(ctx context.Context, p *containers, m *guestv1.Con
 	s.mu.Lock()
 	hostname := s.hostname
 	s.mu.Unlock()
-	c, err := s.container(m, &guestv1.SetupRequest{Hostname: hostname, Restart: string(vm.RestartNever)}, p.all[0].command.groups)
+	c, err := s.container(m, &guestv1.SetupRequest{Hostname: hostname, Restart: string(vm.RestartNever)}, p.groups)
 	if err != nil {
 		return err
 	}
-	c.message = message
+	c.message, c.devices = message, devicesOf(m)
 	return p.join(c)
 }

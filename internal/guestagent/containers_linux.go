@@ -11,6 +11,7 @@ import (
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guestagent/rooms"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -19,8 +20,8 @@ type Rooms interface {
 	// Await waits until the machine has the disks with these serials, which may just have been plugged.
 	Await(ctx context.Context, serials []string) error
 	// Make makes the room called name from the layers on the disks with these serials, lowest first, and returns the
-	// folder where it is until Seal. After Seal, a room with a read-only root is read-only. Idempotent.
-	Make(name string, layers []string, readOnlyRoot bool) (folder string, err error)
+	// folder where it is until Seal. From Seal on, c holds in it. Idempotent.
+	Make(name string, layers []string, c rooms.Covers) (folder string, err error)
 	// Image mounts the files of the image on the disks with these serials, lowest layer first, and returns the folder where they
 	// are until Seal. Idempotent until then.
 	Image(name string, layers []string) (folder string, err error)
@@ -29,6 +30,13 @@ type Rooms interface {
 	Identify(machineID string) error
 	// Seal removes the rooms from the machine's own folders. Idempotent.
 	Seal() error
+	// Remove forgets the room called name and deletes what was written in it. Nothing may run in it any more. Idempotent.
+	Remove(name string) error
+	// Clear deletes what was written in rooms of an earlier boot. No room may have been made.
+	Clear() error
+	// Release waits until no room uses the disks with these serials, and makes the kernel forget them. Idempotent.
+	// Errors: Unavailable while one is in use.
+	Release(ctx context.Context, serials []string) error
 	// Show makes the room called name from the machine's own folders as they are mounted, with a read-only root.
 	// Idempotent.
 	Show(name string) error
@@ -53,15 +61,17 @@ var kubernetesPace = restartPace{base: 10 * time.Second, most: 5 * time.Minute, 
 
 // containers are the programs of a guest that has several. Only run and join start them.
 type containers struct {
-	procs *procs
-	pace  restartPace
-	all   []*container  // of the setup
-	stop  chan struct{} // closed when nothing may be started any more
-	done  chan struct{} // closed when all of the setup have ended permanently
+	procs  *procs
+	pace   restartPace
+	groups []uint32      // that may use the volumes
+	all    []*container  // of the setup
+	stop   chan struct{} // closed when nothing may be started any more
+	done   chan struct{} // closed when all of the setup have ended permanently; in a sandbox when it was stopped
 
 	stopping sync.Once
-	mu       sync.Mutex   // also guards the changing fields of each container
-	joined   []*container // ephemeral ones, which were added later
+	mu       sync.Mutex     // also guards the changing fields of each container
+	joined   []*container   // ephemeral ones, which were added later
+	kept     sync.WaitGroup // those of joined that were started and have not ended
 	changed  chan struct{}
 	deadline time.Time // of a stop of all; zero: no stop was requested
 }
@@ -76,6 +86,7 @@ type container struct {
 	message message   // of the end of a run
 	log     *runLog
 
+	devices  []string     // names of volumes that only it has and sees as devices
 	lacks    error        // why it can never start: a part of an image's files that does not exist; nil: it lacks nothing
 	fileKeys []vm.FileKey // variables that each run reads from files
 	readFile func(volume, path string, limit int) ([]byte, error)
@@ -89,6 +100,10 @@ type container struct {
 	hold     bool
 	released chan struct{} // closed when no container waits for it any more
 	tried    chan struct{} // closed when its first run has ended
+
+	manual bool          // it waits for start
+	begun  chan struct{} // closed when its first run has started
+	over   chan struct{} // closed when it has ended permanently
 }
 
 func newContainers(procs *procs, pace restartPace) *containers {
@@ -106,11 +121,11 @@ func (p *containers) add(c *container, first int) {
 // prepare sets the state of a container that waits for its first run, which has the number first.
 func (c *container) prepare(reason string, first int) {
 	c.log, c.quit = newRunLog(containerLogBytes, first), make(chan struct{})
-	c.released, c.tried = make(chan struct{}), make(chan struct{})
+	c.released, c.tried, c.begun, c.over = make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	c.status = vm.ContainerStatus{State: vm.ContainerWaiting, Reason: reason, Restarts: first - 1}
 }
 
-// join starts an ephemeral container, unless the guest is about to end.
+// join starts an ephemeral container, or lets it wait for its start, unless the guest is about to end.
 func (p *containers) join(c *container) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,8 +134,12 @@ func (p *containers) join(c *container) error {
 	}
 	c.prepare(vm.ContainerCreating, 1)
 	p.joined = append(p.joined, c)
+	if c.manual {
+		c.status = vm.ContainerStatus{State: vm.ContainerCreated}
+	} else {
+		p.kept.Go(func() { p.keep(c, c.begun) }) // ends with its process; a power-off ends that
+	}
 	p.wake()
-	go p.keep(c, nil) // ends with its process; a power-off ends that
 	return nil
 }
 
@@ -203,6 +222,7 @@ func (p *containers) release(name string) error {
 
 // keep runs c until it has ended permanently. begun is closed when its first run has started; it may be nil.
 func (p *containers) keep(c *container, begun chan struct{}) {
+	defer close(c.over)
 	defer c.log.close()
 	pause, pauses := time.Duration(0), backoff.ExponentialBackOff{InitialInterval: p.pace.base, Multiplier: 2, MaxInterval: p.pace.most}
 	for first := true; ; first = false {
@@ -273,6 +293,7 @@ func (p *containers) once(c *container, first bool, args, env []string, begun fu
 	if err == nil {
 		c.main = m
 		c.status.State, c.status.Reason, c.status.Message = vm.ContainerRunning, "", ""
+		c.status.User = m.child.user
 	}
 	p.wake()
 	p.mu.Unlock()
@@ -332,13 +353,18 @@ func (p *containers) wake() {
 
 // look returns the state of the containers, in the order of list, and a channel that is closed when it changes.
 func (p *containers) look() ([]vm.ContainerStatus, <-chan struct{}) {
+	_, all, changed := p.report()
+	return all, changed
+}
+
+// report is look with the names of the containers.
+func (p *containers) report() (names []string, out []vm.ContainerStatus, changed <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var out []vm.ContainerStatus
 	for _, c := range p.every() {
-		out = append(out, c.status.Clone())
+		names, out = append(names, c.name), append(out, c.status.Clone())
 	}
-	return out, p.changed
+	return names, out, p.changed
 }
 
 // find returns the container called name.

@@ -42,7 +42,7 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 			rooms["/"] = c
 			continue
 		}
-		folder, err := s.cfg.Rooms.Make(c.GetName(), c.GetLayers(), c.GetProcess().GetReadOnlyRoot())
+		folder, err := s.cfg.Rooms.Make(c.GetName(), c.GetLayers(), covers(c.GetProcess()))
 		if err != nil {
 			return fmt.Errorf("make the file system of container %s: %w", c.GetName(), err)
 		}
@@ -76,6 +76,7 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 		lacks[c.GetName()] = done.lacks[folder]
 	}
 	all := newContainers(s.procs, s.pace)
+	all.groups = done.groups
 	for _, c := range r.GetContainers() {
 		made, err := s.container(c, r, done.groups)
 		if err != nil {
@@ -84,16 +85,21 @@ func (s *Server) setUpContainers(ctx context.Context, r *guestv1.SetupRequest) e
 		made.message, made.lacks = messages[c.GetName()], lacks[c.GetName()]
 		all.add(made, max(int(c.GetRun()), 1))
 	}
+	s.begin(all, all.run)
+	return nil
+}
+
+// begin makes the containers those of the guest and runs them. run ends with the containers; a power-off ends those.
+func (s *Server) begin(all *containers, run func()) {
 	s.mu.Lock()
 	s.several = all
 	close(s.started)
 	s.mu.Unlock()
-	go all.run() // ends with the containers; a power-off ends those
-	return nil
+	go run()
 }
 
 func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups []uint32) (*container, error) {
-	c := &container{name: m.GetName(), kind: vm.ContainerKind(m.GetKind()), restart: restartOf(m, r), hold: m.GetHold()}
+	c := &container{name: m.GetName(), kind: vm.ContainerKind(m.GetKind()), restart: restartOf(m, r), hold: m.GetHold(), manual: m.GetManual()}
 	p := m.GetProcess()
 	limits, err := limitsOf(p.GetSecurity())
 	if err != nil {
@@ -263,11 +269,10 @@ func (s *Server) Containers(_ *guestv1.ContainersRequest, ss grpc.ServerStreamin
 	}
 	for {
 		over := isClosed(p.done)
-		all, changed := p.look()
-		names := p.list() // it may be longer than all: containers are only ever added at its end
+		names, all, changed := p.report()
 		reply := &guestv1.ContainersReply{}
 		for i, status := range all {
-			reply.Containers = append(reply.Containers, encodeStatus(names[i].name, status))
+			reply.Containers = append(reply.Containers, encodeStatus(names[i], status))
 		}
 		if err := ss.Send(reply); err != nil || over {
 			return err
@@ -286,6 +291,9 @@ func encodeStatus(name string, s vm.ContainerStatus) *guestv1.ContainerStatus {
 		Name: name, State: string(s.State), Reason: s.Reason, Message: clip(s.Message), Restarts: int32(s.Restarts),
 		Exit: encodeExit(s.Exit), Last: encodeExit(s.Last),
 	}
+	if u := s.User; u != nil {
+		m.User = &guestv1.ContainerUser{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
+	}
 	if !s.StartedAt.IsZero() {
 		m.StartedUnixNano = s.StartedAt.UnixNano()
 	}
@@ -301,10 +309,11 @@ func encodeExit(x *vm.ContainerExit) *guestv1.ContainerExit {
 	if x == nil {
 		return nil
 	}
-	return &guestv1.ContainerExit{
-		Code: int32(x.Code), Reason: x.Reason, Message: clip(x.Message),
-		StartedUnixNano: x.StartedAt.UnixNano(), FinishedUnixNano: x.FinishedAt.UnixNano(),
+	m := &guestv1.ContainerExit{Code: int32(x.Code), Reason: x.Reason, Message: clip(x.Message), FinishedUnixNano: x.FinishedAt.UnixNano()}
+	if !x.StartedAt.IsZero() { // it never ran
+		m.StartedUnixNano = x.StartedAt.UnixNano()
 	}
+	return m
 }
 
 // containerLogs is Logs for one container.

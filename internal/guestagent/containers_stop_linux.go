@@ -39,6 +39,9 @@ func (p *containers) kill(ctx context.Context, name string, run int, grace time.
 		return err
 	}
 	p.mu.Lock()
+	if c.status.State == vm.ContainerCreated {
+		p.endUnstarted(c)
+	}
 	m := c.main
 	if m == nil || run != 0 && run != c.status.Run() {
 		p.mu.Unlock()
@@ -64,6 +67,17 @@ func (p *containers) kill(ctx context.Context, name string, run int, grace time.
 			return ctx.Err()
 		}
 	}
+}
+
+// endUnstarted ends a container that nobody has started. Preconditions: mu is held.
+func (p *containers) endUnstarted(c *container) {
+	c.status = vm.ContainerStatus{State: vm.ContainerTerminated, Reason: vm.ContainerError, Exit: &vm.ContainerExit{
+		Code: vm.LostExitCode, Reason: vm.ContainerError, Message: "it was ended before it was started", FinishedAt: time.Now(),
+	}}
+	c.log.close()
+	close(c.quit)
+	close(c.over)
+	p.wake()
 }
 
 func killLater(c *child, grace time.Duration) {

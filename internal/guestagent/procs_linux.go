@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Signals of a power-off.
@@ -37,6 +39,8 @@ type child struct {
 	done     chan struct{} // closed at its end; then status and finished are set
 	status   unix.WaitStatus
 	finished time.Time
+
+	user *vm.ContainerUser // that it began as
 }
 
 // scored lets processes have OOM scores of their own.

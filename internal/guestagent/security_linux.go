@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/guestagent/rooms"
 	"cocoonstack.io/cocoon/internal/guestagent/seccomp"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -28,6 +29,7 @@ func limitsOf(m *guestv1.Security) (*limits, error) {
 	l := &limits{Security: vm.Security{
 		Capabilities: m.GetCapabilities(), NoNewPrivileges: m.GetNoNewPrivileges(),
 		Groups: m.GetGroups(), StrictGroups: m.GetStrictGroups(), Filtered: m.GetFiltered(),
+		Masked: m.GetMasked(), ReadOnly: m.GetReadOnly(),
 	}}
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -37,6 +39,11 @@ func limitsOf(m *guestv1.Security) (*limits, error) {
 		l.keep |= 1 << n
 	}
 	return l, nil
+}
+
+// covers returns what a process does not see or change in its room.
+func covers(p *guestv1.Process) rooms.Covers {
+	return rooms.Covers{ReadOnlyRoot: p.GetReadOnlyRoot(), Masked: p.GetSecurity().GetMasked(), ReadOnly: p.GetSecurity().GetReadOnly()}
 }
 
 // privileged reports whether a process may get all rights over its machine.

@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -28,6 +29,7 @@ func TestVMSecurity(t *testing.T) {
 		t.Errorf("a value that is too large: %v", err)
 	}
 	s.Sysctls = []vm.Sysctl{{Name: "kernel.shm_rmid_forced", Value: "1"}, {Name: "net.ipv4.ip_local_port_range", Value: "20000 20100"}}
+	var names []string
 	for name, p := range map[string]vm.Process{
 		"free":    {},
 		"root":    {Security: &vm.Security{Capabilities: []string{"CHOWN", "NET_RAW"}}},
@@ -35,11 +37,12 @@ func TestVMSecurity(t *testing.T) {
 		"user":    {User: "33:7", Security: &vm.Security{Capabilities: []string{"CHOWN", "NET_RAW"}, Groups: []int64{8, 9}}},
 		"waiting": {StopSignal: "SIGUSR1"},
 		"filter":  {User: "33:7", Security: &vm.Security{Capabilities: []string{"CHOWN", "NET_RAW"}, Filtered: true}},
+		"covered": {Security: &vm.Security{Capabilities: []string{"SYS_ADMIN", "DAC_OVERRIDE"}, Masked: []string{"/proc/timer_list", "/sys/kernel", "/etc", "/none/x"}, ReadOnly: []string{"/proc/sys", "/bin", "/none"}}},
 		"strict":  {Security: &vm.Security{NoNewPrivileges: true, Filtered: true}},
 	} {
 		c := containerOf(name, vm.ContainerApp, "exec sleep 1000")
 		c.Process.User, c.Process.Security, c.Process.StopSignal = p.User, p.Security, p.StopSignal
-		s.Containers = append(s.Containers, c)
+		s.Containers, names = append(s.Containers, c), append(names, name)
 	}
 	if err := a.Setup(t.Context(), s); err != nil {
 		t.Fatal(err)
@@ -69,6 +72,18 @@ func TestVMSecurity(t *testing.T) {
 			}
 		}
 	}
+	for i, s := range until(t, k, func([]vm.ContainerStatus) bool { return true }) {
+		want := vm.ContainerUser{Groups: []int64{0}}
+		switch names[i] {
+		case "user":
+			want = vm.ContainerUser{UID: 33, GID: 7, Groups: []int64{7, 8, 9}}
+		case "filter":
+			want = vm.ContainerUser{UID: 33, GID: 7, Groups: []int64{7}}
+		}
+		if d := diff.Of(&want, s.User); d != "" {
+			t.Errorf("the user of %s: %s", names[i], d)
+		}
+	}
 	for name, want := range map[string]string{"root": "denied\n", "free": "done\n"} {
 		e := sh("mount -t tmpfs none /tmp 2>/dev/null && echo done || echo denied")
 		e.Container = name
@@ -83,7 +98,12 @@ func TestVMSecurity(t *testing.T) {
 			t.Errorf("a user namespace by %s: %s", name, got)
 		}
 	}
-	e := sh("cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_local_port_range")
+	e := sh("wc -c </proc/timer_list; ls /sys/kernel /etc | grep -v : ; touch /etc/x /bin/x 2>/dev/null && echo written; echo 0 2>/dev/null >/proc/sys/kernel/shm_rmid_forced && echo set; cat /proc/sys/kernel/shm_rmid_forced")
+	e.Container = "covered"
+	if got := strings.Join(strings.Fields(output(t, a, e)), " "); got != "0 1" {
+		t.Errorf("what is covered: %q", got)
+	}
+	e = sh("cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_local_port_range")
 	e.Container = "user"
 	if got := output(t, a, e); got != "1\n20000\t20100\n" {
 		t.Errorf("settings of the kernel: %q", got)

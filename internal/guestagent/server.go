@@ -82,9 +82,14 @@ type Volumes interface {
 	// MountLater makes more mounts, of volumes that Mount has made, in the folder root. Errors: InvalidArgument if there is no such
 	// volume.
 	MountLater(ctx context.Context, root string, mounts []vm.Mount) error
+	// MountImage makes one more mount, of the files of an image in the folder image, in the folder root. Errors: NotFound if the image does
+	// not have that part.
+	MountImage(root, image string, m vm.Mount) error
 	VolumeDisks
 	// Message shows a new empty file at a path in folder, and returns that file. It is called before Mount. Idempotent.
 	Message(folder, path string) (*os.File, error)
+	// DropMessage forgets a file of Message, which nothing shows any more, and closes it.
+	DropMessage(f *os.File)
 	// ReadFile returns the content of a file in a volume that starts empty. Links do not lead out of the volume.
 	// Errors: NotFound; FailedPrecondition if it is no regular file or has more than limit bytes.
 	ReadFile(volume, path string, limit int) ([]byte, error)
@@ -257,7 +262,10 @@ func (s *Server) Setup(ctx context.Context, r *guestv1.SetupRequest) (*guestv1.S
 		}
 	}
 	begin := s.setUpMain
-	if len(r.GetContainers()) > 0 {
+	switch {
+	case r.GetSandbox():
+		begin = s.setUpSandbox
+	case len(r.GetContainers()) > 0:
 		begin = s.setUpContainers
 	}
 	if err := begin(ctx, r); err != nil {
@@ -372,7 +380,7 @@ func (s *Server) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoReply
 	defer s.mu.Unlock()
 	return &guestv1.InfoReply{
 		Version: s.cfg.Version, BootId: bootID(), UptimeMs: uptime().Milliseconds(),
-		Abilities: []string{guestv1.AbilityFileKeys},
+		Abilities: []string{guestv1.AbilityFileKeys, guestv1.AbilitySandbox},
 		SetUp:     s.setUp, Process: s.main != nil && !s.main.child.ended() || s.several != nil && !isClosed(s.several.done),
 	}, nil
 }

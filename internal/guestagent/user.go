@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // maxUserLine limits a line of passwd and group, in bytes. The files come from the image; longer lines are skipped.
@@ -22,6 +23,18 @@ type user struct {
 	groups   []uint32
 	listed   []uint32 // the groups of which the image says that the user is a member
 	home     string
+}
+
+// told is u with these groups as the host is told of it.
+func (u user) told(groups []uint32) *vm.ContainerUser {
+	out := &vm.ContainerUser{UID: int64(u.uid), GID: int64(u.gid)}
+	if !slices.Contains(groups, u.gid) {
+		out.Groups = append(out.Groups, int64(u.gid))
+	}
+	for _, g := range groups[:min(len(groups), vm.MaxUserGroups-len(out.Groups))] {
+		out.Groups = append(out.Groups, int64(g))
+	}
+	return out
 }
 
 // lookupUser resolves spec (empty, name, uid, user:group or uid:gid) with the files of the guest, which may be missing.

@@ -132,6 +132,9 @@ type Plan struct {
 	FirmwareDir string // for what the firmware keeps: private to this VM, it survives a reboot of the host. A driver that needs it makes it
 	Dir         string // runtime folder of this VM: sockets, pid file, console log
 	Shares      []Share
+	// CgroupParent is the cgroup of the node in which the VM is: a path below the root of the tree, clean and absolute. It is made if it is
+	// missing. "": the driver decides. A driver whose VMs have no cgroups ignores it.
+	CgroupParent string
 
 	Incoming *Incoming // nil: the guest boots
 
@@ -154,6 +157,19 @@ type Share struct {
 	ReadOnly bool   // the guest cannot write to it, whatever it does
 	Create   bool   // make Path if it is missing
 	File     string // name of the only file in the folder that the guest sees; Path is that file. "": Path is a folder
+	// Live makes Path a folder of Cocoon's own, to which FolderPlugger adds others while the guest runs. It is made if it is missing,
+	// Root is not used, and the guest can only read what is in it itself.
+	Live bool
+}
+
+// FolderPlugger is the ability of an Instance to show the guest folders and files of the node in a Share that is Live.
+type FolderPlugger interface {
+	// PlugFolder shows the folder or file s.Path at the path at, which is in the folder of a Live share. Tag and Live of s are not used;
+	// s.File only says that it is a file. Idempotent.
+	// Errors: FailedPrecondition if s.Path cannot be shared, Unsupported if its file system cannot.
+	PlugFolder(ctx context.Context, at string, s Share) error
+	// UnplugFolder ends that. The guest may lose files that it has open. Idempotent.
+	UnplugFolder(ctx context.Context, at string) error
 }
 
 // Incoming is saved state from which a VM resumes instead of booting. Its files are only read.

@@ -33,7 +33,7 @@ type Store interface {
 	Remove(ctx context.Context, ref string, inUse func(digest string) bool) error
 
 	// Prepare makes the disks of a VM in dir: the shared read-only ones by reference and a private writable one of storage
-	// bytes. It is idempotent: existing disks are kept, with their content.
+	// bytes. It is idempotent: existing disks are kept, with their content. Blank has only the private one.
 	// Errors: InvalidArgument when storage is smaller than the image.
 	Prepare(ctx context.Context, img Image, dir string, storage int64) (Rootfs, error)
 
@@ -48,6 +48,9 @@ type Store interface {
 	// time. It never touches an import in progress, what inUse reports, or what it does not know.
 	Collect(ctx context.Context, limits GCLimits, inUse func(digest string) bool) (Collected, error)
 }
+
+// Blank stands for the image of an OCI guest that boots without one.
+func Blank() Image { return Image{Type: vm.ImageOCI} }
 
 // DiskOpener is the ability of a Store to read the disk of an image as a guest would.
 type DiskOpener interface {

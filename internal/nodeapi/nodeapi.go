@@ -23,6 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/unixsocket"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -225,7 +226,7 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // Run serves until ctx ends. Then it ends streams at once and gives other calls a few seconds to finish. It may be
 // called once.
 func (s *Server) Run(ctx context.Context) error {
-	unixListener, err := listenUnix(ctx, s.cfg.Socket, s.cfg.Group)
+	unixListener, err := unixsocket.Listen(ctx, s.cfg.Socket, s.cfg.Group)
 	if err != nil {
 		return err
 	}
@@ -233,14 +234,14 @@ func (s *Server) Run(ctx context.Context) error {
 		server   *grpc.Server
 		listener net.Listener
 	}
-	all := []listening{{s.server(peerCredentials{log: s.log}), limit(unixListener, maxConnections)}}
+	all := []listening{{s.server(peerCredentials{log: s.log}), unixsocket.Limit(unixListener, maxConnections)}}
 	if s.cfg.TCP != "" {
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.cfg.TCP)
 		if err != nil {
 			unixListener.Close()
 			return errdefs.New(errdefs.FailedPrecondition, "listen on %s: %w", s.cfg.TCP, err)
 		}
-		all = append(all, listening{s.server(s.tls), limit(l, maxConnections)})
+		all = append(all, listening{s.server(s.tls), unixsocket.Limit(l, maxConnections)})
 	}
 
 	var wg sync.WaitGroup

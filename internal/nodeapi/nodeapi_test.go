@@ -454,3 +454,25 @@ func (r reader) Read(p []byte) (int, error) { return r(p) }
 type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// TestTrustedIsRefused: only the kubelet of the node can have what the operator's list does not have, and it does not come this way.
+func TestTrustedIsRefused(t *testing.T) {
+	c, stop := serve(t, &scripted{}, nodeapi.Config{})
+	defer stop()
+	for what, v := range map[string]vm.Volume{
+		"a folder": {Name: "v", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/etc", Trusted: true}},
+		"a device": {Name: "v", Kind: vm.VolumeHostDisk, HostDisk: &vm.HostDisk{Path: "/dev/sda", Trusted: true}},
+	} {
+		_, err := c.AddContainer(t.Context(), "web", vm.Container{Name: "c", Image: "demo", Kind: vm.ContainerEphemeral, Volumes: []vm.Volume{v}})
+		if !errdefs.IsInvalid(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	s := vm.Spec{Name: "pod", Sandbox: true, CgroupParent: "/kubepods/pod1"}
+	if _, err := c.Create(t.Context(), s); !errdefs.IsInvalid(err) {
+		t.Errorf("a cgroup: %v", err)
+	}
+	if _, err := c.Launch(t.Context(), s); !errdefs.IsInvalid(err) {
+		t.Errorf("a cgroup: %v", err)
+	}
+}

@@ -2,6 +2,7 @@ package nodeapi
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -27,11 +28,27 @@ type vms struct {
 }
 
 func (v *vms) Create(ctx context.Context, r *nodev1.CreateRequest) (*nodev1.Record, error) {
-	return answer(nodewire.EncodeRecord)(v.life.Create(ctx, nodewire.DecodeSpec(r.GetSpec())))
+	s := nodewire.DecodeSpec(r.GetSpec())
+	if err := requested(s); err != nil {
+		return nil, err
+	}
+	return answer(nodewire.EncodeRecord)(v.life.Create(ctx, s))
 }
 
 func (v *vms) Launch(ctx context.Context, r *nodev1.LaunchRequest) (*nodev1.Record, error) {
-	return answer(nodewire.EncodeRecord)(v.life.Launch(ctx, nodewire.DecodeSpec(r.GetSpec())))
+	s := nodewire.DecodeSpec(r.GetSpec())
+	if err := requested(s); err != nil {
+		return nil, err
+	}
+	return answer(nodewire.EncodeRecord)(v.life.Launch(ctx, s))
+}
+
+// requested refuses what only code of cocoond sets.
+func requested(s vm.Spec) error {
+	if s.CgroupParent != "" {
+		return errdefs.Invalidf("VM %s: a request of the node API chooses no cgroup of the node", s.Name)
+	}
+	return nil
 }
 
 func (v *vms) Start(ctx context.Context, r *nodev1.StartRequest) (*nodev1.Record, error) {
@@ -130,7 +147,21 @@ func (v *vms) ReleaseContainer(ctx context.Context, r *nodev1.ReleaseContainerRe
 }
 
 func (v *vms) AddContainer(ctx context.Context, r *nodev1.AddContainerRequest) (*nodev1.Record, error) {
-	return answer(nodewire.EncodeRecord)(v.containers.AddContainer(ctx, r.GetRef(), nodewire.DecodeContainer(r.GetContainer())))
+	c := nodewire.DecodeContainer(r.GetContainer())
+	if slices.ContainsFunc(c.Volumes, func(v vm.Volume) bool {
+		return v.Dir != nil && v.Dir.Trusted || v.HostDisk != nil && v.HostDisk.Trusted
+	}) {
+		return nil, errdefs.Invalidf("container %s: a request of the node API has no folder or device that the list of the operator does not have", c.Name)
+	}
+	return answer(nodewire.EncodeRecord)(v.containers.AddContainer(ctx, r.GetRef(), c))
+}
+
+func (v *vms) StartContainer(ctx context.Context, r *nodev1.StartContainerRequest) (*nodev1.Record, error) {
+	return answer(nodewire.EncodeRecord)(v.containers.StartContainer(ctx, r.GetRef(), r.GetContainer()))
+}
+
+func (v *vms) RemoveContainer(ctx context.Context, r *nodev1.RemoveContainerRequest) (*nodev1.RemoveContainerResponse, error) {
+	return &nodev1.RemoveContainerResponse{}, v.containers.RemoveContainer(ctx, r.GetRef(), r.GetContainer())
 }
 
 func (v *vms) ResizeContainers(ctx context.Context, r *nodev1.ResizeContainersRequest) (*nodev1.Record, error) {

@@ -405,6 +405,19 @@ func (c *Client) AddContainer(ctx context.Context, ref string, add vm.Container)
 	return c.Inspect(ctx, ref)
 }
 
+// StartContainer starts a container that was added to a running VM and waits for it; see guest.Containers.
+func (c *Client) StartContainer(ctx context.Context, ref, container string) (vm.Record, error) {
+	if err := c.do(ctx, call{args: []string{"vm", "start-container", "--", ref, container}}); err != nil {
+		return vm.Record{}, err
+	}
+	return c.Inspect(ctx, ref)
+}
+
+// RemoveContainer removes a container that was added to a VM; see guest.Containers.
+func (c *Client) RemoveContainer(ctx context.Context, ref, container string) error {
+	return c.do(ctx, call{args: []string{"vm", "remove-container", "--", ref, container}})
+}
+
 // ResizeContainers changes what containers of a running VM may use; see guest.Containers.
 func (c *Client) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
 	text, err := json.Marshal(want)

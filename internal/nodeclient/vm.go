@@ -168,6 +168,16 @@ func (c *Client) SetLink(ctx context.Context, ref, nic string, down bool) (vm.Re
 	return ask(ctx, c, c.vms.SetLink, &nodev1.SetLinkRequest{Ref: ref, Nic: nic, Down: down}, nodewire.DecodeRecord)
 }
 
+// StartContainer starts a container that was added to a running VM and waits for it; see guest.Containers.
+func (c *Client) StartContainer(ctx context.Context, ref, container string) (vm.Record, error) {
+	return ask(ctx, c, c.vms.StartContainer, &nodev1.StartContainerRequest{Ref: ref, Container: container}, nodewire.DecodeRecord)
+}
+
+// RemoveContainer removes a container that was added to a VM; see guest.Containers.
+func (c *Client) RemoveContainer(ctx context.Context, ref, container string) error {
+	return do(ctx, c, c.vms.RemoveContainer, &nodev1.RemoveContainerRequest{Ref: ref, Container: container})
+}
+
 // ResizeContainers changes what containers of a running VM may use; see guest.Containers.
 func (c *Client) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
 	return ask(ctx, c, c.vms.ResizeContainers, &nodev1.ResizeContainersRequest{Ref: ref, Containers: nodewire.EncodeResized(want)}, nodewire.DecodeRecord)

@@ -1,6 +1,10 @@
 package nodejson
 
-import "cocoonstack.io/cocoon/internal/vm"
+import (
+	"time"
+
+	"cocoonstack.io/cocoon/internal/vm"
+)
 
 // Container is one container of a VM, without its process: the environment may be secret.
 type Container struct {
@@ -9,6 +13,11 @@ type Container struct {
 	ImageDigest string             `json:"image_digest"`
 	Root        bool               `json:"root,omitempty"` // its root is the VM's own
 	Status      vm.ContainerStatus `json:"status"`
+
+	// Of a container that was added to the VM.
+	Manual    bool              `json:"manual,omitempty"` // it starts when somebody starts it
+	Labels    map[string]string `json:"labels,omitempty"`
+	CreatedAt time.Time         `json:"created_at,omitzero"`
 }
 
 func containers(all []vm.ContainerRecord) (out []Container) {
@@ -27,7 +36,7 @@ func containerRecords(all []Container) (out []vm.ContainerRecord) {
 
 func ephemeral(all []vm.Ephemeral) (out []Container) {
 	for _, e := range all {
-		out = append(out, Container{Name: e.Record.Name, Image: e.Spec.Image, ImageDigest: e.Record.ImageDigest, Status: e.Record.Status})
+		out = append(out, Container{Name: e.Record.Name, Image: e.Spec.Image, ImageDigest: e.Record.ImageDigest, Status: e.Record.Status, Manual: e.Spec.Manual, Labels: e.Spec.Labels, CreatedAt: e.CreatedAt})
 	}
 	return out
 }
@@ -35,8 +44,9 @@ func ephemeral(all []vm.Ephemeral) (out []Container) {
 func ephemeralRecords(all []Container) (out []vm.Ephemeral) {
 	for _, c := range all {
 		out = append(out, vm.Ephemeral{
-			Spec:   vm.Container{Name: c.Name, Image: c.Image, Kind: vm.ContainerEphemeral},
-			Record: vm.ContainerRecord{Name: c.Name, ImageDigest: c.ImageDigest, Status: c.Status},
+			Spec:      vm.Container{Name: c.Name, Image: c.Image, Kind: vm.ContainerEphemeral, Manual: c.Manual, Labels: c.Labels},
+			Record:    vm.ContainerRecord{Name: c.Name, ImageDigest: c.ImageDigest, Status: c.Status},
+			CreatedAt: c.CreatedAt,
 		})
 	}
 	return out

@@ -68,7 +68,9 @@ type Config struct {
 	SMBIOS      *vm.SMBIOS   `json:"smbios,omitempty"`
 	Graphics    bool         `json:"graphics,omitempty"`
 	Hardware    *vm.Hardware `json:"hardware,omitempty"`
-	Paused      bool         `json:"paused,omitempty"` // each boot by Cocoon begins paused
+	Sandbox     bool         `json:"sandbox,omitempty"`       // containers are added to it while it runs
+	Cgroup      string       `json:"cgroup_parent,omitempty"` // of the node, in which it is
+	Paused      bool         `json:"paused,omitempty"`        // each boot by Cocoon begins paused
 	StopGrace   float64      `json:"stop_grace_seconds"`
 }
 
@@ -121,7 +123,7 @@ func FromRecord(r vm.Record) VM {
 		Config: Config{
 			Name: r.Spec.Name, CPU: r.Spec.CPUs, Memory: r.Spec.Memory, Storage: r.Spec.Storage,
 			Image: r.Spec.Image, ImageDigest: r.ImageDigest, ImageType: r.ImageType,
-			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, SMBIOS: r.Spec.SMBIOS, Graphics: r.Spec.Graphics, Hardware: r.Spec.Hardware, Paused: r.Spec.Paused, StopGrace: r.Spec.StopGrace.Seconds(),
+			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, SMBIOS: r.Spec.SMBIOS, Graphics: r.Spec.Graphics, Hardware: r.Spec.Hardware, Sandbox: r.Spec.Sandbox, Cgroup: r.Spec.CgroupParent, Paused: r.Spec.Paused, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
 		PID: r.PID, Paused: r.Paused, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: newIDs(r.SnapshotIDs),
 		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Attached: r.Attached, Containers: containers(r.Containers), Ephemeral: ephemeral(r.Ephemeral),

@@ -1,6 +1,7 @@
 package nodewire
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -13,7 +14,8 @@ func EncodeContainer(c vm.Container) *nodev1.Container {
 	return &nodev1.Container{
 		Name: c.Name, Image: c.Image, Kind: string(c.Kind), Process: EncodeProcess(c.Process), Mounts: each(c.Mounts, encodeMount),
 		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
-		Resources: encodeResources(c.Resources), Restart: encodeRestart(c.Restart),
+		Resources: encodeResources(c.Resources), Restart: encodeRestart(c.Restart), Labels: maps.Clone(c.Labels), Manual: c.Manual,
+		Volumes: each(c.Volumes, encodeVolume),
 	}
 }
 
@@ -23,7 +25,8 @@ func DecodeContainer(m *nodev1.Container) vm.Container {
 		Name: m.GetName(), Image: m.GetImage(), Kind: vm.ContainerKind(m.GetKind()),
 		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount), Hold: m.GetHold(), Root: m.GetRoot(),
 		MessagePath: m.GetMessagePath(), MessageFromLog: m.GetMessageFromLog(),
-		Resources: decodeResources(m.GetResources()), Restart: decodeRestart(m.GetRestart()),
+		Resources: decodeResources(m.GetResources()), Restart: decodeRestart(m.GetRestart()), Labels: maps.Clone(m.GetLabels()), Manual: m.GetManual(),
+		Volumes: each(m.GetVolumes(), decodeVolume),
 	}
 }
 
@@ -49,14 +52,14 @@ func encodeResources(r *vm.Resources) *nodev1.Resources {
 	if r == nil {
 		return nil
 	}
-	return &nodev1.Resources{CpuLimit: r.CPULimit, CpuWeight: r.CPUWeight, MemoryLimit: r.MemoryLimit, OomScoreAdj: int32(r.OOMScoreAdj)}
+	return &nodev1.Resources{CpuLimit: r.CPULimit, CpuWeight: r.CPUWeight, MemoryLimit: r.MemoryLimit, OomScoreAdj: int32(r.OOMScoreAdj), CpuShares: r.CPUShares}
 }
 
 func decodeResources(m *nodev1.Resources) *vm.Resources {
 	if m == nil {
 		return nil
 	}
-	return &vm.Resources{CPULimit: m.GetCpuLimit(), CPUWeight: m.GetCpuWeight(), MemoryLimit: m.GetMemoryLimit(), OOMScoreAdj: int(m.GetOomScoreAdj())}
+	return &vm.Resources{CPULimit: m.GetCpuLimit(), CPUWeight: m.GetCpuWeight(), MemoryLimit: m.GetMemoryLimit(), OOMScoreAdj: int(m.GetOomScoreAdj()), CPUShares: m.GetCpuShares()}
 }
 
 // EncodeResized returns the resources of containers as a message, by name.
@@ -97,6 +100,7 @@ func encodeContainerStatus(s vm.ContainerStatus) *nodev1.ContainerStatus {
 	return &nodev1.ContainerStatus{
 		State: string(s.State), Reason: s.Reason, Message: strings.ToValidUTF8(s.Message, "\uFFFD"), StartedAtNs: EncodeTime(s.StartedAt),
 		Exit: encodeContainerExit(s.Exit), Last: encodeContainerExit(s.Last), Restarts: int64(s.Restarts),
+		User: encodeContainerUser(s.User),
 	}
 }
 
@@ -104,7 +108,22 @@ func decodeContainerStatus(m *nodev1.ContainerStatus) vm.ContainerStatus {
 	return vm.ContainerStatus{
 		State: vm.ContainerState(m.GetState()), Reason: m.GetReason(), Message: m.GetMessage(), StartedAt: DecodeTime(m.GetStartedAtNs()),
 		Exit: decodeContainerExit(m.GetExit()), Last: decodeContainerExit(m.GetLast()), Restarts: int(m.GetRestarts()),
+		User: decodeContainerUser(m.GetUser()),
 	}
+}
+
+func encodeContainerUser(u *vm.ContainerUser) *nodev1.ContainerUser {
+	if u == nil {
+		return nil
+	}
+	return &nodev1.ContainerUser{Uid: u.UID, Gid: u.GID, Groups: slices.Clone(u.Groups)}
+}
+
+func decodeContainerUser(m *nodev1.ContainerUser) *vm.ContainerUser {
+	if m == nil {
+		return nil
+	}
+	return &vm.ContainerUser{UID: m.GetUid(), GID: m.GetGid(), Groups: cloneSlice(m.GetGroups())}
 }
 
 func encodeContainerExit(x *vm.ContainerExit) *nodev1.ContainerExit {
@@ -128,9 +147,9 @@ func decodeContainerExit(m *nodev1.ContainerExit) *vm.ContainerExit {
 }
 
 func encodeEphemeral(e vm.Ephemeral) *nodev1.Ephemeral {
-	return &nodev1.Ephemeral{Spec: EncodeContainer(e.Spec), Record: encodeContainerRecord(e.Record)}
+	return &nodev1.Ephemeral{Spec: EncodeContainer(e.Spec), Record: encodeContainerRecord(e.Record), CreatedAtNs: EncodeTime(e.CreatedAt), Volumes: each(e.Volumes, encodeImageVolume)}
 }
 
 func decodeEphemeral(m *nodev1.Ephemeral) vm.Ephemeral {
-	return vm.Ephemeral{Spec: DecodeContainer(m.GetSpec()), Record: decodeContainerRecord(m.GetRecord())}
+	return vm.Ephemeral{Spec: DecodeContainer(m.GetSpec()), Record: decodeContainerRecord(m.GetRecord()), CreatedAt: DecodeTime(m.GetCreatedAtNs()), Volumes: each(m.GetVolumes(), decodeImageVolume)}
 }

@@ -37,10 +37,10 @@ func encodeVolume(v vm.Volume) *nodev1.Volume {
 		m.Disk = EncodeVolumeUse(*v.Disk)
 	}
 	if d := v.Dir; d != nil {
-		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch, Published: d.Published, File: d.File}
+		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch, Published: d.Published, File: d.File, Trusted: d.Trusted}
 	}
 	if d := v.HostDisk; d != nil {
-		m.HostDisk = &nodev1.HostDisk{Path: d.Path, Capacity: d.Capacity, ReadOnly: d.ReadOnly, Shared: d.Shared}
+		m.HostDisk = &nodev1.HostDisk{Path: d.Path, Capacity: d.Capacity, ReadOnly: d.ReadOnly, Shared: d.Shared, Trusted: d.Trusted}
 	}
 	if n := v.NFS; n != nil {
 		m.Nfs = &nodev1.NFS{Server: n.Server, Path: n.Path, Options: slices.Clone(n.Options), ReadOnly: n.ReadOnly}
@@ -57,10 +57,10 @@ func decodeVolume(m *nodev1.Volume) vm.Volume {
 		v.Disk = new(DecodeVolumeUse(m.GetDisk()))
 	}
 	if d := m.GetDir(); d != nil {
-		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch(), Published: d.GetPublished(), File: d.GetFile()}
+		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch(), Published: d.GetPublished(), File: d.GetFile(), Trusted: d.GetTrusted()}
 	}
 	if d := m.GetHostDisk(); d != nil {
-		v.HostDisk = &vm.HostDisk{Path: d.GetPath(), Capacity: d.GetCapacity(), ReadOnly: d.GetReadOnly(), Shared: d.GetShared()}
+		v.HostDisk = &vm.HostDisk{Path: d.GetPath(), Capacity: d.GetCapacity(), ReadOnly: d.GetReadOnly(), Shared: d.GetShared(), Trusted: d.GetTrusted()}
 	}
 	if n := m.GetNfs(); n != nil {
 		v.NFS = &vm.NFS{Server: n.GetServer(), Path: n.GetPath(), Options: cloneSlice(n.GetOptions()), ReadOnly: n.GetReadOnly()}

@@ -32,6 +32,7 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		Process:     EncodeProcess(s.Process),
 		Nics:        each(s.NICs, EncodeNICSpec),
 		BootNics:    int64(s.BootNICs),
+		Sandbox:     s.Sandbox,
 		Paused:      s.Paused,
 		StopGraceNs: int64(s.StopGrace),
 		CloudInit:   encodeCloudInit(s.CloudInit),
@@ -46,6 +47,8 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		Smbios:      encodeSMBIOS(s.SMBIOS),
 		Graphics:    s.Graphics,
 		Hardware:    encodeHardware(s.Hardware),
+
+		CgroupParent: s.CgroupParent,
 	}
 }
 
@@ -66,6 +69,7 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 		Process:   DecodeProcess(m.GetProcess()),
 		NICs:      each(m.GetNics(), DecodeNICSpec),
 		BootNICs:  int(m.GetBootNics()),
+		Sandbox:   m.GetSandbox(),
 		Paused:    m.GetPaused(),
 		StopGrace: time.Duration(m.GetStopGraceNs()),
 		CloudInit: decodeCloudInit(m.GetCloudInit()),
@@ -81,6 +85,8 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 		SMBIOS:     decodeSMBIOS(m.GetSmbios()),
 		Graphics:   m.GetGraphics(),
 		Hardware:   decodeHardware(m.GetHardware()),
+
+		CgroupParent: m.GetCgroupParent(),
 	}
 }
 
@@ -159,6 +165,7 @@ func encodeSecurity(s *vm.Security) *nodev1.Security {
 	return &nodev1.Security{
 		Capabilities: slices.Clone(s.Capabilities), NoNewPrivileges: s.NoNewPrivileges, NonRoot: s.NonRoot,
 		Groups: slices.Clone(s.Groups), StrictGroups: s.StrictGroups, Filtered: s.Filtered,
+		Masked: slices.Clone(s.Masked), ReadOnly: slices.Clone(s.ReadOnly),
 	}
 }
 
@@ -169,6 +176,7 @@ func decodeSecurity(m *nodev1.Security) *vm.Security {
 	return &vm.Security{
 		Capabilities: cloneSlice(m.GetCapabilities()), NoNewPrivileges: m.GetNoNewPrivileges(), NonRoot: m.GetNonRoot(),
 		Groups: cloneSlice(m.GetGroups()), StrictGroups: m.GetStrictGroups(), Filtered: m.GetFiltered(),
+		Masked: cloneSlice(m.GetMasked()), ReadOnly: cloneSlice(m.GetReadOnly()),
 	}
 }
 
@@ -303,7 +311,7 @@ func DecodeEvent(m *nodev1.Event) vm.Event {
 
 // EncodeNICSpec returns n as a message.
 func EncodeNICSpec(n vm.NICSpec) *nodev1.NICSpec {
-	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC, Ports: each(n.Ports, encodePort), Policed: n.Policed, Masquerade: encodeMasquerade(n.Masquerade), Place: int64(n.Place), LinkDown: n.LinkDown}
+	return &nodev1.NICSpec{Network: n.Network, Mac: n.MAC, Ports: each(n.Ports, encodePort), Policed: n.Policed, Masquerade: encodeMasquerade(n.Masquerade), Place: int64(n.Place), LinkDown: n.LinkDown, Pod: encodePodName(n.Pod), Bandwidth: encodeBandwidth(n.Bandwidth)}
 }
 
 func encodePort(p vm.PortMapping) *nodev1.PortMapping {
@@ -324,7 +332,7 @@ func port(n uint32) uint16 {
 
 // DecodeNICSpec returns the interface in m.
 func DecodeNICSpec(m *nodev1.NICSpec) vm.NICSpec {
-	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac(), Ports: each(m.GetPorts(), decodePort), Policed: m.GetPoliced(), Masquerade: decodeMasquerade(m.GetMasquerade()), Place: int(m.GetPlace()), LinkDown: m.GetLinkDown()}
+	return vm.NICSpec{Network: m.GetNetwork(), MAC: m.GetMac(), Ports: each(m.GetPorts(), decodePort), Policed: m.GetPoliced(), Masquerade: decodeMasquerade(m.GetMasquerade()), Place: int(m.GetPlace()), LinkDown: m.GetLinkDown(), Pod: decodePodName(m.GetPod()), Bandwidth: decodeBandwidth(m.GetBandwidth())}
 }
 
 func encodeNIC(n vm.NIC) *nodev1.NIC {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -336,6 +337,54 @@ func tasks(t *testing.T) []string {
 const zeros = "0000000000000000"
 
 // The main thread represents the process in /proc, so OnThread must never end it.
+// TestCgroupTasks starts a process in a folder of cgroup v1. The caller stays where it is.
+func TestCgroupTasks(t *testing.T) {
+	own := fmt.Sprintf("/cocoon-proc-%d", os.Getpid())
+	dir := "/sys/fs/cgroup/pids" + own
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Skip("needs a hierarchy of cgroup v1 that can be written, which a host with version 2 alone cannot have: ", err)
+	}
+	defer func() {
+		err := os.Remove(dir)
+		for deadline := time.Now().Add(5 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); err = os.Remove(dir) {
+			runtime.Gosched()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	tasks, err := os.OpenFile(dir+"/tasks", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tasks.Close()
+	for _, change := range []func(*Spec){func(*Spec) {}, func(s *Spec) { s.Isolated = true }, func(s *Spec) { s.User = &User{UID: 0x70000020, GID: 0x70000020} }} {
+		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		s := sh("cat /proc/self/cgroup")
+		s.Out, s.CgroupTasks = out, []*os.File{tasks}
+		change(&s)
+		if exit, err := start(t, s).Wait(t.Context()); err != nil || exit != (Exit{}) {
+			t.Errorf("Wait: %v, %v", exit, err)
+		}
+		if said, err := os.ReadFile(out.Name()); err != nil || !strings.Contains(string(said), ":pids:"+own+"\n") {
+			t.Errorf("it started in %s, %v", said, err)
+		}
+	}
+	if here, err := os.ReadFile("/proc/self/cgroup"); err != nil || strings.Contains(string(here), own) {
+		t.Errorf("the caller is in %s, %v", here, err)
+	}
+	_ = tasks.Close()
+	s := sleeper
+	s.CgroupTasks = []*os.File{tasks}
+	if _, err := Start(s); err == nil {
+		t.Error("a process started that cannot join its cgroup")
+	}
+}
+
 func TestOnThreadSparesTheMainThread(t *testing.T) {
 	for range 200 {
 		if err := OnThread(func() error {

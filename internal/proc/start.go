@@ -28,6 +28,9 @@ type Spec struct {
 
 	User      *User    // nil keeps the caller's user and capabilities
 	CgroupDir *os.File // cgroup v2 folder in which the process starts; nil for the caller's
+	// CgroupTasks are the files "tasks" of folders of cgroup v1, at most one of each hierarchy, in which the process starts. A thread of
+	// the caller is in them for the moment of the start.
+	CgroupTasks []*os.File
 	// Isolated gives the process its own namespaces for network (empty), IPC, UTS and process ids, in which it is process 1.
 	// Its /proc shows no process of another user (before Linux 5.8 it sees their pids but can do nothing to them).
 	Isolated bool
@@ -80,6 +83,7 @@ func (s Spec) start(deathSignal syscall.Signal, fork func(*syscall.ProcAttr) (in
 	pid, err := s.inherit(func() (int, error) { return fork(attr) })
 	runtime.KeepAlive(files)
 	runtime.KeepAlive(s.CgroupDir)
+	runtime.KeepAlive(s.CgroupTasks)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
 	}
@@ -143,7 +147,7 @@ func (s Spec) sys(pidfd *int) *syscall.SysProcAttr {
 }
 
 func (s Spec) fork(attr *syscall.ProcAttr) (int, error) {
-	if s.User == nil && !s.Isolated {
+	if s.User == nil && !s.Isolated && len(s.CgroupTasks) == 0 {
 		return syscall.ForkExec(s.Path, s.Args, attr)
 	}
 	var pid int
@@ -156,6 +160,11 @@ func (s Spec) fork(attr *syscall.ProcAttr) (int, error) {
 
 // forkHere forks from this thread. The thread permanently gives up what the child must not have.
 func (s Spec) forkHere(attr *syscall.ProcAttr) (int, error) {
+	for _, f := range s.CgroupTasks {
+		if _, err := f.WriteString("0"); err != nil { // 0 is the thread that writes. Version 1 has no fork into a cgroup, but its threads move one by one
+			return 0, fmt.Errorf("join cgroup: %w", err)
+		}
+	}
 	if s.Isolated {
 		if err := enterMounts(); err != nil {
 			return 0, err

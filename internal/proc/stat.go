@@ -131,8 +131,8 @@ func openIf(pid int, match func(int, []string) bool) *Process {
 	return p
 }
 
-// InCgroup opens every process in the cgroup v2 folder dir, whatever it runs; none if the folder does not exist. It also finds
-// a process that was started in the cgroup but has not yet executed its program. The caller closes the processes that it gets.
+// InCgroup opens every process in the cgroup folder dir, whatever it runs, except the caller; none if the folder does not exist. It also
+// finds a process that was started in the cgroup but has not yet executed its program. The caller closes the processes that it gets.
 func InCgroup(dir string) ([]*Process, error) {
 	pids, err := cgroupPIDs(dir)
 	if err != nil {
@@ -190,7 +190,7 @@ func cgroupPIDs(dir string) ([]int, error) {
 	}
 	var pids []int
 	for _, word := range strings.Fields(string(data)) {
-		if pid, err := strconv.Atoi(word); err == nil && pid > 0 { // 0 means a process of another PID namespace
+		if pid, err := strconv.Atoi(word); err == nil && pid > 0 && pid != os.Getpid() { // 0 means a process of another PID namespace
 			pids = append(pids, pid)
 		}
 	}

@@ -2,6 +2,7 @@ package vm
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -113,6 +114,12 @@ type Container struct {
 
 	Resources *Resources `json:"resources,omitempty"` // nil: no limits
 	Restart   *Restart   `json:"restart,omitempty"`   // nil: the policy of the VM
+
+	Labels map[string]string `json:"labels,omitempty"` // opaque to the engine; doors keep their own keys here
+	Manual bool              `json:"manual,omitempty"` // of kind ephemeral: it starts when somebody starts it
+	// Volumes are what only this container has, beside the volumes of its VM: folders, files and block devices of the node, and the files of
+	// images. The guest gets them when the container is added to a sandbox, and loses them when it is removed.
+	Volumes []Volume `json:"volumes,omitempty"`
 }
 
 // MaxMessage is the maximum length of the message of a container's end in bytes, as with a kubelet.
@@ -134,10 +141,27 @@ type ContainerRecord struct {
 type Ephemeral struct {
 	Spec   Container       `json:"spec"`
 	Record ContainerRecord `json:"record"` // its Layers are disks with a Port, or disks of other containers; none once its guest has ended
+	// Volumes are those of Spec.Volumes that are disks: the layers of an image, or a device, which has one disk and no image. As for the
+	// layers, there are none once its guest has ended.
+	Volumes []ImageVolume `json:"volumes,omitempty"`
+
+	CreatedAt time.Time `json:"created_at,omitzero"` // when it was added; zero: by an earlier release
 }
 
 // Clone returns a copy of e that shares no memory with it.
-func (e Ephemeral) Clone() Ephemeral { return Ephemeral{e.Spec.Clone(), e.Record.Clone()} }
+func (e Ephemeral) Clone() Ephemeral {
+	e.Spec, e.Record, e.Volumes = e.Spec.Clone(), e.Record.Clone(), cloneSlice(e.Volumes)
+	for i := range e.Volumes {
+		e.Volumes[i] = e.Volumes[i].Clone()
+	}
+	return e
+}
+
+// Uses reports whether the disk with that serial holds a part of e.
+func (e Ephemeral) Uses(serial string) bool {
+	return slices.Contains(e.Record.Layers, serial) ||
+		slices.ContainsFunc(e.Volumes, func(v ImageVolume) bool { return slices.Contains(v.Layers, serial) })
+}
 
 // ContainerState is the state of a container. The strings are public API.
 type ContainerState string
@@ -145,6 +169,7 @@ type ContainerState string
 // The states of a container.
 const (
 	ContainerWaiting    ContainerState = "waiting" // waits for its turn, or for its next start
+	ContainerCreated    ContainerState = "created" // Manual, and nobody has started it yet
 	ContainerRunning    ContainerState = "running"
 	ContainerTerminated ContainerState = "terminated" // ended for good
 )
@@ -158,6 +183,28 @@ type ContainerStatus struct {
 	Exit      *ContainerExit `json:"exit,omitempty"`      // of the last run, when State is terminated
 	Last      *ContainerExit `json:"last,omitempty"`      // of the run before it
 	Restarts  int            `json:"restarts"`
+
+	User *ContainerUser `json:"user,omitempty"` // of the current run, or of the last one; nil: it has not started, or its guest does not tell
+}
+
+// ContainerUser is the user that the first process of a container began as. The guest finds it in the files of the image.
+type ContainerUser struct {
+	UID    int64   `json:"uid"`
+	GID    int64   `json:"gid"`
+	Groups []int64 `json:"groups,omitempty"` // all of them, GID included; at most MaxUserGroups are told
+}
+
+// MaxUserGroups is the maximum number of groups in a ContainerUser.
+const MaxUserGroups = 256
+
+// Clone returns a copy of u that shares no memory with it.
+func (u *ContainerUser) Clone() *ContainerUser {
+	if u == nil {
+		return nil
+	}
+	c := *u
+	c.Groups = cloneSlice(u.Groups)
+	return &c
 }
 
 // ContainerExit is how one run of a container ended.
@@ -212,7 +259,7 @@ func (s ContainerStatus) Cut(at time.Time) ContainerStatus {
 
 // Clone returns a copy of s that shares no memory with it.
 func (s ContainerStatus) Clone() ContainerStatus {
-	s.Exit, s.Last = s.Exit.clone(), s.Last.clone()
+	s.Exit, s.Last, s.User = s.Exit.clone(), s.Last.clone(), s.User.Clone()
 	return s
 }
 
@@ -226,6 +273,10 @@ func (x *ContainerExit) clone() *ContainerExit {
 // Clone returns a copy of c that shares no memory with it.
 func (c Container) Clone() Container {
 	c.Process, c.Mounts, c.Resources, c.Restart = c.Process.Clone(), cloneSlice(c.Mounts), c.Resources.Clone(), c.Restart.Clone()
+	c.Labels, c.Volumes = maps.Clone(c.Labels), cloneSlice(c.Volumes)
+	for i := range c.Volumes {
+		c.Volumes[i] = c.Volumes[i].Clone()
+	}
 	return c
 }
 
@@ -293,6 +344,10 @@ func (s Spec) ValidateContainers() error {
 			return errdefs.Invalidf("container %s: an image is needed", c.Name)
 		case c.Hold && c.Kind == ContainerInit:
 			return errdefs.Invalidf("container %s: an init container cannot hold the containers after it; they already wait for its success", c.Name)
+		case len(c.Volumes) > 0:
+			return errdefs.Invalidf("container %s: only a container of kind %s can have volumes of its own; give the volumes to the VM", c.Name, ContainerEphemeral)
+		case c.Manual:
+			return errdefs.Invalidf("container %s: only a container of kind %s can wait for somebody to start it", c.Name, ContainerEphemeral)
 		case c.Root && (len(s.Containers) > 1 || c.Kind != ContainerApp || c.Image != ""):
 			return errdefs.Invalidf("container %s cannot have the VM's own root; only the single app container of a VM can, without an image of its own", c.Name)
 		case c.Kind == ContainerApp:
@@ -375,6 +430,9 @@ func (c Container) ValidateEphemeral() error {
 		return errdefs.Invalidf("container %s has %d mounts; at most %d are possible", c.Name, len(c.Mounts), MaxMounts)
 	case c.Root || c.Hold || c.Restart != nil:
 		return errdefs.Invalidf("container %s is added to a running VM, so it cannot have the VM's own root, hold other containers or restart", c.Name)
+	}
+	if err := c.validateVolumes(); err != nil {
+		return fmt.Errorf("container %s: %w", c.Name, err)
 	}
 	return c.validateProgram()
 }

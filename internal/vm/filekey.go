@@ -60,7 +60,15 @@ func Filled(args, env []string, keys []FileKey, values []*string) (filledArgs, f
 // ValidateIn checks what c, which is to be added to a running guest, needs of the guest's volumes.
 func (c Container) ValidateIn(volumes []Volume) error {
 	known := map[string]VolumeKind{}
-	for _, v := range volumes {
+	for _, v := range c.Volumes {
+		if own := OwnVolume(c.Name, v.Name); slices.ContainsFunc(volumes, func(o Volume) bool { return o.Name == own }) {
+			return errdefs.Invalidf("container %s: the VM has a volume %s, which the volume %s of the container would be in the guest; give one of them another name", c.Name, own, v.Name)
+		}
+	}
+	for _, v := range slices.Concat(volumes, c.Volumes) {
+		if known[v.Name] != "" {
+			return errdefs.Invalidf("container %s: two volumes have the name %q", c.Name, v.Name)
+		}
 		known[v.Name] = v.Kind
 	}
 	if err := validateMounts(c.Mounts, known); err != nil {

@@ -55,6 +55,9 @@ func (s Spec) MaxCPUs() int {
 	return s.CPUs
 }
 
+// MaxMemory returns the most bytes of memory that the guest of s can have while it runs.
+func (s Spec) MaxMemory() int64 { return max(s.growth().Memory, s.Memory) }
+
 // Grown returns s with another size, which the guest can have while it runs. Both sizes may be the same.
 // Errors: FailedPrecondition, which says what has to be done instead.
 func (s Spec) Grown(to Size) (Spec, error) {
@@ -69,7 +72,7 @@ func (s Spec) Grown(to Size) (Spec, error) {
 		return s, errdefs.Preconditionf("it can have %d CPUs while it runs, and not %d: %s", s.MaxCPUs(), to.CPUs, advice)
 	case to.Memory > s.Memory && g.Memory == 0:
 		return s, errdefs.Preconditionf("it was created without a maximum of memory, so it cannot get memory while it runs: %s", advice)
-	case to.Memory > max(g.Memory, s.Memory):
+	case to.Memory > s.MaxMemory():
 		return s, errdefs.Preconditionf("it can have %d bytes of memory while it runs, and not %d: %s", g.Memory, to.Memory, advice)
 	}
 	if each := s.MaxCPUs() / max(g.Sockets, 1); to.CPUs > s.CPUs && to.CPUs%each != 0 {

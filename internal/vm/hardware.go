@@ -44,6 +44,12 @@ func (h Hardware) Usual() bool {
 	return h.Topology == Topology{} && h.CPU.empty() && h.Clock == Clock{} && h.UEFI == UEFI{} && h.TPM == "" && h.Keep == "" && h.Watchdog == "" && h.Panic == "" && len(h.Disks) == 0 && len(h.NICs) == 0 && !h.Windows && h.HugePages == 0 && h.Growth == Growth{} && h.Kernel == nil && !h.VSOCK
 }
 
+// onlyGrows reports whether h asks for nothing but that the guest can grow.
+func (h Hardware) onlyGrows() bool {
+	h.Topology, h.Growth = Topology{}, Growth{}
+	return h.Usual()
+}
+
 // UEFI says what the firmware of a guest that boots by UEFI is like.
 type UEFI struct {
 	Persistent bool `json:"persistent,omitempty"`  // its variables stay as long as the VM, or longer (Hardware.Keep); otherwise each boot by Cocoon begins with new ones

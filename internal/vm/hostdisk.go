@@ -14,6 +14,9 @@ type HostDisk struct {
 	Capacity int64  `json:"capacity,omitempty"` // bytes that it gets if it is missing; 0: it must be there
 	ReadOnly bool   `json:"ro,omitempty"`       // the guest cannot write to it
 	Shared   bool   `json:"shared,omitempty"`   // several VMs may have it at the same time; each of them has to set this
+	// Trusted says that it is a block device for which the node's own kubelet has asked, so the list of the operator does not apply, and Path
+	// may have symbolic links. Only containers of a sandbox have such volumes, and no request of the node API.
+	Trusted bool `json:"trusted,omitempty"`
 }
 
 // HostDisks returns the volumes of s that are files of the node.
@@ -34,6 +37,8 @@ func (d HostDisk) Validate() error {
 	switch {
 	case !strings.HasPrefix(d.Path, "/") || !localPath(d.Path[1:]):
 		return errdefs.Invalidf("%q is not the path of a file of the node: it must be absolute and have no empty, \".\" or \"..\" parts", d.Path)
+	case d.Trusted && d.Capacity != 0:
+		return errdefs.Invalidf("a block device of the node has the capacity that it has; leave it out")
 	case d.Capacity < 0 || d.Capacity > MaxStorage:
 		return errdefs.Invalidf("a file of the node cannot get a capacity of %d bytes; use at most %d, or 0 for a file that is there", d.Capacity, int64(MaxStorage))
 	}

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"regexp"
 	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -27,6 +28,50 @@ type NICSpec struct {
 	Place int `json:"place,omitempty"`
 
 	LinkDown bool `json:"link_down,omitempty"` // the guest sees no carrier, and no packet passes
+
+	Pod PodName `json:"pod,omitzero"` // whose interface it is, for the network's plugins; it gives the VM no rights
+
+	Bandwidth Bandwidth `json:"bandwidth,omitzero"`
+}
+
+// Bandwidth limits what an interface can transfer, if the network has a plugin for that; other networks ignore it, as with a kubelet. 0: no limit.
+type Bandwidth struct {
+	Ingress int64 `json:"ingress,omitempty"` // bits per second to the guest
+	Egress  int64 `json:"egress,omitempty"`  // bits per second from the guest
+}
+
+// Limits of a Bandwidth, those of Kubernetes.
+const (
+	minBandwidth = 1000
+	maxBandwidth = 1e15
+)
+
+func (b Bandwidth) validate() error {
+	for _, n := range []int64{b.Ingress, b.Egress} {
+		if n != 0 && (n < minBandwidth || n > maxBandwidth) {
+			return errdefs.Invalidf("invalid bandwidth of %d bits per second; use %d to %d", n, minBandwidth, int64(maxBandwidth))
+		}
+	}
+	return nil
+}
+
+// PodName names the pod of a VM.
+type PodName struct {
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	UID       string `json:"uid,omitempty"`
+}
+
+var podNameRE = regexp.MustCompile(`^[A-Za-z0-9.-]{0,253}$`)
+
+// validate refuses what could not be the name of a pod, and would be something else among the arguments of a plugin.
+func (p PodName) validate() error {
+	for _, text := range []string{p.Namespace, p.Name, p.UID} {
+		if !podNameRE.MatchString(text) {
+			return errdefs.Invalidf("%q names no pod, namespace or uid", text)
+		}
+	}
+	return nil
 }
 
 // NIC is a network interface that exists: the network made it, the driver plugs it, the guest agent configures it.

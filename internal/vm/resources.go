@@ -2,6 +2,7 @@ package vm
 
 import (
 	"maps"
+	"math"
 	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -12,6 +13,8 @@ type Resources struct {
 	CPULimit    int64 `json:"cpu_limit,omitempty"`    // thousandths of a CPU
 	CPUWeight   int64 `json:"cpu_weight,omitempty"`   // its share of busy CPUs: cpu.weight of its control group
 	MemoryLimit int64 `json:"memory_limit,omitempty"` // bytes
+	// CPUShares, if they are not 0, are those that CPUWeight was made of. Several have the same weight, so they are kept for who asks again.
+	CPUShares int64 `json:"cpu_shares,omitempty"`
 	// OOMScoreAdj tells the kernel of the guest which processes to kill first when memory runs out. Processes have the value that
 	// was set when their container started.
 	OOMScoreAdj int `json:"oom_score_adj,omitempty"`
@@ -24,6 +27,25 @@ const (
 	maxOOMScoreAdj = 1000
 )
 
+// CPU shares, which container runtimes are given instead of a weight.
+const (
+	leastCPUShares = 2
+	MaxCPUShares   = 262144
+)
+
+// CPUWeightOf returns the CPUWeight for CPU shares as runc calculates it: the curve through their least, their usual and their largest
+// value.
+func CPUWeightOf(shares int64) int64 {
+	switch shares = min(max(shares, leastCPUShares), MaxCPUShares); shares {
+	case leastCPUShares:
+		return 1
+	case MaxCPUShares:
+		return maxCPUWeight
+	}
+	l := math.Log2(float64(shares))
+	return int64(math.Ceil(math.Pow(10, (l*l+125*l)/612-7.0/34)))
+}
+
 // Validate returns an InvalidArgument error if no guest can have r. nil is valid.
 func (r *Resources) Validate() error {
 	switch {
@@ -32,6 +54,8 @@ func (r *Resources) Validate() error {
 		return errdefs.Invalidf("invalid CPU limit of %d thousandths", r.CPULimit)
 	case r.CPUWeight < 0 || r.CPUWeight > maxCPUWeight:
 		return errdefs.Invalidf("invalid CPU weight %d; use 1 to %d", r.CPUWeight, maxCPUWeight)
+	case r.CPUShares != 0 && r.CPUWeight != CPUWeightOf(r.CPUShares):
+		return errdefs.Invalidf("%d CPU shares are a CPU weight of %d, not of %d", r.CPUShares, CPUWeightOf(r.CPUShares), r.CPUWeight)
 	case r.MemoryLimit < 0 || r.MemoryLimit > MaxMemory:
 		return errdefs.Invalidf("invalid memory limit of %d bytes", r.MemoryLimit)
 	case r.OOMScoreAdj < -maxOOMScoreAdj || r.OOMScoreAdj > maxOOMScoreAdj:
@@ -76,4 +100,40 @@ func (s Spec) Resized(want map[string]Resources) (Spec, error) {
 		s.Containers[at].Resources = &r
 	}
 	return s, nil
+}
+
+// Resources returns the resources of the containers that have some, by name, also of those that were added and have not ended.
+func (r Record) Resources() map[string]Resources {
+	out := ResourcesOf(r.Spec.Containers)
+	for _, e := range r.Ephemeral {
+		if e.Spec.Resources != nil && e.Record.Status.State != ContainerTerminated {
+			out[e.Spec.Name] = *e.Spec.Resources
+		}
+	}
+	return out
+}
+
+// Resized returns r with other resources of its containers, also of those that were added. See Spec.Resized.
+// Errors: InvalidArgument, NotFound (container), FailedPrecondition if one that was added has ended.
+func (r Record) Resized(want map[string]Resources) (Record, error) {
+	r.Ephemeral = slices.Clone(r.Ephemeral)
+	rest := map[string]Resources{}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		w := want[name]
+		at := slices.IndexFunc(r.Ephemeral, func(e Ephemeral) bool { return e.Spec.Name == name })
+		if at < 0 {
+			rest[name] = w
+			continue
+		}
+		if err := w.Validate(); err != nil {
+			return r, err
+		}
+		if r.Ephemeral[at].Record.Status.State == ContainerTerminated {
+			return r, errdefs.Preconditionf("container %s has ended", name)
+		}
+		r.Ephemeral[at].Spec.Resources = &w
+	}
+	var err error
+	r.Spec, err = r.Spec.Resized(rest)
+	return r, err
 }

@@ -1,6 +1,8 @@
 package vm
 
 import (
+	"errors"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -18,6 +20,11 @@ type Security struct {
 	Groups          []int64  `json:"groups,omitempty"`            // additional groups
 	StrictGroups    bool     `json:"strict_groups,omitempty"`     // it has only Groups, and none that the image lists for its user
 	Filtered        bool     `json:"filtered,omitempty"`          // system calls that change the kernel fail unless a capability allows them (seccomp)
+
+	// Masked are paths at which the container sees an empty file or folder, and ReadOnly paths that it sees and cannot change. What does not
+	// exist is left out. A process whose root is the VM's own sees all of it: it is alone with its guest.
+	Masked   []string `json:"masked,omitempty"`
+	ReadOnly []string `json:"read_only,omitempty"`
 }
 
 // capabilities are the names of Linux's capabilities, in the order of their numbers.
@@ -36,6 +43,52 @@ func AllCapabilities() []string { return slices.Clone(capabilities) }
 func CapabilityNumber(name string) (int, bool) {
 	n := slices.Index(capabilities, name)
 	return n, n >= 0
+}
+
+// defaultCapabilities are the capabilities of a container that asks for none. Other container runtimes have the same.
+var defaultCapabilities = []string{
+	"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP", "NET_BIND_SERVICE",
+	"SYS_CHROOT", "KILL", "AUDIT_WRITE",
+}
+
+// DefaultCapabilities returns the capabilities of a container that asks for none.
+func DefaultCapabilities() []string { return slices.Clone(defaultCapabilities) }
+
+// everyCapability is the name that stands for all capabilities.
+const everyCapability = "ALL"
+
+// bareCapability returns a name without the prefix that some manifests have.
+func bareCapability(name string) string { return strings.TrimPrefix(strings.ToUpper(name), "CAP_") }
+
+// KnowsCapability reports whether name is that of a capability of Linux, with or without CAP_, or ALL.
+func KnowsCapability(name string) bool {
+	name = bareCapability(name)
+	return name == everyCapability || slices.Contains(capabilities, name)
+}
+
+// GrantCapabilities returns the default capabilities with the added and without the dropped ones. ALL is applied before single names. A
+// capability that is both added and dropped is dropped.
+func GrantCapabilities(add, drop []string) []string {
+	bare := func(names []string) (out []string) {
+		for _, name := range names {
+			out = append(out, bareCapability(name))
+		}
+		return out
+	}
+	add, drop = bare(add), bare(drop)
+	out := DefaultCapabilities()
+	if slices.Contains(add, everyCapability) {
+		out = AllCapabilities()
+	}
+	if slices.Contains(drop, everyCapability) {
+		out = nil
+	}
+	for _, name := range add {
+		if name != everyCapability && !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	return slices.DeleteFunc(out, func(name string) bool { return slices.Contains(drop, name) })
 }
 
 // maxGroups limits the additional groups of a process. The kernel accepts 65,536, together with those of the image.
@@ -59,6 +112,21 @@ func (s *Security) Validate() error {
 			return errdefs.Invalidf("%d is not the id of a group", g)
 		}
 	}
+	return errors.Join(validateCovered("masked", s.Masked), validateCovered("read-only", s.ReadOnly))
+}
+
+// maxCovered limits the paths that a container does not see, and those that it cannot change.
+const maxCovered = 256
+
+func validateCovered(kind string, paths []string) error {
+	if len(paths) > maxCovered {
+		return errdefs.Invalidf("too many %s paths: %d; at most %d are possible", kind, len(paths), maxCovered)
+	}
+	for _, p := range paths {
+		if !path.IsAbs(p) || path.Clean(p) != p || p == "/" || len(p) > maxPath || strings.ContainsRune(p, 0) {
+			return errdefs.Invalidf("invalid %s path %q; it must be absolute, without . and .., and not the root", kind, p)
+		}
+	}
 	return nil
 }
 
@@ -69,6 +137,7 @@ func (s *Security) Clone() *Security {
 	}
 	c := *s
 	c.Capabilities, c.Groups = cloneSlice(s.Capabilities), cloneSlice(s.Groups)
+	c.Masked, c.ReadOnly = cloneSlice(s.Masked), cloneSlice(s.ReadOnly)
 	return &c
 }
 

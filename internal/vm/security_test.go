@@ -19,6 +19,11 @@ func TestSecurityIsValidated(t *testing.T) {
 		"lower case":   {process: Process{Security: &Security{Capabilities: []string{"kill"}}}, want: `unknown capability "kill"`},
 		"group":        {process: Process{Security: &Security{Groups: []int64{maxID + 1}}}, want: "not the id of a group"},
 		"many groups":  {process: Process{Security: &Security{Groups: make([]int64, maxGroups+1)}}, want: "too many additional groups"},
+		"covered":      {process: Process{Security: &Security{Masked: []string{"/proc/kcore"}, ReadOnly: []string{"/proc/sys"}}}},
+		"relative":     {process: Process{Security: &Security{Masked: []string{"proc"}}}, want: `invalid masked path "proc"`},
+		"upwards":      {process: Process{Security: &Security{ReadOnly: []string{"/proc/.."}}}, want: `invalid read-only path "/proc/.."`},
+		"all of it":    {process: Process{Security: &Security{Masked: []string{"/"}}}, want: `invalid masked path "/"`},
+		"many paths":   {process: Process{Security: &Security{ReadOnly: make([]string, maxCovered+1)}}, want: "too many read-only paths"},
 		"signal":       {process: Process{StopSignal: "no; signal"}, want: "invalid stop signal"},
 		"signal by 15": {process: Process{StopSignal: "15"}},
 	} {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"encoding/base32"
+	"errors"
 	"fmt"
 	"net"
 	"regexp"
@@ -102,7 +103,7 @@ func (s Spec) Validate() error {
 		return err
 	}
 	switch {
-	case s.Image == "":
+	case s.Image == "" && !s.Sandbox:
 		return errdefs.Invalidf("VM %s: an image is needed", s.Name)
 	case s.CPUs < 1 || s.CPUs > MaxCPUs:
 		return errdefs.Invalidf("VM %s: invalid number of CPUs %d; use 1 to %d", s.Name, s.CPUs, MaxCPUs)
@@ -125,6 +126,9 @@ func (s Spec) Validate() error {
 		}
 	}
 	for _, n := range s.NICs {
+		if err := errors.Join(n.Pod.validate(), n.Bandwidth.validate()); err != nil {
+			return fmt.Errorf("VM %s: %w", s.Name, err)
+		}
 		if n.MAC == "" {
 			continue
 		}
@@ -132,7 +136,7 @@ func (s Spec) Validate() error {
 			return fmt.Errorf("VM %s: %w", s.Name, err)
 		}
 	}
-	for _, check := range []func() error{s.validateNames, func() error { return validatePorts(s.NICs) }, s.ValidateMasquerade, s.Process.validate, s.ValidateVolumes, s.validateHostDisks, s.validateBootVolume, s.ValidateContainers, s.ValidateSysctls, s.SMBIOS.Validate, s.validateHardware} {
+	for _, check := range []func() error{s.validateSandbox, s.validateNames, func() error { return validatePorts(s.NICs) }, s.ValidateMasquerade, s.Process.validate, s.ValidateVolumes, s.validateHostDisks, s.validateBootVolume, s.ValidateContainers, s.ValidateSysctls, s.SMBIOS.Validate, s.validateHardware} {
 		if err := check(); err != nil {
 			return fmt.Errorf("VM %s: %w", s.Name, err)
 		}

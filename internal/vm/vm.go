@@ -48,28 +48,34 @@ const (
 // Spec is what the user asked for. Once the VM exists, only its size, the resources of its containers, its volumes of kind VolumeDisk, its
 // further interfaces and the links of all change.
 type Spec struct {
-	Name      string            `json:"name"`
-	Labels    map[string]string `json:"labels,omitempty"`  // opaque to the engine; doors keep their own keys here
-	Offered   []string          `json:"offered,omitempty"` // namespaces that may take over this VM of the operator
-	Image     string            `json:"image"`             // name, name:tag or digest, as given; or FromVolume
-	CPUs      int               `json:"cpus"`
-	Memory    int64             `json:"memory"`  // bytes
-	Storage   int64             `json:"storage"` // bytes of the private writable disk
-	Driver    string            `json:"driver,omitempty"`
-	Accel     Accel             `json:"accel,omitempty"`
-	Firmware  Firmware          `json:"firmware,omitempty"` // disk guests only
-	SMBIOS    *SMBIOS           `json:"smbios,omitempty"`
-	Graphics  bool              `json:"graphics,omitempty"` // disk guests only: a screen, a keyboard and a mouse
-	Hardware  *Hardware         `json:"hardware,omitempty"` // disk guests only; nil: the usual machine
-	Hostname  string            `json:"hostname,omitempty"`
-	Process   Process           `json:"process"` // OCI guests only: overrides of the image's own configuration
-	NICs      []NICSpec         `json:"nics,omitempty"`
-	BootNICs  int               `json:"boot_nics,omitempty"`  // Width when the guest booted, once its interfaces have changed; 0: they have not. The VM sets it
-	Paused    bool              `json:"paused,omitempty"`     // each boot by Cocoon begins paused, before the guest's first instruction
-	StopGrace time.Duration     `json:"stop_grace,omitempty"` // nanoseconds between asking the guest to stop and killing it
-	CloudInit *CloudInit        `json:"cloud_init,omitempty"` // disk guests only; nil: only the generated documents
-	Volumes   []Volume          `json:"volumes,omitempty"`    // a disk guest takes only files, written by its cloud-init
-	Mounts    []Mount           `json:"mounts,omitempty"`     // of Volumes, in order
+	Name    string            `json:"name"`
+	Labels  map[string]string `json:"labels,omitempty"`  // opaque to the engine; doors keep their own keys here
+	Offered []string          `json:"offered,omitempty"` // namespaces that may take over this VM of the operator
+	Image   string            `json:"image"`             // name, name:tag or digest, as given; or FromVolume; "" for a sandbox
+	// Sandbox makes an OCI guest that boots without an image, a process or containers. It runs until it is stopped. Containers are
+	// added to it while it runs, then started, stopped and removed one by one.
+	Sandbox bool `json:"sandbox,omitempty"`
+	// CgroupParent is the cgroup of the node in which the VM is, such as that of its pod. Only a sandbox has one, and no request of the node API.
+	CgroupParent string `json:"cgroup_parent,omitempty"`
+
+	CPUs      int           `json:"cpus"`
+	Memory    int64         `json:"memory"`  // bytes
+	Storage   int64         `json:"storage"` // bytes of the private writable disk
+	Driver    string        `json:"driver,omitempty"`
+	Accel     Accel         `json:"accel,omitempty"`
+	Firmware  Firmware      `json:"firmware,omitempty"` // disk guests only
+	SMBIOS    *SMBIOS       `json:"smbios,omitempty"`
+	Graphics  bool          `json:"graphics,omitempty"` // disk guests only: a screen, a keyboard and a mouse
+	Hardware  *Hardware     `json:"hardware,omitempty"` // disk guests only; nil: the usual machine
+	Hostname  string        `json:"hostname,omitempty"`
+	Process   Process       `json:"process"` // OCI guests only: overrides of the image's own configuration
+	NICs      []NICSpec     `json:"nics,omitempty"`
+	BootNICs  int           `json:"boot_nics,omitempty"`  // Width when the guest booted, once its interfaces have changed; 0: they have not. The VM sets it
+	Paused    bool          `json:"paused,omitempty"`     // each boot by Cocoon begins paused, before the guest's first instruction
+	StopGrace time.Duration `json:"stop_grace,omitempty"` // nanoseconds between asking the guest to stop and killing it
+	CloudInit *CloudInit    `json:"cloud_init,omitempty"` // disk guests only; nil: only the generated documents
+	Volumes   []Volume      `json:"volumes,omitempty"`    // a disk guest takes only files, written by its cloud-init
+	Mounts    []Mount       `json:"mounts,omitempty"`     // of Volumes, in order
 
 	// OCI guests only: these run instead of Process and start in this order. Image is then the base image of the guest
 	// itself; its default is the image of the first app.
@@ -113,7 +119,8 @@ const (
 	VolumeDir   VolumeKind = "dir"   // a folder of the node
 	VolumeNFS   VolumeKind = "nfs"   // a folder of an NFS server, which the guest mounts
 
-	VolumeHostDisk VolumeKind = "hostdisk" // a file of the node that is a disk of a guest which boots itself
+	// VolumeHostDisk is a file of the node that is a disk of a guest which boots itself, or a block device of one container of a sandbox.
+	VolumeHostDisk VolumeKind = "hostdisk"
 )
 
 // Volume is a folder that is mounted in an OCI guest, or a disk.
@@ -141,6 +148,9 @@ type HostDir struct {
 	GroupOnMismatch bool `json:"group_on_mismatch,omitempty"`
 	// Published says that it is the folder of a volume that a CSI driver has published for the owner of the VM (package csinode).
 	Published bool `json:"published,omitempty"`
+	// Trusted says that the node's own kubelet has asked for it, so the list of the operator does not apply, and Path may have symbolic
+	// links. Only containers of a sandbox have such volumes, and no request of the node API.
+	Trusted bool `json:"trusted,omitempty"`
 	// File says that Path is a regular file. The volume is a folder that has nothing but this file, called DirFile.
 	File bool `json:"file,omitempty"`
 }

@@ -44,6 +44,9 @@ func (s Spec) ValidateVolumes() error {
 	if size > MaxVolumesSize {
 		return errdefs.Invalidf("the volumes hold %d bytes; at most %d are possible", size, MaxVolumesSize)
 	}
+	if slices.ContainsFunc(s.Volumes, func(v Volume) bool { return v.Dir != nil && v.Dir.Trusted || v.HostDisk != nil && v.HostDisk.Trusted }) {
+		return errdefs.Invalidf("only containers of a sandbox can have a folder or a device that the list of the operator does not have")
+	}
 	if err := validateMounts(s.Mounts, known); err != nil {
 		return err
 	}
@@ -122,7 +125,7 @@ func validateMounts(mounts []Mount, known map[string]VolumeKind) error {
 		switch {
 		case known[m.Volume] == "":
 			return errdefs.Invalidf("mount at %s: there is no volume %q", m.Path, m.Volume)
-		case m.Device && known[m.Volume] != VolumeDisk:
+		case m.Device && known[m.Volume] != VolumeDisk && known[m.Volume] != VolumeHostDisk:
 			return errdefs.Invalidf("device %s: volume %s is not a disk; mount it instead", m.Path, m.Volume)
 		case taken[m.Path]:
 			return errdefs.Invalidf("two volumes have the mount path %s", m.Path)
@@ -222,6 +225,9 @@ func (s Spec) validateFileMounts(mounts []Mount) error {
 }
 
 func (d HostDir) validate(volume string) error {
+	if d.Trusted && (d.Published || d.Create) {
+		return errdefs.Invalidf("volume %s: what a kubelet asks for is there already", volume)
+	}
 	if d.File && (d.Published || d.Path == "/") {
 		return errdefs.Invalidf("volume %s: %q is a folder of the node, not a file", volume, d.Path)
 	}

@@ -34,10 +34,11 @@ var nothing = map[string]string{
 	"KeyVolumeImage": "the node pulls the image on behalf of the claim's namespace, as the images of its pods",
 
 	// Nodes, which all namespaces share.
-	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "TaintKey": node, "TaintValue": node,
+	"KeyTargetRuntime": "it only chooses between the runtimes of the node", "TargetVirtlet": word,
+	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "LabelCRI": node, "TaintKey": node, "TaintValue": node,
 
 	// Prefixes of keys, and parts of other names.
-	"PrefixSet": prefix, "PrefixVM": prefix, "PrefixNode": prefix, "ContainerIDScheme": "it begins the ids in statuses, which the node writes",
+	"PrefixSet": prefix, "PrefixVM": prefix, "PrefixNode": prefix, "PrefixCRI": prefix, "ContainerIDScheme": "it begins the ids in statuses, which the node writes",
 	"NodeAnnotations": "it lists keys", "Generation": size, "KeyError.Error": message, "Reboot.String": "the text of KeyReboot", "Rebooted.String": "the text of KeyRebooted", "Errors.Error": message,
 }
 

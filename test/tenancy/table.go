@@ -367,7 +367,7 @@ var rows = append([]Row{
 		Name: "labels of VMs", Ask: run(), Quick: alike,
 		On: map[string]string{
 			contract.VMLabelNode: "node-1", contract.VMLabelPodNamespace: "{ns}", contract.VMLabelPodName: "db", contract.VMLabelPodUID: "{uid:db}", contract.VMLabelSave: "true",
-			contract.VMLabelHibernate: "true", contract.VMLabelOwnerUID: "{uid:db}",
+			contract.VMLabelHibernate: "true", contract.VMLabelCRISandbox: "{uid:db}", contract.VMLabelCRIHandler: "cocoon", contract.VMLabelCRIContainer: "db", contract.VMLabelOwnerUID: "{uid:db}",
 		},
 		Cells: [4]Cell{boots(), boots(), boots(), boots()},
 	},

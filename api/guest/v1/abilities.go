@@ -2,3 +2,7 @@ package guestv1
 
 // AbilityFileKeys is the ability of an agent that reads variables of containers from files; see FileKey.
 const AbilityFileKeys = "file-keys"
+
+// AbilitySandbox is the ability of an agent whose guest can wait for containers: SetupRequest.sandbox, Container.manual,
+// StartContainer and RemoveContainer.
+const AbilitySandbox = "sandbox"

@@ -155,6 +155,7 @@ type SetupRequest struct {
 	Restart       string                 `protobuf:"bytes,8,opt,name=restart,proto3" json:"restart,omitempty"`                                // of containers without a restart: always, on-failure, never
 	Sysctls       []*Sysctl              `protobuf:"bytes,9,rep,name=sysctls,proto3" json:"sysctls,omitempty"`                                // set before anything starts
 	Resolver      []string               `protobuf:"bytes,10,rep,name=resolver,proto3" json:"resolver,omitempty"`                             // lines of resolv.conf that name no server
+	Sandbox       bool                   `protobuf:"varint,12,opt,name=sandbox,proto3" json:"sandbox,omitempty"`                              // instead of process and containers: the guest waits for AddContainer, until it is told to stop
 	NowUnixNano   int64                  `protobuf:"varint,11,opt,name=now_unix_nano,json=nowUnixNano,proto3" json:"now_unix_nano,omitempty"` // the guest's clock is set to it before anything starts; 0: it stays
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -260,6 +261,13 @@ func (x *SetupRequest) GetResolver() []string {
 	return nil
 }
 
+func (x *SetupRequest) GetSandbox() bool {
+	if x != nil {
+		return x.Sandbox
+	}
+	return false
+}
+
 func (x *SetupRequest) GetNowUnixNano() int64 {
 	if x != nil {
 		return x.NowUnixNano
@@ -282,6 +290,8 @@ type Container struct {
 	Root           bool                   `protobuf:"varint,8,opt,name=root,proto3" json:"root,omitempty"`                                              // its root is the guest's own, and it has no layers; the only container of the guest
 	Resources      *Resources             `protobuf:"bytes,60,opt,name=resources,proto3" json:"resources,omitempty"`                                    // absent: no limits
 	Restart        *Restart               `protobuf:"bytes,11,opt,name=restart,proto3" json:"restart,omitempty"`                                        // absent: the policy of the setup
+	Manual         bool                   `protobuf:"varint,12,opt,name=manual,proto3" json:"manual,omitempty"`                                         // ephemeral: it waits for StartContainer. An agent that knows it has the ability sandbox
+	Volumes        []*Volume              `protobuf:"bytes,13,rep,name=volumes,proto3" json:"volumes,omitempty"`                                        // ephemeral: of it alone, of the kinds image and disk; a disk is shown as a device. Their names are unique in the guest
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -396,6 +406,20 @@ func (x *Container) GetResources() *Resources {
 func (x *Container) GetRestart() *Restart {
 	if x != nil {
 		return x.Restart
+	}
+	return nil
+}
+
+func (x *Container) GetManual() bool {
+	if x != nil {
+		return x.Manual
+	}
+	return false
+}
+
+func (x *Container) GetVolumes() []*Volume {
+	if x != nil {
+		return x.Volumes
 	}
 	return nil
 }
@@ -658,13 +682,14 @@ func (x *ContainersReply) GetContainers() []*ContainerStatus {
 type ContainerStatus struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Name            string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	State           string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // waiting, running, terminated
+	State           string                 `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"` // waiting, created, running, terminated
 	Reason          string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message         string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	StartedUnixNano int64                  `protobuf:"varint,5,opt,name=started_unix_nano,json=startedUnixNano,proto3" json:"started_unix_nano,omitempty"`
 	Exit            *ContainerExit         `protobuf:"bytes,6,opt,name=exit,proto3" json:"exit,omitempty"` // of the last run, when terminated
 	Last            *ContainerExit         `protobuf:"bytes,7,opt,name=last,proto3" json:"last,omitempty"` // of the run before
 	Restarts        int32                  `protobuf:"varint,8,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	User            *ContainerUser         `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"` // of the current run; after its end, of the last run
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -755,6 +780,74 @@ func (x *ContainerStatus) GetRestarts() int32 {
 	return 0
 }
 
+func (x *ContainerStatus) GetUser() *ContainerUser {
+	if x != nil {
+		return x.User
+	}
+	return nil
+}
+
+// ContainerUser is the user that the first process of a container began as, by the files of its image.
+type ContainerUser struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           int64                  `protobuf:"varint,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid           int64                  `protobuf:"varint,2,opt,name=gid,proto3" json:"gid,omitempty"`
+	Groups        []int64                `protobuf:"varint,3,rep,packed,name=groups,proto3" json:"groups,omitempty"` // they include gid
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerUser) Reset() {
+	*x = ContainerUser{}
+	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerUser) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerUser) ProtoMessage() {}
+
+func (x *ContainerUser) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerUser.ProtoReflect.Descriptor instead.
+func (*ContainerUser) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ContainerUser) GetUid() int64 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *ContainerUser) GetGid() int64 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *ContainerUser) GetGroups() []int64 {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
 type KillContainerRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -766,7 +859,7 @@ type KillContainerRequest struct {
 
 func (x *KillContainerRequest) Reset() {
 	*x = KillContainerRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +871,7 @@ func (x *KillContainerRequest) String() string {
 func (*KillContainerRequest) ProtoMessage() {}
 
 func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[10]
+	mi := &file_guest_v1_guest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +884,7 @@ func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerRequest.ProtoReflect.Descriptor instead.
 func (*KillContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{10}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *KillContainerRequest) GetName() string {
@@ -823,7 +916,7 @@ type KillContainerReply struct {
 
 func (x *KillContainerReply) Reset() {
 	*x = KillContainerReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +928,7 @@ func (x *KillContainerReply) String() string {
 func (*KillContainerReply) ProtoMessage() {}
 
 func (x *KillContainerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[11]
+	mi := &file_guest_v1_guest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +941,7 @@ func (x *KillContainerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerReply.ProtoReflect.Descriptor instead.
 func (*KillContainerReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{11}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
 }
 
 type ReleaseContainerRequest struct {
@@ -860,7 +953,7 @@ type ReleaseContainerRequest struct {
 
 func (x *ReleaseContainerRequest) Reset() {
 	*x = ReleaseContainerRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -872,7 +965,7 @@ func (x *ReleaseContainerRequest) String() string {
 func (*ReleaseContainerRequest) ProtoMessage() {}
 
 func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[12]
+	mi := &file_guest_v1_guest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -885,7 +978,7 @@ func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{12}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReleaseContainerRequest) GetName() string {
@@ -903,7 +996,7 @@ type ReleaseContainerReply struct {
 
 func (x *ReleaseContainerReply) Reset() {
 	*x = ReleaseContainerReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +1008,7 @@ func (x *ReleaseContainerReply) String() string {
 func (*ReleaseContainerReply) ProtoMessage() {}
 
 func (x *ReleaseContainerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[13]
+	mi := &file_guest_v1_guest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +1021,7 @@ func (x *ReleaseContainerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerReply.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{13}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
 }
 
 type AddContainerRequest struct {
@@ -940,7 +1033,7 @@ type AddContainerRequest struct {
 
 func (x *AddContainerRequest) Reset() {
 	*x = AddContainerRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1045,7 @@ func (x *AddContainerRequest) String() string {
 func (*AddContainerRequest) ProtoMessage() {}
 
 func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[14]
+	mi := &file_guest_v1_guest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1058,7 @@ func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
 func (*AddContainerRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{14}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AddContainerRequest) GetContainer() *Container {
@@ -983,7 +1076,7 @@ type AddContainerReply struct {
 
 func (x *AddContainerReply) Reset() {
 	*x = AddContainerReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1088,7 @@ func (x *AddContainerReply) String() string {
 func (*AddContainerReply) ProtoMessage() {}
 
 func (x *AddContainerReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[15]
+	mi := &file_guest_v1_guest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1101,175 @@ func (x *AddContainerReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerReply.ProtoReflect.Descriptor instead.
 func (*AddContainerReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{15}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{16}
+}
+
+type StartContainerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartContainerRequest) Reset() {
+	*x = StartContainerRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartContainerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartContainerRequest) ProtoMessage() {}
+
+func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
+func (*StartContainerRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *StartContainerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type StartContainerReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartContainerReply) Reset() {
+	*x = StartContainerReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartContainerReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartContainerReply) ProtoMessage() {}
+
+func (x *StartContainerReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartContainerReply.ProtoReflect.Descriptor instead.
+func (*StartContainerReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{18}
+}
+
+type RemoveContainerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Disks         []string               `protobuf:"bytes,2,rep,name=disks,proto3" json:"disks,omitempty"` // serials of its disks that no other container uses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveContainerRequest) Reset() {
+	*x = RemoveContainerRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveContainerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveContainerRequest) ProtoMessage() {}
+
+func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveContainerRequest.ProtoReflect.Descriptor instead.
+func (*RemoveContainerRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RemoveContainerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RemoveContainerRequest) GetDisks() []string {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
+}
+
+type RemoveContainerReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveContainerReply) Reset() {
+	*x = RemoveContainerReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveContainerReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveContainerReply) ProtoMessage() {}
+
+func (x *RemoveContainerReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveContainerReply.ProtoReflect.Descriptor instead.
+func (*RemoveContainerReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
 type ResizeContainersRequest struct {
@@ -1020,7 +1281,7 @@ type ResizeContainersRequest struct {
 
 func (x *ResizeContainersRequest) Reset() {
 	*x = ResizeContainersRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1032,7 +1293,7 @@ func (x *ResizeContainersRequest) String() string {
 func (*ResizeContainersRequest) ProtoMessage() {}
 
 func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[16]
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1045,7 +1306,7 @@ func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersRequest.ProtoReflect.Descriptor instead.
 func (*ResizeContainersRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{16}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ResizeContainersRequest) GetContainers() []*ContainerResources {
@@ -1065,7 +1326,7 @@ type ContainerResources struct {
 
 func (x *ContainerResources) Reset() {
 	*x = ContainerResources{}
-	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1338,7 @@ func (x *ContainerResources) String() string {
 func (*ContainerResources) ProtoMessage() {}
 
 func (x *ContainerResources) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[17]
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1351,7 @@ func (x *ContainerResources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerResources.ProtoReflect.Descriptor instead.
 func (*ContainerResources) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{17}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ContainerResources) GetName() string {
@@ -1115,7 +1376,7 @@ type ResizeContainersReply struct {
 
 func (x *ResizeContainersReply) Reset() {
 	*x = ResizeContainersReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1127,7 +1388,7 @@ func (x *ResizeContainersReply) String() string {
 func (*ResizeContainersReply) ProtoMessage() {}
 
 func (x *ResizeContainersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1140,7 +1401,7 @@ func (x *ResizeContainersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersReply.ProtoReflect.Descriptor instead.
 func (*ResizeContainersReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 type ContainerExit struct {
@@ -1156,7 +1417,7 @@ type ContainerExit struct {
 
 func (x *ContainerExit) Reset() {
 	*x = ContainerExit{}
-	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1429,7 @@ func (x *ContainerExit) String() string {
 func (*ContainerExit) ProtoMessage() {}
 
 func (x *ContainerExit) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1442,7 @@ func (x *ContainerExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerExit.ProtoReflect.Descriptor instead.
 func (*ContainerExit) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ContainerExit) GetCode() int32 {
@@ -1228,7 +1489,7 @@ type SetupReply struct {
 
 func (x *SetupReply) Reset() {
 	*x = SetupReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1501,7 @@ func (x *SetupReply) String() string {
 func (*SetupReply) ProtoMessage() {}
 
 func (x *SetupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1514,7 @@ func (x *SetupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetupReply.ProtoReflect.Descriptor instead.
 func (*SetupReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetupReply) GetWaiting() string {
@@ -1284,7 +1545,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1557,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1570,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Volume) GetName() string {
@@ -1415,7 +1676,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +1688,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +1701,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -1484,7 +1745,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1757,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1770,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Mount) GetVolume() string {
@@ -1557,7 +1818,7 @@ type PutVolumeRequest struct {
 
 func (x *PutVolumeRequest) Reset() {
 	*x = PutVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1830,7 @@ func (x *PutVolumeRequest) String() string {
 func (*PutVolumeRequest) ProtoMessage() {}
 
 func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1843,7 @@ func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PutVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PutVolumeRequest) GetVolume() *Volume {
@@ -1607,7 +1868,7 @@ type PutVolumeReply struct {
 
 func (x *PutVolumeReply) Reset() {
 	*x = PutVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1619,7 +1880,7 @@ func (x *PutVolumeReply) String() string {
 func (*PutVolumeReply) ProtoMessage() {}
 
 func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1632,7 +1893,7 @@ func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeReply.ProtoReflect.Descriptor instead.
 func (*PutVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
 }
 
 type AttachVolumeRequest struct {
@@ -1645,7 +1906,7 @@ type AttachVolumeRequest struct {
 
 func (x *AttachVolumeRequest) Reset() {
 	*x = AttachVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1657,7 +1918,7 @@ func (x *AttachVolumeRequest) String() string {
 func (*AttachVolumeRequest) ProtoMessage() {}
 
 func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1670,7 +1931,7 @@ func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AttachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AttachVolumeRequest) GetVolume() *Volume {
@@ -1695,7 +1956,7 @@ type AttachVolumeReply struct {
 
 func (x *AttachVolumeReply) Reset() {
 	*x = AttachVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +1968,7 @@ func (x *AttachVolumeReply) String() string {
 func (*AttachVolumeReply) ProtoMessage() {}
 
 func (x *AttachVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +1981,7 @@ func (x *AttachVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeReply.ProtoReflect.Descriptor instead.
 func (*AttachVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
 }
 
 type DetachVolumeRequest struct {
@@ -1733,7 +1994,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +2006,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +2019,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DetachVolumeRequest) GetName() string {
@@ -1783,7 +2044,7 @@ type DetachVolumeReply struct {
 
 func (x *DetachVolumeReply) Reset() {
 	*x = DetachVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +2056,7 @@ func (x *DetachVolumeReply) String() string {
 func (*DetachVolumeReply) ProtoMessage() {}
 
 func (x *DetachVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +2069,7 @@ func (x *DetachVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeReply.ProtoReflect.Descriptor instead.
 func (*DetachVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
 }
 
 type GrowVolumeRequest struct {
@@ -1822,7 +2083,7 @@ type GrowVolumeRequest struct {
 
 func (x *GrowVolumeRequest) Reset() {
 	*x = GrowVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +2095,7 @@ func (x *GrowVolumeRequest) String() string {
 func (*GrowVolumeRequest) ProtoMessage() {}
 
 func (x *GrowVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +2108,7 @@ func (x *GrowVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GrowVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GrowVolumeRequest) GetName() string {
@@ -1879,7 +2140,7 @@ type GrowVolumeReply struct {
 
 func (x *GrowVolumeReply) Reset() {
 	*x = GrowVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +2152,7 @@ func (x *GrowVolumeReply) String() string {
 func (*GrowVolumeReply) ProtoMessage() {}
 
 func (x *GrowVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +2165,7 @@ func (x *GrowVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowVolumeReply.ProtoReflect.Descriptor instead.
 func (*GrowVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
 }
 
 type NIC struct {
@@ -1923,7 +2184,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2196,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2209,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NIC) GetMac() string {
@@ -2017,7 +2278,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2029,7 +2290,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2042,7 +2303,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Route) GetTo() string {
@@ -2078,7 +2339,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2090,7 +2351,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2103,7 +2364,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Process) GetArgs() []string {
@@ -2200,7 +2461,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2473,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2486,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FileKey) GetName() string {
@@ -2278,13 +2539,15 @@ type Security struct {
 	Groups          []int64                `protobuf:"varint,3,rep,packed,name=groups,proto3" json:"groups,omitempty"`                          // additional groups
 	StrictGroups    bool                   `protobuf:"varint,4,opt,name=strict_groups,json=strictGroups,proto3" json:"strict_groups,omitempty"` // it has only these, and none of the image's
 	Filtered        bool                   `protobuf:"varint,5,opt,name=filtered,proto3" json:"filtered,omitempty"`                             // system calls that change the kernel fail unless a capability allows them (seccomp)
+	Masked          []string               `protobuf:"bytes,6,rep,name=masked,proto3" json:"masked,omitempty"`                                  // paths at which it sees nothing; only where it has a root of its own
+	ReadOnly        []string               `protobuf:"bytes,7,rep,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`              // paths that it sees, and cannot change; likewise
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2559,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2572,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -2347,6 +2610,20 @@ func (x *Security) GetFiltered() bool {
 	return false
 }
 
+func (x *Security) GetMasked() []string {
+	if x != nil {
+		return x.Masked
+	}
+	return nil
+}
+
+func (x *Security) GetReadOnly() []string {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return nil
+}
+
 type Sysctl struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // with dots
@@ -2357,7 +2634,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2646,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2659,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Sysctl) GetName() string {
@@ -2409,7 +2686,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2421,7 +2698,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2434,7 +2711,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *EnvVar) GetName() string {
@@ -2461,7 +2738,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2750,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2763,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -2520,7 +2797,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2532,7 +2809,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2545,7 +2822,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExecStart) GetCommand() []string {
@@ -2627,7 +2904,7 @@ type ExecInput struct {
 
 func (x *ExecInput) Reset() {
 	*x = ExecInput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +2916,7 @@ func (x *ExecInput) String() string {
 func (*ExecInput) ProtoMessage() {}
 
 func (x *ExecInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +2929,7 @@ func (x *ExecInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInput.ProtoReflect.Descriptor instead.
 func (*ExecInput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExecInput) GetInput() isExecInput_Input {
@@ -2756,7 +3033,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2768,7 +3045,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2781,7 +3058,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExecOutput) GetOutput() isExecOutput_Output {
@@ -2868,7 +3145,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2880,7 +3157,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2893,7 +3170,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LogsRequest) GetAfter() uint64 {
@@ -2930,7 +3207,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3219,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3232,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -3001,7 +3278,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3013,7 +3290,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3026,7 +3303,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
 }
 
 type WaitReply struct {
@@ -3040,7 +3317,7 @@ type WaitReply struct {
 
 func (x *WaitReply) Reset() {
 	*x = WaitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3329,7 @@ func (x *WaitReply) String() string {
 func (*WaitReply) ProtoMessage() {}
 
 func (x *WaitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3342,7 @@ func (x *WaitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitReply.ProtoReflect.Descriptor instead.
 func (*WaitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WaitReply) GetCode() int32 {
@@ -3097,7 +3374,7 @@ type AckExitRequest struct {
 
 func (x *AckExitRequest) Reset() {
 	*x = AckExitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3109,7 +3386,7 @@ func (x *AckExitRequest) String() string {
 func (*AckExitRequest) ProtoMessage() {}
 
 func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3122,7 +3399,7 @@ func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitRequest.ProtoReflect.Descriptor instead.
 func (*AckExitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
 }
 
 type AckExitReply struct {
@@ -3133,7 +3410,7 @@ type AckExitReply struct {
 
 func (x *AckExitReply) Reset() {
 	*x = AckExitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3145,7 +3422,7 @@ func (x *AckExitReply) String() string {
 func (*AckExitReply) ProtoMessage() {}
 
 func (x *AckExitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3158,7 +3435,7 @@ func (x *AckExitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitReply.ProtoReflect.Descriptor instead.
 func (*AckExitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
 }
 
 type PoweroffRequest struct {
@@ -3170,7 +3447,7 @@ type PoweroffRequest struct {
 
 func (x *PoweroffRequest) Reset() {
 	*x = PoweroffRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3182,7 +3459,7 @@ func (x *PoweroffRequest) String() string {
 func (*PoweroffRequest) ProtoMessage() {}
 
 func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +3472,7 @@ func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffRequest.ProtoReflect.Descriptor instead.
 func (*PoweroffRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PoweroffRequest) GetGraceMs() int64 {
@@ -3213,7 +3490,7 @@ type PoweroffReply struct {
 
 func (x *PoweroffReply) Reset() {
 	*x = PoweroffReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3502,7 @@ func (x *PoweroffReply) String() string {
 func (*PoweroffReply) ProtoMessage() {}
 
 func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3515,7 @@ func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffReply.ProtoReflect.Descriptor instead.
 func (*PoweroffReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
 }
 
 type StatsRequest struct {
@@ -3249,7 +3526,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3538,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3551,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
 }
 
 type StatsReply struct {
@@ -3296,7 +3573,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3308,7 +3585,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3321,7 +3598,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StatsReply) GetCpuSeconds() float64 {
@@ -3416,7 +3693,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3428,7 +3705,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3441,7 +3718,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -3498,7 +3775,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3510,7 +3787,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3523,7 +3800,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -3563,7 +3840,7 @@ type ResumedRequest struct {
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3575,7 +3852,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3588,7 +3865,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -3658,7 +3935,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3670,7 +3947,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3683,7 +3960,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -3717,7 +3994,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +4006,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +4019,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -3771,7 +4048,7 @@ type LogPlace struct {
 
 func (x *LogPlace) Reset() {
 	*x = LogPlace{}
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3783,7 +4060,7 @@ func (x *LogPlace) String() string {
 func (*LogPlace) ProtoMessage() {}
 
 func (x *LogPlace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3796,7 +4073,7 @@ func (x *LogPlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
 func (*LogPlace) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *LogPlace) GetRun() int32 {
@@ -3828,7 +4105,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3840,7 +4117,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3853,7 +4130,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{64}
 }
 
 type SettleReply struct {
@@ -3864,7 +4141,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +4153,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +4166,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{65}
 }
 
 type SetClockRequest struct {
@@ -3901,7 +4178,7 @@ type SetClockRequest struct {
 
 func (x *SetClockRequest) Reset() {
 	*x = SetClockRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4190,7 @@ func (x *SetClockRequest) String() string {
 func (*SetClockRequest) ProtoMessage() {}
 
 func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4203,7 @@ func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
 func (*SetClockRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SetClockRequest) GetNowUnixNano() int64 {
@@ -3944,7 +4221,7 @@ type SetClockReply struct {
 
 func (x *SetClockReply) Reset() {
 	*x = SetClockReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3956,7 +4233,7 @@ func (x *SetClockReply) String() string {
 func (*SetClockReply) ProtoMessage() {}
 
 func (x *SetClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3969,7 +4246,7 @@ func (x *SetClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockReply.ProtoReflect.Descriptor instead.
 func (*SetClockReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{67}
 }
 
 type FreezeRequest struct {
@@ -3980,7 +4257,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3992,7 +4269,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4005,7 +4282,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{68}
 }
 
 type FreezeReply struct {
@@ -4017,7 +4294,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[64]
+	mi := &file_guest_v1_guest_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4029,7 +4306,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[64]
+	mi := &file_guest_v1_guest_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4042,7 +4319,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{64}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -4060,7 +4337,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[65]
+	mi := &file_guest_v1_guest_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4072,7 +4349,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[65]
+	mi := &file_guest_v1_guest_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4085,7 +4362,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{65}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{70}
 }
 
 type ThawReply struct {
@@ -4097,7 +4374,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[66]
+	mi := &file_guest_v1_guest_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4109,7 +4386,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[66]
+	mi := &file_guest_v1_guest_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4122,7 +4399,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{66}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -4144,7 +4421,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x06set_up\x18\x03 \x01(\bR\x05setUp\x12\x18\n" +
 	"\aprocess\x18\x04 \x01(\bR\aprocess\x12\x1b\n" +
 	"\tuptime_ms\x18\x05 \x01(\x03R\buptimeMs\x12\x1c\n" +
-	"\tabilities\x18( \x03(\tR\tabilities\"\xca\x03\n" +
+	"\tabilities\x18( \x03(\tR\tabilities\"\xe4\x03\n" +
 	"\fSetupRequest\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12(\n" +
 	"\x04nics\x18\x02 \x03(\v2\x14.cocoon.guest.v1.NICR\x04nics\x12\x14\n" +
@@ -4158,8 +4435,9 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\arestart\x18\b \x01(\tR\arestart\x121\n" +
 	"\asysctls\x18\t \x03(\v2\x17.cocoon.guest.v1.SysctlR\asysctls\x12\x1a\n" +
 	"\bresolver\x18\n" +
-	" \x03(\tR\bresolver\x12\"\n" +
-	"\rnow_unix_nano\x18\v \x01(\x03R\vnowUnixNano\"\xa4\x03\n" +
+	" \x03(\tR\bresolver\x12\x18\n" +
+	"\asandbox\x18\f \x01(\bR\asandbox\x12\"\n" +
+	"\rnow_unix_nano\x18\v \x01(\x03R\vnowUnixNano\"\xef\x03\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x122\n" +
@@ -4173,7 +4451,9 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	" \x01(\bR\x0emessageFromLog\x12\x12\n" +
 	"\x04root\x18\b \x01(\bR\x04root\x128\n" +
 	"\tresources\x18< \x01(\v2\x1a.cocoon.guest.v1.ResourcesR\tresources\x122\n" +
-	"\arestart\x18\v \x01(\v2\x18.cocoon.guest.v1.RestartR\arestart\"U\n" +
+	"\arestart\x18\v \x01(\v2\x18.cocoon.guest.v1.RestartR\arestart\x12\x16\n" +
+	"\x06manual\x18\f \x01(\bR\x06manual\x121\n" +
+	"\avolumes\x18\r \x03(\v2\x17.cocoon.guest.v1.VolumeR\avolumes\"U\n" +
 	"\aRestart\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x122\n" +
 	"\x05rules\x18\x02 \x03(\v2\x1c.cocoon.guest.v1.RestartRuleR\x05rules\"5\n" +
@@ -4190,7 +4470,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x0fContainersReply\x12@\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2 .cocoon.guest.v1.ContainerStatusR\n" +
-	"containers\"\x9d\x02\n" +
+	"containers\"\xd1\x02\n" +
 	"\x0fContainerStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
@@ -4199,7 +4479,12 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x11started_unix_nano\x18\x05 \x01(\x03R\x0fstartedUnixNano\x122\n" +
 	"\x04exit\x18\x06 \x01(\v2\x1e.cocoon.guest.v1.ContainerExitR\x04exit\x122\n" +
 	"\x04last\x18\a \x01(\v2\x1e.cocoon.guest.v1.ContainerExitR\x04last\x12\x1a\n" +
-	"\brestarts\x18\b \x01(\x05R\brestarts\"W\n" +
+	"\brestarts\x18\b \x01(\x05R\brestarts\x122\n" +
+	"\x04user\x18\t \x01(\v2\x1e.cocoon.guest.v1.ContainerUserR\x04user\"K\n" +
+	"\rContainerUser\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\x03R\x03uid\x12\x10\n" +
+	"\x03gid\x18\x02 \x01(\x03R\x03gid\x12\x16\n" +
+	"\x06groups\x18\x03 \x03(\x03R\x06groups\"W\n" +
 	"\x14KillContainerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\x05R\x03run\x12\x19\n" +
@@ -4210,7 +4495,14 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x15ReleaseContainerReply\"O\n" +
 	"\x13AddContainerRequest\x128\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x1a.cocoon.guest.v1.ContainerR\tcontainer\"\x13\n" +
-	"\x11AddContainerReply\"^\n" +
+	"\x11AddContainerReply\"+\n" +
+	"\x15StartContainerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
+	"\x13StartContainerReply\"B\n" +
+	"\x16RemoveContainerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05disks\x18\x02 \x03(\tR\x05disks\"\x16\n" +
+	"\x14RemoveContainerReply\"^\n" +
 	"\x17ResizeContainersRequest\x12C\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2#.cocoon.guest.v1.ContainerResourcesR\n" +
@@ -4307,13 +4599,15 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\tR\x03key\x12\x1a\n" +
 	"\boptional\x18\x05 \x01(\bR\boptional\x12\x16\n" +
-	"\x06absent\x18\x06 \x01(\tR\x06absent\"\xb3\x01\n" +
+	"\x06absent\x18\x06 \x01(\tR\x06absent\"\xe8\x01\n" +
 	"\bSecurity\x12\"\n" +
 	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12*\n" +
 	"\x11no_new_privileges\x18\x02 \x01(\bR\x0fnoNewPrivileges\x12\x16\n" +
 	"\x06groups\x18\x03 \x03(\x03R\x06groups\x12#\n" +
 	"\rstrict_groups\x18\x04 \x01(\bR\fstrictGroups\x12\x1a\n" +
-	"\bfiltered\x18\x05 \x01(\bR\bfiltered\"2\n" +
+	"\bfiltered\x18\x05 \x01(\bR\bfiltered\x12\x16\n" +
+	"\x06masked\x18\x06 \x03(\tR\x06masked\x12\x1b\n" +
+	"\tread_only\x18\a \x03(\tR\breadOnly\"2\n" +
 	"\x06Sysctl\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +
@@ -4434,7 +4728,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x05count\x18\x01 \x01(\x05R\x05count\"\r\n" +
 	"\vThawRequest\"!\n" +
 	"\tThawReply\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\x05R\x05count2\xe2\x0e\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count2\xa5\x10\n" +
 	"\x05Guest\x12@\n" +
 	"\x04Info\x12\x1c.cocoon.guest.v1.InfoRequest\x1a\x1a.cocoon.guest.v1.InfoReply\x12O\n" +
 	"\tPutVolume\x12!.cocoon.guest.v1.PutVolumeRequest\x1a\x1f.cocoon.guest.v1.PutVolumeReply\x12C\n" +
@@ -4456,7 +4750,9 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"Containers\x12\".cocoon.guest.v1.ContainersRequest\x1a .cocoon.guest.v1.ContainersReply0\x01\x12[\n" +
 	"\rKillContainer\x12%.cocoon.guest.v1.KillContainerRequest\x1a#.cocoon.guest.v1.KillContainerReply\x12d\n" +
 	"\x10ReleaseContainer\x12(.cocoon.guest.v1.ReleaseContainerRequest\x1a&.cocoon.guest.v1.ReleaseContainerReply\x12X\n" +
-	"\fAddContainer\x12$.cocoon.guest.v1.AddContainerRequest\x1a\".cocoon.guest.v1.AddContainerReply\x12d\n" +
+	"\fAddContainer\x12$.cocoon.guest.v1.AddContainerRequest\x1a\".cocoon.guest.v1.AddContainerReply\x12^\n" +
+	"\x0eStartContainer\x12&.cocoon.guest.v1.StartContainerRequest\x1a$.cocoon.guest.v1.StartContainerReply\x12a\n" +
+	"\x0fRemoveContainer\x12'.cocoon.guest.v1.RemoveContainerRequest\x1a%.cocoon.guest.v1.RemoveContainerReply\x12d\n" +
 	"\x10ResizeContainers\x12(.cocoon.guest.v1.ResizeContainersRequest\x1a&.cocoon.guest.v1.ResizeContainersReply\x12X\n" +
 	"\fAttachVolume\x12$.cocoon.guest.v1.AttachVolumeRequest\x1a\".cocoon.guest.v1.AttachVolumeReply\x12X\n" +
 	"\fDetachVolume\x12$.cocoon.guest.v1.DetachVolumeRequest\x1a\".cocoon.guest.v1.DetachVolumeReply\x12R\n" +
@@ -4475,7 +4771,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),               // 1: cocoon.guest.v1.InfoReply
@@ -4487,151 +4783,162 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*ContainersRequest)(nil),       // 7: cocoon.guest.v1.ContainersRequest
 	(*ContainersReply)(nil),         // 8: cocoon.guest.v1.ContainersReply
 	(*ContainerStatus)(nil),         // 9: cocoon.guest.v1.ContainerStatus
-	(*KillContainerRequest)(nil),    // 10: cocoon.guest.v1.KillContainerRequest
-	(*KillContainerReply)(nil),      // 11: cocoon.guest.v1.KillContainerReply
-	(*ReleaseContainerRequest)(nil), // 12: cocoon.guest.v1.ReleaseContainerRequest
-	(*ReleaseContainerReply)(nil),   // 13: cocoon.guest.v1.ReleaseContainerReply
-	(*AddContainerRequest)(nil),     // 14: cocoon.guest.v1.AddContainerRequest
-	(*AddContainerReply)(nil),       // 15: cocoon.guest.v1.AddContainerReply
-	(*ResizeContainersRequest)(nil), // 16: cocoon.guest.v1.ResizeContainersRequest
-	(*ContainerResources)(nil),      // 17: cocoon.guest.v1.ContainerResources
-	(*ResizeContainersReply)(nil),   // 18: cocoon.guest.v1.ResizeContainersReply
-	(*ContainerExit)(nil),           // 19: cocoon.guest.v1.ContainerExit
-	(*SetupReply)(nil),              // 20: cocoon.guest.v1.SetupReply
-	(*Volume)(nil),                  // 21: cocoon.guest.v1.Volume
-	(*VolumeFile)(nil),              // 22: cocoon.guest.v1.VolumeFile
-	(*Mount)(nil),                   // 23: cocoon.guest.v1.Mount
-	(*PutVolumeRequest)(nil),        // 24: cocoon.guest.v1.PutVolumeRequest
-	(*PutVolumeReply)(nil),          // 25: cocoon.guest.v1.PutVolumeReply
-	(*AttachVolumeRequest)(nil),     // 26: cocoon.guest.v1.AttachVolumeRequest
-	(*AttachVolumeReply)(nil),       // 27: cocoon.guest.v1.AttachVolumeReply
-	(*DetachVolumeRequest)(nil),     // 28: cocoon.guest.v1.DetachVolumeRequest
-	(*DetachVolumeReply)(nil),       // 29: cocoon.guest.v1.DetachVolumeReply
-	(*GrowVolumeRequest)(nil),       // 30: cocoon.guest.v1.GrowVolumeRequest
-	(*GrowVolumeReply)(nil),         // 31: cocoon.guest.v1.GrowVolumeReply
-	(*NIC)(nil),                     // 32: cocoon.guest.v1.NIC
-	(*Route)(nil),                   // 33: cocoon.guest.v1.Route
-	(*Process)(nil),                 // 34: cocoon.guest.v1.Process
-	(*FileKey)(nil),                 // 35: cocoon.guest.v1.FileKey
-	(*Security)(nil),                // 36: cocoon.guest.v1.Security
-	(*Sysctl)(nil),                  // 37: cocoon.guest.v1.Sysctl
-	(*EnvVar)(nil),                  // 38: cocoon.guest.v1.EnvVar
-	(*WindowSize)(nil),              // 39: cocoon.guest.v1.WindowSize
-	(*ExecStart)(nil),               // 40: cocoon.guest.v1.ExecStart
-	(*ExecInput)(nil),               // 41: cocoon.guest.v1.ExecInput
-	(*ExecOutput)(nil),              // 42: cocoon.guest.v1.ExecOutput
-	(*LogsRequest)(nil),             // 43: cocoon.guest.v1.LogsRequest
-	(*LogEntry)(nil),                // 44: cocoon.guest.v1.LogEntry
-	(*WaitRequest)(nil),             // 45: cocoon.guest.v1.WaitRequest
-	(*WaitReply)(nil),               // 46: cocoon.guest.v1.WaitReply
-	(*AckExitRequest)(nil),          // 47: cocoon.guest.v1.AckExitRequest
-	(*AckExitReply)(nil),            // 48: cocoon.guest.v1.AckExitReply
-	(*PoweroffRequest)(nil),         // 49: cocoon.guest.v1.PoweroffRequest
-	(*PoweroffReply)(nil),           // 50: cocoon.guest.v1.PoweroffReply
-	(*StatsRequest)(nil),            // 51: cocoon.guest.v1.StatsRequest
-	(*StatsReply)(nil),              // 52: cocoon.guest.v1.StatsReply
-	(*VolumeStats)(nil),             // 53: cocoon.guest.v1.VolumeStats
-	(*ContainerStats)(nil),          // 54: cocoon.guest.v1.ContainerStats
-	(*ResumedRequest)(nil),          // 55: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),           // 56: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),            // 57: cocoon.guest.v1.ResumedReply
-	(*LogPlace)(nil),                // 58: cocoon.guest.v1.LogPlace
-	(*SettleRequest)(nil),           // 59: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),             // 60: cocoon.guest.v1.SettleReply
-	(*SetClockRequest)(nil),         // 61: cocoon.guest.v1.SetClockRequest
-	(*SetClockReply)(nil),           // 62: cocoon.guest.v1.SetClockReply
-	(*FreezeRequest)(nil),           // 63: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),             // 64: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),             // 65: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),               // 66: cocoon.guest.v1.ThawReply
+	(*ContainerUser)(nil),           // 10: cocoon.guest.v1.ContainerUser
+	(*KillContainerRequest)(nil),    // 11: cocoon.guest.v1.KillContainerRequest
+	(*KillContainerReply)(nil),      // 12: cocoon.guest.v1.KillContainerReply
+	(*ReleaseContainerRequest)(nil), // 13: cocoon.guest.v1.ReleaseContainerRequest
+	(*ReleaseContainerReply)(nil),   // 14: cocoon.guest.v1.ReleaseContainerReply
+	(*AddContainerRequest)(nil),     // 15: cocoon.guest.v1.AddContainerRequest
+	(*AddContainerReply)(nil),       // 16: cocoon.guest.v1.AddContainerReply
+	(*StartContainerRequest)(nil),   // 17: cocoon.guest.v1.StartContainerRequest
+	(*StartContainerReply)(nil),     // 18: cocoon.guest.v1.StartContainerReply
+	(*RemoveContainerRequest)(nil),  // 19: cocoon.guest.v1.RemoveContainerRequest
+	(*RemoveContainerReply)(nil),    // 20: cocoon.guest.v1.RemoveContainerReply
+	(*ResizeContainersRequest)(nil), // 21: cocoon.guest.v1.ResizeContainersRequest
+	(*ContainerResources)(nil),      // 22: cocoon.guest.v1.ContainerResources
+	(*ResizeContainersReply)(nil),   // 23: cocoon.guest.v1.ResizeContainersReply
+	(*ContainerExit)(nil),           // 24: cocoon.guest.v1.ContainerExit
+	(*SetupReply)(nil),              // 25: cocoon.guest.v1.SetupReply
+	(*Volume)(nil),                  // 26: cocoon.guest.v1.Volume
+	(*VolumeFile)(nil),              // 27: cocoon.guest.v1.VolumeFile
+	(*Mount)(nil),                   // 28: cocoon.guest.v1.Mount
+	(*PutVolumeRequest)(nil),        // 29: cocoon.guest.v1.PutVolumeRequest
+	(*PutVolumeReply)(nil),          // 30: cocoon.guest.v1.PutVolumeReply
+	(*AttachVolumeRequest)(nil),     // 31: cocoon.guest.v1.AttachVolumeRequest
+	(*AttachVolumeReply)(nil),       // 32: cocoon.guest.v1.AttachVolumeReply
+	(*DetachVolumeRequest)(nil),     // 33: cocoon.guest.v1.DetachVolumeRequest
+	(*DetachVolumeReply)(nil),       // 34: cocoon.guest.v1.DetachVolumeReply
+	(*GrowVolumeRequest)(nil),       // 35: cocoon.guest.v1.GrowVolumeRequest
+	(*GrowVolumeReply)(nil),         // 36: cocoon.guest.v1.GrowVolumeReply
+	(*NIC)(nil),                     // 37: cocoon.guest.v1.NIC
+	(*Route)(nil),                   // 38: cocoon.guest.v1.Route
+	(*Process)(nil),                 // 39: cocoon.guest.v1.Process
+	(*FileKey)(nil),                 // 40: cocoon.guest.v1.FileKey
+	(*Security)(nil),                // 41: cocoon.guest.v1.Security
+	(*Sysctl)(nil),                  // 42: cocoon.guest.v1.Sysctl
+	(*EnvVar)(nil),                  // 43: cocoon.guest.v1.EnvVar
+	(*WindowSize)(nil),              // 44: cocoon.guest.v1.WindowSize
+	(*ExecStart)(nil),               // 45: cocoon.guest.v1.ExecStart
+	(*ExecInput)(nil),               // 46: cocoon.guest.v1.ExecInput
+	(*ExecOutput)(nil),              // 47: cocoon.guest.v1.ExecOutput
+	(*LogsRequest)(nil),             // 48: cocoon.guest.v1.LogsRequest
+	(*LogEntry)(nil),                // 49: cocoon.guest.v1.LogEntry
+	(*WaitRequest)(nil),             // 50: cocoon.guest.v1.WaitRequest
+	(*WaitReply)(nil),               // 51: cocoon.guest.v1.WaitReply
+	(*AckExitRequest)(nil),          // 52: cocoon.guest.v1.AckExitRequest
+	(*AckExitReply)(nil),            // 53: cocoon.guest.v1.AckExitReply
+	(*PoweroffRequest)(nil),         // 54: cocoon.guest.v1.PoweroffRequest
+	(*PoweroffReply)(nil),           // 55: cocoon.guest.v1.PoweroffReply
+	(*StatsRequest)(nil),            // 56: cocoon.guest.v1.StatsRequest
+	(*StatsReply)(nil),              // 57: cocoon.guest.v1.StatsReply
+	(*VolumeStats)(nil),             // 58: cocoon.guest.v1.VolumeStats
+	(*ContainerStats)(nil),          // 59: cocoon.guest.v1.ContainerStats
+	(*ResumedRequest)(nil),          // 60: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),           // 61: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),            // 62: cocoon.guest.v1.ResumedReply
+	(*LogPlace)(nil),                // 63: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),           // 64: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),             // 65: cocoon.guest.v1.SettleReply
+	(*SetClockRequest)(nil),         // 66: cocoon.guest.v1.SetClockRequest
+	(*SetClockReply)(nil),           // 67: cocoon.guest.v1.SetClockReply
+	(*FreezeRequest)(nil),           // 68: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),             // 69: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),             // 70: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),               // 71: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
-	32, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
-	34, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
-	21, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
-	23, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
+	37, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
+	39, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
+	26, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
+	28, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
 	3,  // 4: cocoon.guest.v1.SetupRequest.containers:type_name -> cocoon.guest.v1.Container
-	37, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
-	34, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
-	23, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
+	42, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
+	39, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
+	28, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
 	6,  // 8: cocoon.guest.v1.Container.resources:type_name -> cocoon.guest.v1.Resources
 	4,  // 9: cocoon.guest.v1.Container.restart:type_name -> cocoon.guest.v1.Restart
-	5,  // 10: cocoon.guest.v1.Restart.rules:type_name -> cocoon.guest.v1.RestartRule
-	9,  // 11: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
-	19, // 12: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
-	19, // 13: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
-	3,  // 14: cocoon.guest.v1.AddContainerRequest.container:type_name -> cocoon.guest.v1.Container
-	17, // 15: cocoon.guest.v1.ResizeContainersRequest.containers:type_name -> cocoon.guest.v1.ContainerResources
-	6,  // 16: cocoon.guest.v1.ContainerResources.resources:type_name -> cocoon.guest.v1.Resources
-	21, // 17: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
-	22, // 18: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
-	21, // 19: cocoon.guest.v1.AttachVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
-	33, // 20: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
-	38, // 21: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
-	36, // 22: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
-	35, // 23: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
-	38, // 24: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
-	39, // 25: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
-	40, // 26: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
-	39, // 27: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	54, // 28: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
-	53, // 29: cocoon.guest.v1.StatsReply.volumes:type_name -> cocoon.guest.v1.VolumeStats
-	32, // 30: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	56, // 31: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	58, // 32: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
-	0,  // 33: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	24, // 34: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 35: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	41, // 36: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	41, // 37: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	41, // 38: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	43, // 39: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	45, // 40: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	47, // 41: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	49, // 42: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	51, // 43: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	59, // 44: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	55, // 45: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	61, // 46: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
-	63, // 47: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	65, // 48: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	7,  // 49: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	10, // 50: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
-	12, // 51: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
-	14, // 52: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
-	16, // 53: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
-	26, // 54: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
-	28, // 55: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
-	30, // 56: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
-	1,  // 57: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	25, // 58: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	20, // 59: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	42, // 60: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	42, // 61: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	42, // 62: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	44, // 63: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	46, // 64: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	48, // 65: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	50, // 66: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	52, // 67: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	60, // 68: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	57, // 69: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	62, // 70: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
-	64, // 71: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	66, // 72: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	8,  // 73: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	11, // 74: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
-	13, // 75: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
-	15, // 76: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
-	18, // 77: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
-	27, // 78: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
-	29, // 79: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
-	31, // 80: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
-	57, // [57:81] is the sub-list for method output_type
-	33, // [33:57] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	26, // 10: cocoon.guest.v1.Container.volumes:type_name -> cocoon.guest.v1.Volume
+	5,  // 11: cocoon.guest.v1.Restart.rules:type_name -> cocoon.guest.v1.RestartRule
+	9,  // 12: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
+	24, // 13: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
+	24, // 14: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
+	10, // 15: cocoon.guest.v1.ContainerStatus.user:type_name -> cocoon.guest.v1.ContainerUser
+	3,  // 16: cocoon.guest.v1.AddContainerRequest.container:type_name -> cocoon.guest.v1.Container
+	22, // 17: cocoon.guest.v1.ResizeContainersRequest.containers:type_name -> cocoon.guest.v1.ContainerResources
+	6,  // 18: cocoon.guest.v1.ContainerResources.resources:type_name -> cocoon.guest.v1.Resources
+	26, // 19: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
+	27, // 20: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
+	26, // 21: cocoon.guest.v1.AttachVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
+	38, // 22: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
+	43, // 23: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
+	41, // 24: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
+	40, // 25: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
+	43, // 26: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
+	44, // 27: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
+	45, // 28: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
+	44, // 29: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
+	59, // 30: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	58, // 31: cocoon.guest.v1.StatsReply.volumes:type_name -> cocoon.guest.v1.VolumeStats
+	37, // 32: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	61, // 33: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	63, // 34: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	0,  // 35: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	29, // 36: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 37: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	46, // 38: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	46, // 39: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	46, // 40: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	48, // 41: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	50, // 42: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	52, // 43: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	54, // 44: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	56, // 45: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	64, // 46: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	60, // 47: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	66, // 48: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
+	68, // 49: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	70, // 50: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	7,  // 51: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	11, // 52: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
+	13, // 53: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
+	15, // 54: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
+	17, // 55: cocoon.guest.v1.Guest.StartContainer:input_type -> cocoon.guest.v1.StartContainerRequest
+	19, // 56: cocoon.guest.v1.Guest.RemoveContainer:input_type -> cocoon.guest.v1.RemoveContainerRequest
+	21, // 57: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
+	31, // 58: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
+	33, // 59: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
+	35, // 60: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
+	1,  // 61: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	30, // 62: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	25, // 63: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	47, // 64: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	47, // 65: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	47, // 66: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	49, // 67: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	51, // 68: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	53, // 69: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	55, // 70: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	57, // 71: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	65, // 72: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	62, // 73: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	67, // 74: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
+	69, // 75: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	71, // 76: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	8,  // 77: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	12, // 78: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
+	14, // 79: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
+	16, // 80: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
+	18, // 81: cocoon.guest.v1.Guest.StartContainer:output_type -> cocoon.guest.v1.StartContainerReply
+	20, // 82: cocoon.guest.v1.Guest.RemoveContainer:output_type -> cocoon.guest.v1.RemoveContainerReply
+	23, // 83: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
+	32, // 84: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
+	34, // 85: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
+	36, // 86: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
+	61, // [61:87] is the sub-list for method output_type
+	35, // [35:61] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -4639,16 +4946,16 @@ func file_guest_v1_guest_proto_init() {
 	if File_guest_v1_guest_proto != nil {
 		return
 	}
-	file_guest_v1_guest_proto_msgTypes[21].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[22].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[41].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[26].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[27].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[46].OneofWrappers = []any{
 		(*ExecInput_Start)(nil),
 		(*ExecInput_Stdin)(nil),
 		(*ExecInput_StdinClosed)(nil),
 		(*ExecInput_Resize)(nil),
 		(*ExecInput_Signal)(nil),
 	}
-	file_guest_v1_guest_proto_msgTypes[42].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[47].OneofWrappers = []any{
 		(*ExecOutput_Stdout)(nil),
 		(*ExecOutput_Stderr)(nil),
 		(*ExecOutput_ExitCode)(nil),
@@ -4660,7 +4967,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   67,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

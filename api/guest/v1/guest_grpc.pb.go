@@ -41,6 +41,8 @@ const (
 	Guest_KillContainer_FullMethodName    = "/cocoon.guest.v1.Guest/KillContainer"
 	Guest_ReleaseContainer_FullMethodName = "/cocoon.guest.v1.Guest/ReleaseContainer"
 	Guest_AddContainer_FullMethodName     = "/cocoon.guest.v1.Guest/AddContainer"
+	Guest_StartContainer_FullMethodName   = "/cocoon.guest.v1.Guest/StartContainer"
+	Guest_RemoveContainer_FullMethodName  = "/cocoon.guest.v1.Guest/RemoveContainer"
 	Guest_ResizeContainers_FullMethodName = "/cocoon.guest.v1.Guest/ResizeContainers"
 	Guest_AttachVolume_FullMethodName     = "/cocoon.guest.v1.Guest/AttachVolume"
 	Guest_DetachVolume_FullMethodName     = "/cocoon.guest.v1.Guest/DetachVolume"
@@ -97,6 +99,12 @@ type GuestClient interface {
 	// AddContainer starts one more container of kind ephemeral, beside those of Setup. It runs once and nothing waits for its
 	// end. It answers when the container is about to start; its state says whether that succeeded. Idempotent by name.
 	AddContainer(ctx context.Context, in *AddContainerRequest, opts ...grpc.CallOption) (*AddContainerReply, error)
+	// StartContainer starts a container that AddContainer has made and that waits for it. It answers when it is known whether the
+	// container has started; its state says so. Idempotent.
+	StartContainer(ctx context.Context, in *StartContainerRequest, opts ...grpc.CallOption) (*StartContainerReply, error)
+	// RemoveContainer removes a container that was added. It kills the container if it runs, and deletes its files. Then the kernel
+	// forgets the disks that are named. Idempotent.
+	RemoveContainer(ctx context.Context, in *RemoveContainerRequest, opts ...grpc.CallOption) (*RemoveContainerReply, error)
 	// ResizeContainers changes what containers may use, now and in their next runs. It changes nothing if a memory limit is below
 	// what its container uses. Setup does the same for containers that have been started. Idempotent.
 	ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*ResizeContainersReply, error)
@@ -345,6 +353,26 @@ func (c *guestClient) AddContainer(ctx context.Context, in *AddContainerRequest,
 	return out, nil
 }
 
+func (c *guestClient) StartContainer(ctx context.Context, in *StartContainerRequest, opts ...grpc.CallOption) (*StartContainerReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartContainerReply)
+	err := c.cc.Invoke(ctx, Guest_StartContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *guestClient) RemoveContainer(ctx context.Context, in *RemoveContainerRequest, opts ...grpc.CallOption) (*RemoveContainerReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveContainerReply)
+	err := c.cc.Invoke(ctx, Guest_RemoveContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *guestClient) ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*ResizeContainersReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ResizeContainersReply)
@@ -435,6 +463,12 @@ type GuestServer interface {
 	// AddContainer starts one more container of kind ephemeral, beside those of Setup. It runs once and nothing waits for its
 	// end. It answers when the container is about to start; its state says whether that succeeded. Idempotent by name.
 	AddContainer(context.Context, *AddContainerRequest) (*AddContainerReply, error)
+	// StartContainer starts a container that AddContainer has made and that waits for it. It answers when it is known whether the
+	// container has started; its state says so. Idempotent.
+	StartContainer(context.Context, *StartContainerRequest) (*StartContainerReply, error)
+	// RemoveContainer removes a container that was added. It kills the container if it runs, and deletes its files. Then the kernel
+	// forgets the disks that are named. Idempotent.
+	RemoveContainer(context.Context, *RemoveContainerRequest) (*RemoveContainerReply, error)
 	// ResizeContainers changes what containers may use, now and in their next runs. It changes nothing if a memory limit is below
 	// what its container uses. Setup does the same for containers that have been started. Idempotent.
 	ResizeContainers(context.Context, *ResizeContainersRequest) (*ResizeContainersReply, error)
@@ -515,6 +549,12 @@ func (UnimplementedGuestServer) ReleaseContainer(context.Context, *ReleaseContai
 }
 func (UnimplementedGuestServer) AddContainer(context.Context, *AddContainerRequest) (*AddContainerReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddContainer not implemented")
+}
+func (UnimplementedGuestServer) StartContainer(context.Context, *StartContainerRequest) (*StartContainerReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartContainer not implemented")
+}
+func (UnimplementedGuestServer) RemoveContainer(context.Context, *RemoveContainerRequest) (*RemoveContainerReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveContainer not implemented")
 }
 func (UnimplementedGuestServer) ResizeContainers(context.Context, *ResizeContainersRequest) (*ResizeContainersReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeContainers not implemented")
@@ -862,6 +902,42 @@ func _Guest_AddContainer_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_StartContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).StartContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_StartContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).StartContainer(ctx, req.(*StartContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Guest_RemoveContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).RemoveContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_RemoveContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).RemoveContainer(ctx, req.(*RemoveContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Guest_ResizeContainers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ResizeContainersRequest)
 	if err := dec(in); err != nil {
@@ -1000,6 +1076,14 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AddContainer",
 			Handler:    _Guest_AddContainer_Handler,
+		},
+		{
+			MethodName: "StartContainer",
+			Handler:    _Guest_StartContainer_Handler,
+		},
+		{
+			MethodName: "RemoveContainer",
+			Handler:    _Guest_RemoveContainer_Handler,
 		},
 		{
 			MethodName: "ResizeContainers",

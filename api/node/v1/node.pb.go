@@ -912,10 +912,12 @@ type Spec struct {
 	Hosts         []*HostEntry           `protobuf:"bytes,22,rep,name=hosts,proto3" json:"hosts,omitempty"`           // OCI guests: in /etc/hosts
 	Dns           *DNS                   `protobuf:"bytes,23,opt,name=dns,proto3" json:"dns,omitempty"`               // OCI guests; absent: as their networks say
 	Smbios        *SMBIOS                `protobuf:"bytes,24,opt,name=smbios,proto3" json:"smbios,omitempty"`
-	Paused        bool                   `protobuf:"varint,25,opt,name=paused,proto3" json:"paused,omitempty"`                     // each boot by Cocoon begins paused, before the guest's first instruction
-	Graphics      bool                   `protobuf:"varint,26,opt,name=graphics,proto3" json:"graphics,omitempty"`                 // disk guests: a screen, a keyboard and a mouse
-	Hardware      *Hardware              `protobuf:"bytes,27,opt,name=hardware,proto3" json:"hardware,omitempty"`                  // disk guests; absent: the usual machine
-	BootNics      int64                  `protobuf:"varint,28,opt,name=boot_nics,json=bootNics,proto3" json:"boot_nics,omitempty"` // places for interfaces when the guest booted, once they have changed; the VM sets it
+	Paused        bool                   `protobuf:"varint,25,opt,name=paused,proto3" json:"paused,omitempty"`                                // each boot by Cocoon begins paused, before the guest's first instruction
+	Graphics      bool                   `protobuf:"varint,26,opt,name=graphics,proto3" json:"graphics,omitempty"`                            // disk guests: a screen, a keyboard and a mouse
+	Hardware      *Hardware              `protobuf:"bytes,27,opt,name=hardware,proto3" json:"hardware,omitempty"`                             // of other than disk guests only topology and growth count; absent: the usual machine
+	BootNics      int64                  `protobuf:"varint,28,opt,name=boot_nics,json=bootNics,proto3" json:"boot_nics,omitempty"`            // places for interfaces when the guest booted, once they have changed; the VM sets it
+	Sandbox       bool                   `protobuf:"varint,29,opt,name=sandbox,proto3" json:"sandbox,omitempty"`                              // OCI guests: boots without image, process and containers, which are added while it runs
+	CgroupParent  string                 `protobuf:"bytes,30,opt,name=cgroup_parent,json=cgroupParent,proto3" json:"cgroup_parent,omitempty"` // of a sandbox: the cgroup of the node in which it is, such as that of its pod; no request sets it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1144,6 +1146,20 @@ func (x *Spec) GetBootNics() int64 {
 		return x.BootNics
 	}
 	return 0
+}
+
+func (x *Spec) GetSandbox() bool {
+	if x != nil {
+		return x.Sandbox
+	}
+	return false
+}
+
+func (x *Spec) GetCgroupParent() string {
+	if x != nil {
+		return x.CgroupParent
+	}
+	return ""
 }
 
 // SMBIOS is what the firmware tells a guest about its machine. Empty fields are the hypervisor's.
@@ -1381,6 +1397,9 @@ type Container struct {
 	MessageFromLog bool                   `protobuf:"varint,9,opt,name=message_from_log,json=messageFromLog,proto3" json:"message_from_log,omitempty"`
 	Resources      *Resources             `protobuf:"bytes,60,opt,name=resources,proto3" json:"resources,omitempty"` // absent: no limits
 	Restart        *Restart               `protobuf:"bytes,10,opt,name=restart,proto3" json:"restart,omitempty"`     // absent: the policy of the VM
+	Labels         map[string]string      `protobuf:"bytes,11,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Manual         bool                   `protobuf:"varint,12,opt,name=manual,proto3" json:"manual,omitempty"`  // ephemeral: StartContainer starts it
+	Volumes        []*Volume              `protobuf:"bytes,13,rep,name=volumes,proto3" json:"volumes,omitempty"` // ephemeral, in a sandbox: folders and files of the node that only it has
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1488,6 +1507,27 @@ func (x *Container) GetResources() *Resources {
 func (x *Container) GetRestart() *Restart {
 	if x != nil {
 		return x.Restart
+	}
+	return nil
+}
+
+func (x *Container) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Container) GetManual() bool {
+	if x != nil {
+		return x.Manual
+	}
+	return false
+}
+
+func (x *Container) GetVolumes() []*Volume {
+	if x != nil {
+		return x.Volumes
 	}
 	return nil
 }
@@ -1605,6 +1645,7 @@ type Resources struct {
 	CpuWeight     int64                  `protobuf:"varint,2,opt,name=cpu_weight,json=cpuWeight,proto3" json:"cpu_weight,omitempty"`         // cpu.weight of its control group; 0: the kernel's
 	MemoryLimit   int64                  `protobuf:"varint,3,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"`   // bytes; 0: no limit
 	OomScoreAdj   int32                  `protobuf:"varint,4,opt,name=oom_score_adj,json=oomScoreAdj,proto3" json:"oom_score_adj,omitempty"` // of its processes, from their start on
+	CpuShares     int64                  `protobuf:"varint,5,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`         // of which cpu_weight was made; 0: of none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1663,6 +1704,13 @@ func (x *Resources) GetMemoryLimit() int64 {
 func (x *Resources) GetOomScoreAdj() int32 {
 	if x != nil {
 		return x.OomScoreAdj
+	}
+	return 0
+}
+
+func (x *Resources) GetCpuShares() int64 {
+	if x != nil {
+		return x.CpuShares
 	}
 	return 0
 }
@@ -1761,13 +1809,14 @@ func (x *ContainerRecord) GetRoot() bool {
 
 type ContainerStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	State         string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"` // waiting, running, terminated; empty before the guest has told
+	State         string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"` // waiting, created, running, terminated; empty before the guest has told
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message       string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	StartedAtNs   int64                  `protobuf:"varint,4,opt,name=started_at_ns,json=startedAtNs,proto3" json:"started_at_ns,omitempty"`
 	Exit          *ContainerExit         `protobuf:"bytes,5,opt,name=exit,proto3" json:"exit,omitempty"` // of the last run, when terminated
 	Last          *ContainerExit         `protobuf:"bytes,6,opt,name=last,proto3" json:"last,omitempty"` // of the run before
 	Restarts      int64                  `protobuf:"varint,7,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	User          *ContainerUser         `protobuf:"bytes,8,opt,name=user,proto3" json:"user,omitempty"` // absent: it has not started, or the guest does not tell
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1851,6 +1900,74 @@ func (x *ContainerStatus) GetRestarts() int64 {
 	return 0
 }
 
+func (x *ContainerStatus) GetUser() *ContainerUser {
+	if x != nil {
+		return x.User
+	}
+	return nil
+}
+
+// ContainerUser is the user that the first process of a container's last run began as.
+type ContainerUser struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           int64                  `protobuf:"varint,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid           int64                  `protobuf:"varint,2,opt,name=gid,proto3" json:"gid,omitempty"`
+	Groups        []int64                `protobuf:"varint,3,rep,packed,name=groups,proto3" json:"groups,omitempty"` // they include gid
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerUser) Reset() {
+	*x = ContainerUser{}
+	mi := &file_node_v1_node_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerUser) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerUser) ProtoMessage() {}
+
+func (x *ContainerUser) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerUser.ProtoReflect.Descriptor instead.
+func (*ContainerUser) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ContainerUser) GetUid() int64 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *ContainerUser) GetGid() int64 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *ContainerUser) GetGroups() []int64 {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
 type ContainerExit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          int64                  `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
@@ -1864,7 +1981,7 @@ type ContainerExit struct {
 
 func (x *ContainerExit) Reset() {
 	*x = ContainerExit{}
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +1993,7 @@ func (x *ContainerExit) String() string {
 func (*ContainerExit) ProtoMessage() {}
 
 func (x *ContainerExit) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[29]
+	mi := &file_node_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2006,7 @@ func (x *ContainerExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerExit.ProtoReflect.Descriptor instead.
 func (*ContainerExit) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ContainerExit) GetCode() int64 {
@@ -1944,7 +2061,7 @@ type CloudInit struct {
 
 func (x *CloudInit) Reset() {
 	*x = CloudInit{}
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1956,7 +2073,7 @@ func (x *CloudInit) String() string {
 func (*CloudInit) ProtoMessage() {}
 
 func (x *CloudInit) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[30]
+	mi := &file_node_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1969,7 +2086,7 @@ func (x *CloudInit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInit.ProtoReflect.Descriptor instead.
 func (*CloudInit) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CloudInit) GetDatasource() string {
@@ -2049,7 +2166,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2061,7 +2178,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[31]
+	mi := &file_node_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2074,7 +2191,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Volume) GetName() string {
@@ -2190,7 +2307,7 @@ type Hardware struct {
 
 func (x *Hardware) Reset() {
 	*x = Hardware{}
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +2319,7 @@ func (x *Hardware) String() string {
 func (*Hardware) ProtoMessage() {}
 
 func (x *Hardware) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[32]
+	mi := &file_node_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,7 +2332,7 @@ func (x *Hardware) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hardware.ProtoReflect.Descriptor instead.
 func (*Hardware) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{32}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Hardware) GetSockets() int32 {
@@ -2371,7 +2488,7 @@ type Kernel struct {
 
 func (x *Kernel) Reset() {
 	*x = Kernel{}
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2500,7 @@ func (x *Kernel) String() string {
 func (*Kernel) ProtoMessage() {}
 
 func (x *Kernel) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[33]
+	mi := &file_node_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2513,7 @@ func (x *Kernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kernel.ProtoReflect.Descriptor instead.
 func (*Kernel) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Kernel) GetVolume() string {
@@ -2442,7 +2559,7 @@ type CPU struct {
 
 func (x *CPU) Reset() {
 	*x = CPU{}
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2571,7 @@ func (x *CPU) String() string {
 func (*CPU) ProtoMessage() {}
 
 func (x *CPU) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[34]
+	mi := &file_node_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2584,7 @@ func (x *CPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CPU.ProtoReflect.Descriptor instead.
 func (*CPU) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CPU) GetModel() string {
@@ -2523,7 +2640,7 @@ type CPUFeature struct {
 
 func (x *CPUFeature) Reset() {
 	*x = CPUFeature{}
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2652,7 @@ func (x *CPUFeature) String() string {
 func (*CPUFeature) ProtoMessage() {}
 
 func (x *CPUFeature) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[35]
+	mi := &file_node_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2665,7 @@ func (x *CPUFeature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CPUFeature.ProtoReflect.Descriptor instead.
 func (*CPUFeature) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CPUFeature) GetName() string {
@@ -2580,7 +2697,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2709,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[36]
+	mi := &file_node_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2722,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Clock) GetTimezone() string {
@@ -2665,7 +2782,7 @@ type DiskDevice struct {
 
 func (x *DiskDevice) Reset() {
 	*x = DiskDevice{}
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2677,7 +2794,7 @@ func (x *DiskDevice) String() string {
 func (*DiskDevice) ProtoMessage() {}
 
 func (x *DiskDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[37]
+	mi := &file_node_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2690,7 +2807,7 @@ func (x *DiskDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskDevice.ProtoReflect.Descriptor instead.
 func (*DiskDevice) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DiskDevice) GetBus() string {
@@ -2748,7 +2865,7 @@ type NFS struct {
 
 func (x *NFS) Reset() {
 	*x = NFS{}
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +2877,7 @@ func (x *NFS) String() string {
 func (*NFS) ProtoMessage() {}
 
 func (x *NFS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[38]
+	mi := &file_node_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +2890,7 @@ func (x *NFS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NFS.ProtoReflect.Descriptor instead.
 func (*NFS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NFS) GetServer() string {
@@ -2813,13 +2930,14 @@ type HostDir struct {
 	GroupOnMismatch bool                   `protobuf:"varint,4,opt,name=group_on_mismatch,json=groupOnMismatch,proto3" json:"group_on_mismatch,omitempty"`
 	Published       bool                   `protobuf:"varint,5,opt,name=published,proto3" json:"published,omitempty"` // the folder of a published volume of the owner
 	File            bool                   `protobuf:"varint,6,opt,name=file,proto3" json:"file,omitempty"`           // path is a regular file
+	Trusted         bool                   `protobuf:"varint,7,opt,name=trusted,proto3" json:"trusted,omitempty"`     // the node's own kubelet has asked for it; no request has it
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *HostDir) Reset() {
 	*x = HostDir{}
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +2949,7 @@ func (x *HostDir) String() string {
 func (*HostDir) ProtoMessage() {}
 
 func (x *HostDir) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[39]
+	mi := &file_node_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +2962,7 @@ func (x *HostDir) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostDir.ProtoReflect.Descriptor instead.
 func (*HostDir) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *HostDir) GetPath() string {
@@ -2889,20 +3007,28 @@ func (x *HostDir) GetFile() bool {
 	return false
 }
 
+func (x *HostDir) GetTrusted() bool {
+	if x != nil {
+		return x.Trusted
+	}
+	return false
+}
+
 // HostDisk names a file of the node that is a disk of a guest which boots itself.
 type HostDisk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`          // absolute, without symbolic links
 	Capacity      int64                  `protobuf:"varint,2,opt,name=capacity,proto3" json:"capacity,omitempty"` // bytes that it gets if it is missing; 0: it must be there
 	ReadOnly      bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	Shared        bool                   `protobuf:"varint,4,opt,name=shared,proto3" json:"shared,omitempty"` // several VMs may have it at the same time; each of them has to set this
+	Shared        bool                   `protobuf:"varint,4,opt,name=shared,proto3" json:"shared,omitempty"`   // several VMs may have it at the same time; each of them has to set this
+	Trusted       bool                   `protobuf:"varint,5,opt,name=trusted,proto3" json:"trusted,omitempty"` // a block device of a container of a sandbox, for which the kubelet has asked; no request has it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostDisk) Reset() {
 	*x = HostDisk{}
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2914,7 +3040,7 @@ func (x *HostDisk) String() string {
 func (*HostDisk) ProtoMessage() {}
 
 func (x *HostDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[40]
+	mi := &file_node_v1_node_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2927,7 +3053,7 @@ func (x *HostDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostDisk.ProtoReflect.Descriptor instead.
 func (*HostDisk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *HostDisk) GetPath() string {
@@ -2958,6 +3084,13 @@ func (x *HostDisk) GetShared() bool {
 	return false
 }
 
+func (x *HostDisk) GetTrusted() bool {
+	if x != nil {
+		return x.Trusted
+	}
+	return false
+}
+
 // VolumeUse says how a VM uses a volume of the volume store.
 type VolumeUse struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -2972,7 +3105,7 @@ type VolumeUse struct {
 
 func (x *VolumeUse) Reset() {
 	*x = VolumeUse{}
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2984,7 +3117,7 @@ func (x *VolumeUse) String() string {
 func (*VolumeUse) ProtoMessage() {}
 
 func (x *VolumeUse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[41]
+	mi := &file_node_v1_node_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2997,7 +3130,7 @@ func (x *VolumeUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeUse.ProtoReflect.Descriptor instead.
 func (*VolumeUse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VolumeUse) GetRef() string {
@@ -3048,7 +3181,7 @@ type AttachedVolume struct {
 
 func (x *AttachedVolume) Reset() {
 	*x = AttachedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3193,7 @@ func (x *AttachedVolume) String() string {
 func (*AttachedVolume) ProtoMessage() {}
 
 func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[42]
+	mi := &file_node_v1_node_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3206,7 @@ func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachedVolume.ProtoReflect.Descriptor instead.
 func (*AttachedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AttachedVolume) GetVolume() string {
@@ -3117,7 +3250,7 @@ type ImageVolume struct {
 
 func (x *ImageVolume) Reset() {
 	*x = ImageVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3262,7 @@ func (x *ImageVolume) String() string {
 func (*ImageVolume) ProtoMessage() {}
 
 func (x *ImageVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[43]
+	mi := &file_node_v1_node_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3275,7 @@ func (x *ImageVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageVolume.ProtoReflect.Descriptor instead.
 func (*ImageVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ImageVolume) GetVolume() string {
@@ -3185,7 +3318,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3197,7 +3330,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[44]
+	mi := &file_node_v1_node_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3210,7 +3343,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -3254,7 +3387,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3266,7 +3399,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[45]
+	mi := &file_node_v1_node_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3279,7 +3412,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Mount) GetVolume() string {
@@ -3328,7 +3461,7 @@ type SetLoginsRequest struct {
 
 func (x *SetLoginsRequest) Reset() {
 	*x = SetLoginsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3340,7 +3473,7 @@ func (x *SetLoginsRequest) String() string {
 func (*SetLoginsRequest) ProtoMessage() {}
 
 func (x *SetLoginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[46]
+	mi := &file_node_v1_node_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3353,7 +3486,7 @@ func (x *SetLoginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLoginsRequest.ProtoReflect.Descriptor instead.
 func (*SetLoginsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetLoginsRequest) GetRef() string {
@@ -3386,7 +3519,7 @@ type AuthorizedKeys struct {
 
 func (x *AuthorizedKeys) Reset() {
 	*x = AuthorizedKeys{}
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3398,7 +3531,7 @@ func (x *AuthorizedKeys) String() string {
 func (*AuthorizedKeys) ProtoMessage() {}
 
 func (x *AuthorizedKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[47]
+	mi := &file_node_v1_node_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3411,7 +3544,7 @@ func (x *AuthorizedKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorizedKeys.ProtoReflect.Descriptor instead.
 func (*AuthorizedKeys) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AuthorizedKeys) GetLines() []string {
@@ -3429,7 +3562,7 @@ type SetLoginsResponse struct {
 
 func (x *SetLoginsResponse) Reset() {
 	*x = SetLoginsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3441,7 +3574,7 @@ func (x *SetLoginsResponse) String() string {
 func (*SetLoginsResponse) ProtoMessage() {}
 
 func (x *SetLoginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[48]
+	mi := &file_node_v1_node_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3454,7 +3587,7 @@ func (x *SetLoginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLoginsResponse.ProtoReflect.Descriptor instead.
 func (*SetLoginsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
 }
 
 type UpdateVolumeRequest struct {
@@ -3468,7 +3601,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3480,7 +3613,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[49]
+	mi := &file_node_v1_node_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3493,7 +3626,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *UpdateVolumeRequest) GetRef() string {
@@ -3525,7 +3658,7 @@ type UpdateVolumeResponse struct {
 
 func (x *UpdateVolumeResponse) Reset() {
 	*x = UpdateVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3537,7 +3670,7 @@ func (x *UpdateVolumeResponse) String() string {
 func (*UpdateVolumeResponse) ProtoMessage() {}
 
 func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[50]
+	mi := &file_node_v1_node_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3550,7 +3683,7 @@ func (x *UpdateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{50}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
 }
 
 type KillContainerRequest struct {
@@ -3565,7 +3698,7 @@ type KillContainerRequest struct {
 
 func (x *KillContainerRequest) Reset() {
 	*x = KillContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3577,7 +3710,7 @@ func (x *KillContainerRequest) String() string {
 func (*KillContainerRequest) ProtoMessage() {}
 
 func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[51]
+	mi := &file_node_v1_node_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3590,7 +3723,7 @@ func (x *KillContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerRequest.ProtoReflect.Descriptor instead.
 func (*KillContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{51}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *KillContainerRequest) GetRef() string {
@@ -3629,7 +3762,7 @@ type KillContainerResponse struct {
 
 func (x *KillContainerResponse) Reset() {
 	*x = KillContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +3774,7 @@ func (x *KillContainerResponse) String() string {
 func (*KillContainerResponse) ProtoMessage() {}
 
 func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[52]
+	mi := &file_node_v1_node_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +3787,7 @@ func (x *KillContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KillContainerResponse.ProtoReflect.Descriptor instead.
 func (*KillContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{52}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
 }
 
 type ReleaseContainerRequest struct {
@@ -3667,7 +3800,7 @@ type ReleaseContainerRequest struct {
 
 func (x *ReleaseContainerRequest) Reset() {
 	*x = ReleaseContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +3812,7 @@ func (x *ReleaseContainerRequest) String() string {
 func (*ReleaseContainerRequest) ProtoMessage() {}
 
 func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[53]
+	mi := &file_node_v1_node_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +3825,7 @@ func (x *ReleaseContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{53}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReleaseContainerRequest) GetRef() string {
@@ -3717,7 +3850,7 @@ type ReleaseContainerResponse struct {
 
 func (x *ReleaseContainerResponse) Reset() {
 	*x = ReleaseContainerResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3862,7 @@ func (x *ReleaseContainerResponse) String() string {
 func (*ReleaseContainerResponse) ProtoMessage() {}
 
 func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[54]
+	mi := &file_node_v1_node_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3875,7 @@ func (x *ReleaseContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseContainerResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseContainerResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{54}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
 }
 
 type AddContainerRequest struct {
@@ -3755,7 +3888,7 @@ type AddContainerRequest struct {
 
 func (x *AddContainerRequest) Reset() {
 	*x = AddContainerRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3767,7 +3900,7 @@ func (x *AddContainerRequest) String() string {
 func (*AddContainerRequest) ProtoMessage() {}
 
 func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[55]
+	mi := &file_node_v1_node_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3780,7 +3913,7 @@ func (x *AddContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddContainerRequest.ProtoReflect.Descriptor instead.
 func (*AddContainerRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{55}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AddContainerRequest) GetRef() string {
@@ -3797,6 +3930,146 @@ func (x *AddContainerRequest) GetContainer() *Container {
 	return nil
 }
 
+type StartContainerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Container     string                 `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartContainerRequest) Reset() {
+	*x = StartContainerRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartContainerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartContainerRequest) ProtoMessage() {}
+
+func (x *StartContainerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartContainerRequest.ProtoReflect.Descriptor instead.
+func (*StartContainerRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *StartContainerRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *StartContainerRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+type RemoveContainerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
+	Container     string                 `protobuf:"bytes,2,opt,name=container,proto3" json:"container,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveContainerRequest) Reset() {
+	*x = RemoveContainerRequest{}
+	mi := &file_node_v1_node_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveContainerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveContainerRequest) ProtoMessage() {}
+
+func (x *RemoveContainerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveContainerRequest.ProtoReflect.Descriptor instead.
+func (*RemoveContainerRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *RemoveContainerRequest) GetRef() string {
+	if x != nil {
+		return x.Ref
+	}
+	return ""
+}
+
+func (x *RemoveContainerRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+type RemoveContainerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveContainerResponse) Reset() {
+	*x = RemoveContainerResponse{}
+	mi := &file_node_v1_node_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveContainerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveContainerResponse) ProtoMessage() {}
+
+func (x *RemoveContainerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveContainerResponse.ProtoReflect.Descriptor instead.
+func (*RemoveContainerResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
+}
+
 type ResizeContainersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ref           string                 `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
@@ -3807,7 +4080,7 @@ type ResizeContainersRequest struct {
 
 func (x *ResizeContainersRequest) Reset() {
 	*x = ResizeContainersRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3819,7 +4092,7 @@ func (x *ResizeContainersRequest) String() string {
 func (*ResizeContainersRequest) ProtoMessage() {}
 
 func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[56]
+	mi := &file_node_v1_node_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3832,7 +4105,7 @@ func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersRequest.ProtoReflect.Descriptor instead.
 func (*ResizeContainersRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{56}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ResizeContainersRequest) GetRef() string {
@@ -3860,7 +4133,7 @@ type ResizeRequest struct {
 
 func (x *ResizeRequest) Reset() {
 	*x = ResizeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3872,7 +4145,7 @@ func (x *ResizeRequest) String() string {
 func (*ResizeRequest) ProtoMessage() {}
 
 func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[57]
+	mi := &file_node_v1_node_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3885,7 +4158,7 @@ func (x *ResizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{57}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ResizeRequest) GetRef() string {
@@ -3920,7 +4193,7 @@ type AttachVolumeRequest struct {
 
 func (x *AttachVolumeRequest) Reset() {
 	*x = AttachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3932,7 +4205,7 @@ func (x *AttachVolumeRequest) String() string {
 func (*AttachVolumeRequest) ProtoMessage() {}
 
 func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[58]
+	mi := &file_node_v1_node_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3945,7 +4218,7 @@ func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AttachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{58}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *AttachVolumeRequest) GetRef() string {
@@ -3980,7 +4253,7 @@ type DumpMemoryRequest struct {
 
 func (x *DumpMemoryRequest) Reset() {
 	*x = DumpMemoryRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3992,7 +4265,7 @@ func (x *DumpMemoryRequest) String() string {
 func (*DumpMemoryRequest) ProtoMessage() {}
 
 func (x *DumpMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[59]
+	mi := &file_node_v1_node_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4005,7 +4278,7 @@ func (x *DumpMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMemoryRequest.ProtoReflect.Descriptor instead.
 func (*DumpMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{59}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DumpMemoryRequest) GetRef() string {
@@ -4037,7 +4310,7 @@ type DumpMemoryResponse struct {
 
 func (x *DumpMemoryResponse) Reset() {
 	*x = DumpMemoryResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4049,7 +4322,7 @@ func (x *DumpMemoryResponse) String() string {
 func (*DumpMemoryResponse) ProtoMessage() {}
 
 func (x *DumpMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[60]
+	mi := &file_node_v1_node_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4062,7 +4335,7 @@ func (x *DumpMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMemoryResponse.ProtoReflect.Descriptor instead.
 func (*DumpMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{60}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
 }
 
 type DetachVolumeRequest struct {
@@ -4075,7 +4348,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4360,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[61]
+	mi := &file_node_v1_node_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4373,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{61}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DetachVolumeRequest) GetRef() string {
@@ -4127,7 +4400,7 @@ type AttachNICRequest struct {
 
 func (x *AttachNICRequest) Reset() {
 	*x = AttachNICRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4139,7 +4412,7 @@ func (x *AttachNICRequest) String() string {
 func (*AttachNICRequest) ProtoMessage() {}
 
 func (x *AttachNICRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[62]
+	mi := &file_node_v1_node_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4152,7 +4425,7 @@ func (x *AttachNICRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachNICRequest.ProtoReflect.Descriptor instead.
 func (*AttachNICRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{62}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *AttachNICRequest) GetRef() string {
@@ -4179,7 +4452,7 @@ type DetachNICRequest struct {
 
 func (x *DetachNICRequest) Reset() {
 	*x = DetachNICRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4191,7 +4464,7 @@ func (x *DetachNICRequest) String() string {
 func (*DetachNICRequest) ProtoMessage() {}
 
 func (x *DetachNICRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[63]
+	mi := &file_node_v1_node_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4204,7 +4477,7 @@ func (x *DetachNICRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachNICRequest.ProtoReflect.Descriptor instead.
 func (*DetachNICRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{63}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DetachNICRequest) GetRef() string {
@@ -4232,7 +4505,7 @@ type KernelSums struct {
 
 func (x *KernelSums) Reset() {
 	*x = KernelSums{}
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4244,7 +4517,7 @@ func (x *KernelSums) String() string {
 func (*KernelSums) ProtoMessage() {}
 
 func (x *KernelSums) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[64]
+	mi := &file_node_v1_node_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4257,7 +4530,7 @@ func (x *KernelSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelSums.ProtoReflect.Descriptor instead.
 func (*KernelSums) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{64}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *KernelSums) GetKernel() uint32 {
@@ -4285,7 +4558,7 @@ type SetLinkRequest struct {
 
 func (x *SetLinkRequest) Reset() {
 	*x = SetLinkRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4297,7 +4570,7 @@ func (x *SetLinkRequest) String() string {
 func (*SetLinkRequest) ProtoMessage() {}
 
 func (x *SetLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[65]
+	mi := &file_node_v1_node_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4310,7 +4583,7 @@ func (x *SetLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLinkRequest.ProtoReflect.Descriptor instead.
 func (*SetLinkRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{65}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SetLinkRequest) GetRef() string {
@@ -4355,7 +4628,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4367,7 +4640,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[66]
+	mi := &file_node_v1_node_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4380,7 +4653,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{66}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Process) GetEntrypoint() []string {
@@ -4482,7 +4755,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4494,7 +4767,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[67]
+	mi := &file_node_v1_node_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4507,7 +4780,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{67}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *FileKey) GetName() string {
@@ -4561,13 +4834,15 @@ type Security struct {
 	Groups          []int64                `protobuf:"varint,4,rep,packed,name=groups,proto3" json:"groups,omitempty"`
 	StrictGroups    bool                   `protobuf:"varint,5,opt,name=strict_groups,json=strictGroups,proto3" json:"strict_groups,omitempty"` // it has only these groups, and none of the image's
 	Filtered        bool                   `protobuf:"varint,6,opt,name=filtered,proto3" json:"filtered,omitempty"`                             // system calls that change the kernel fail unless a capability allows them (seccomp)
+	Masked          []string               `protobuf:"bytes,7,rep,name=masked,proto3" json:"masked,omitempty"`                                  // paths at which a container sees nothing
+	ReadOnly        []string               `protobuf:"bytes,8,rep,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`              // paths that a container sees, and cannot change
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4579,7 +4854,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[68]
+	mi := &file_node_v1_node_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4592,7 +4867,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{68}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -4637,6 +4912,20 @@ func (x *Security) GetFiltered() bool {
 	return false
 }
 
+func (x *Security) GetMasked() []string {
+	if x != nil {
+		return x.Masked
+	}
+	return nil
+}
+
+func (x *Security) GetReadOnly() []string {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return nil
+}
+
 type Sysctl struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -4647,7 +4936,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4659,7 +4948,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[69]
+	mi := &file_node_v1_node_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4672,7 +4961,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{69}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Sysctl) GetName() string {
@@ -4699,7 +4988,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4711,7 +5000,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[70]
+	mi := &file_node_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4724,7 +5013,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{70}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EnvVar) GetName() string {
@@ -4750,13 +5039,15 @@ type NICSpec struct {
 	Masquerade    *Masquerade            `protobuf:"bytes,5,opt,name=masquerade,proto3" json:"masquerade,omitempty"`              // absent: the guest has the address of the interface itself
 	Place         int64                  `protobuf:"varint,6,opt,name=place,proto3" json:"place,omitempty"`                       // stays while other interfaces come and go; 0: the position in the list; the VM sets it
 	LinkDown      bool                   `protobuf:"varint,7,opt,name=link_down,json=linkDown,proto3" json:"link_down,omitempty"` // the guest sees no carrier, and no packet passes
+	Pod           *PodName               `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`                            // absent: the VM is no pod's
+	Bandwidth     *Bandwidth             `protobuf:"bytes,9,opt,name=bandwidth,proto3" json:"bandwidth,omitempty"`                // absent if there is no limit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NICSpec) Reset() {
 	*x = NICSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4768,7 +5059,7 @@ func (x *NICSpec) String() string {
 func (*NICSpec) ProtoMessage() {}
 
 func (x *NICSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[71]
+	mi := &file_node_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4781,7 +5072,7 @@ func (x *NICSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICSpec.ProtoReflect.Descriptor instead.
 func (*NICSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{71}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *NICSpec) GetNetwork() string {
@@ -4833,6 +5124,134 @@ func (x *NICSpec) GetLinkDown() bool {
 	return false
 }
 
+func (x *NICSpec) GetPod() *PodName {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *NICSpec) GetBandwidth() *Bandwidth {
+	if x != nil {
+		return x.Bandwidth
+	}
+	return nil
+}
+
+// Bandwidth limits what an interface can transfer, if the network has a plugin for that. Bits per second; 0: no limit.
+type Bandwidth struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ingress       int64                  `protobuf:"varint,1,opt,name=ingress,proto3" json:"ingress,omitempty"` // to the guest
+	Egress        int64                  `protobuf:"varint,2,opt,name=egress,proto3" json:"egress,omitempty"`   // from the guest
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Bandwidth) Reset() {
+	*x = Bandwidth{}
+	mi := &file_node_v1_node_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Bandwidth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Bandwidth) ProtoMessage() {}
+
+func (x *Bandwidth) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Bandwidth.ProtoReflect.Descriptor instead.
+func (*Bandwidth) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *Bandwidth) GetIngress() int64 {
+	if x != nil {
+		return x.Ingress
+	}
+	return 0
+}
+
+func (x *Bandwidth) GetEgress() int64 {
+	if x != nil {
+		return x.Egress
+	}
+	return 0
+}
+
+// PodName names the pod of a VM for those who make its network.
+type PodName struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Uid           string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodName) Reset() {
+	*x = PodName{}
+	mi := &file_node_v1_node_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodName) ProtoMessage() {}
+
+func (x *PodName) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodName.ProtoReflect.Descriptor instead.
+func (*PodName) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *PodName) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PodName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PodName) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
 // Masquerade puts a guest into a network of its own. The host translates between that and the address of the interface.
 type Masquerade struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4845,7 +5264,7 @@ type Masquerade struct {
 
 func (x *Masquerade) Reset() {
 	*x = Masquerade{}
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4857,7 +5276,7 @@ func (x *Masquerade) String() string {
 func (*Masquerade) ProtoMessage() {}
 
 func (x *Masquerade) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[72]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4870,7 +5289,7 @@ func (x *Masquerade) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Masquerade.ProtoReflect.Descriptor instead.
 func (*Masquerade) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Masquerade) GetCidr() string {
@@ -4906,7 +5325,7 @@ type GuestPorts struct {
 
 func (x *GuestPorts) Reset() {
 	*x = GuestPorts{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4918,7 +5337,7 @@ func (x *GuestPorts) String() string {
 func (*GuestPorts) ProtoMessage() {}
 
 func (x *GuestPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4931,7 +5350,7 @@ func (x *GuestPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPorts.ProtoReflect.Descriptor instead.
 func (*GuestPorts) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GuestPorts) GetProtocol() string {
@@ -4968,7 +5387,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4980,7 +5399,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4993,7 +5412,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PortMapping) GetProtocol() string {
@@ -5070,7 +5489,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5082,7 +5501,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5095,7 +5514,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Record) GetId() string {
@@ -5362,13 +5781,15 @@ type Ephemeral struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Spec          *Container             `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	Record        *ContainerRecord       `protobuf:"bytes,2,opt,name=record,proto3" json:"record,omitempty"`
+	CreatedAtNs   int64                  `protobuf:"varint,3,opt,name=created_at_ns,json=createdAtNs,proto3" json:"created_at_ns,omitempty"`
+	Volumes       []*ImageVolume         `protobuf:"bytes,4,rep,name=volumes,proto3" json:"volumes,omitempty"` // of its own that are disks; a device has one layer and no image
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Ephemeral) Reset() {
 	*x = Ephemeral{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5380,7 +5801,7 @@ func (x *Ephemeral) String() string {
 func (*Ephemeral) ProtoMessage() {}
 
 func (x *Ephemeral) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5393,7 +5814,7 @@ func (x *Ephemeral) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ephemeral.ProtoReflect.Descriptor instead.
 func (*Ephemeral) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Ephemeral) GetSpec() *Container {
@@ -5406,6 +5827,20 @@ func (x *Ephemeral) GetSpec() *Container {
 func (x *Ephemeral) GetRecord() *ContainerRecord {
 	if x != nil {
 		return x.Record
+	}
+	return nil
+}
+
+func (x *Ephemeral) GetCreatedAtNs() int64 {
+	if x != nil {
+		return x.CreatedAtNs
+	}
+	return 0
+}
+
+func (x *Ephemeral) GetVolumes() []*ImageVolume {
+	if x != nil {
+		return x.Volumes
 	}
 	return nil
 }
@@ -5423,7 +5858,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5435,7 +5870,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5448,7 +5883,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Owner) GetNamespace() string {
@@ -5488,7 +5923,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5500,7 +5935,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5513,7 +5948,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Resume) GetClone() bool {
@@ -5577,7 +6012,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5589,7 +6024,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5602,7 +6037,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Boot) GetKernel() string {
@@ -5651,7 +6086,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5663,7 +6098,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5676,7 +6111,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Disk) GetPath() string {
@@ -5773,7 +6208,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5785,7 +6220,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5798,7 +6233,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -5928,7 +6363,7 @@ type Inside struct {
 
 func (x *Inside) Reset() {
 	*x = Inside{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5940,7 +6375,7 @@ func (x *Inside) String() string {
 func (*Inside) ProtoMessage() {}
 
 func (x *Inside) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5953,7 +6388,7 @@ func (x *Inside) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Inside.ProtoReflect.Descriptor instead.
 func (*Inside) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Inside) GetIp() string {
@@ -6008,7 +6443,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6020,7 +6455,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6033,7 +6468,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Route) GetTo() string {
@@ -6061,7 +6496,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6073,7 +6508,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6086,7 +6521,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Event) GetType() string {
@@ -6126,7 +6561,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6138,7 +6573,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6151,7 +6586,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -6258,7 +6693,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6270,7 +6705,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6283,7 +6718,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -6366,7 +6801,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6378,7 +6813,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6391,7 +6826,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -6426,7 +6861,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6438,7 +6873,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6451,7 +6886,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -6549,7 +6984,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6561,7 +6996,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6574,7 +7009,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -6599,7 +7034,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6611,7 +7046,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6624,7 +7059,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -6689,7 +7124,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6701,7 +7136,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6714,7 +7149,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -6766,7 +7201,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6778,7 +7213,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6791,7 +7226,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -6861,7 +7296,7 @@ type DisplayOpen struct {
 
 func (x *DisplayOpen) Reset() {
 	*x = DisplayOpen{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6873,7 +7308,7 @@ func (x *DisplayOpen) String() string {
 func (*DisplayOpen) ProtoMessage() {}
 
 func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6886,7 +7321,7 @@ func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisplayOpen.ProtoReflect.Descriptor instead.
 func (*DisplayOpen) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DisplayOpen) GetRef() string {
@@ -6913,7 +7348,7 @@ type ScreenshotRequest struct {
 
 func (x *ScreenshotRequest) Reset() {
 	*x = ScreenshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6925,7 +7360,7 @@ func (x *ScreenshotRequest) String() string {
 func (*ScreenshotRequest) ProtoMessage() {}
 
 func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6938,7 +7373,7 @@ func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScreenshotRequest.ProtoReflect.Descriptor instead.
 func (*ScreenshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ScreenshotRequest) GetRef() string {
@@ -6968,7 +7403,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6980,7 +7415,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6993,7 +7428,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -7056,7 +7491,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7068,7 +7503,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7081,7 +7516,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -7177,7 +7612,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7189,7 +7624,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7202,7 +7637,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DescribeResponse) GetAgent() string {
@@ -7271,7 +7706,7 @@ type GuestOS struct {
 
 func (x *GuestOS) Reset() {
 	*x = GuestOS{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7283,7 +7718,7 @@ func (x *GuestOS) String() string {
 func (*GuestOS) ProtoMessage() {}
 
 func (x *GuestOS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7296,7 +7731,7 @@ func (x *GuestOS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestOS.ProtoReflect.Descriptor instead.
 func (*GuestOS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *GuestOS) GetId() string {
@@ -7367,7 +7802,7 @@ type GuestUser struct {
 
 func (x *GuestUser) Reset() {
 	*x = GuestUser{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7379,7 +7814,7 @@ func (x *GuestUser) String() string {
 func (*GuestUser) ProtoMessage() {}
 
 func (x *GuestUser) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7392,7 +7827,7 @@ func (x *GuestUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestUser.ProtoReflect.Descriptor instead.
 func (*GuestUser) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *GuestUser) GetName() string {
@@ -7431,7 +7866,7 @@ type GuestFileSystem struct {
 
 func (x *GuestFileSystem) Reset() {
 	*x = GuestFileSystem{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7443,7 +7878,7 @@ func (x *GuestFileSystem) String() string {
 func (*GuestFileSystem) ProtoMessage() {}
 
 func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7456,7 +7891,7 @@ func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFileSystem.ProtoReflect.Descriptor instead.
 func (*GuestFileSystem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *GuestFileSystem) GetDevice() string {
@@ -7511,7 +7946,7 @@ type GuestDisk struct {
 
 func (x *GuestDisk) Reset() {
 	*x = GuestDisk{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7523,7 +7958,7 @@ func (x *GuestDisk) String() string {
 func (*GuestDisk) ProtoMessage() {}
 
 func (x *GuestDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7536,7 +7971,7 @@ func (x *GuestDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDisk.ProtoReflect.Descriptor instead.
 func (*GuestDisk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *GuestDisk) GetSerial() string {
@@ -7568,7 +8003,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7580,7 +8015,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7593,7 +8028,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -7650,7 +8085,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7662,7 +8097,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7675,7 +8110,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -7712,7 +8147,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7724,7 +8159,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7737,7 +8172,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -7790,7 +8225,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7802,7 +8237,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7815,7 +8250,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ImportStart) GetName() string {
@@ -7838,7 +8273,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7850,7 +8285,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7863,7 +8298,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -7915,7 +8350,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7927,7 +8362,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7940,7 +8375,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
 }
 
 type GetImageRequest struct {
@@ -7952,7 +8387,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7964,7 +8399,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7977,7 +8412,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -7996,7 +8431,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8008,7 +8443,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8021,7 +8456,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -8039,7 +8474,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8051,7 +8486,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8064,7 +8499,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
 }
 
 type Image struct {
@@ -8085,7 +8520,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8097,7 +8532,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8110,7 +8545,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *Image) GetId() string {
@@ -8195,7 +8630,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8207,7 +8642,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8220,7 +8655,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *PullRequest) GetName() string {
@@ -8264,7 +8699,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8276,7 +8711,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8289,7 +8724,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -8333,7 +8768,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8345,7 +8780,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8358,7 +8793,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -8413,7 +8848,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8425,7 +8860,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8438,7 +8873,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *Progress) GetPhase() string {
@@ -8471,7 +8906,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8483,7 +8918,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8496,7 +8931,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -8523,7 +8958,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8535,7 +8970,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8548,7 +8983,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -8629,7 +9064,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8641,7 +9076,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8654,7 +9089,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -8709,7 +9144,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8721,7 +9156,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8734,7 +9169,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -8760,7 +9195,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8772,7 +9207,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8785,7 +9220,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -8804,7 +9239,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8816,7 +9251,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8829,7 +9264,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -8849,7 +9284,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8861,7 +9296,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8874,7 +9309,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -8901,7 +9336,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8913,7 +9348,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8926,7 +9361,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *Mapping) GetName() string {
@@ -8951,7 +9386,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8963,7 +9398,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8976,7 +9411,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
 }
 
 type MappingProblems struct {
@@ -8988,7 +9423,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9000,7 +9435,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9013,7 +9448,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -9035,7 +9470,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9047,7 +9482,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9060,7 +9495,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -9099,7 +9534,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9111,7 +9546,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9124,7 +9559,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
 }
 
 type NodeInfo struct {
@@ -9149,7 +9584,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9161,7 +9596,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9174,7 +9609,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -9292,7 +9727,7 @@ type VolumePool struct {
 
 func (x *VolumePool) Reset() {
 	*x = VolumePool{}
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9304,7 +9739,7 @@ func (x *VolumePool) String() string {
 func (*VolumePool) ProtoMessage() {}
 
 func (x *VolumePool) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9317,7 +9752,7 @@ func (x *VolumePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumePool.ProtoReflect.Descriptor instead.
 func (*VolumePool) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *VolumePool) GetKind() string {
@@ -9397,7 +9832,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9409,7 +9844,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9422,7 +9857,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *Network) GetName() string {
@@ -9533,7 +9968,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9545,7 +9980,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9558,7 +9993,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *Driver) GetName() string {
@@ -9632,7 +10067,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9644,7 +10079,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9657,7 +10092,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
 }
 
 type DoctorResponse struct {
@@ -9669,7 +10104,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9681,7 +10116,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9694,7 +10129,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -9719,7 +10154,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9731,7 +10166,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9744,7 +10179,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *Check) GetName() string {
@@ -9804,7 +10239,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9816,7 +10251,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9829,7 +10264,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
 }
 
 type ResetResponse struct {
@@ -9840,7 +10275,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9852,7 +10287,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9865,7 +10300,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
 }
 
 type TeardownNetworksRequest struct {
@@ -9876,7 +10311,7 @@ type TeardownNetworksRequest struct {
 
 func (x *TeardownNetworksRequest) Reset() {
 	*x = TeardownNetworksRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9888,7 +10323,7 @@ func (x *TeardownNetworksRequest) String() string {
 func (*TeardownNetworksRequest) ProtoMessage() {}
 
 func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9901,7 +10336,7 @@ func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
 }
 
 type TeardownNetworksResponse struct {
@@ -9912,7 +10347,7 @@ type TeardownNetworksResponse struct {
 
 func (x *TeardownNetworksResponse) Reset() {
 	*x = TeardownNetworksResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9924,7 +10359,7 @@ func (x *TeardownNetworksResponse) String() string {
 func (*TeardownNetworksResponse) ProtoMessage() {}
 
 func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9937,7 +10372,7 @@ func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
 }
 
 type PoliceRequest struct {
@@ -9952,7 +10387,7 @@ type PoliceRequest struct {
 
 func (x *PoliceRequest) Reset() {
 	*x = PoliceRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9964,7 +10399,7 @@ func (x *PoliceRequest) String() string {
 func (*PoliceRequest) ProtoMessage() {}
 
 func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9977,7 +10412,7 @@ func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceRequest.ProtoReflect.Descriptor instead.
 func (*PoliceRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *PoliceRequest) GetNode() string {
@@ -10016,7 +10451,7 @@ type PoliceResponse struct {
 
 func (x *PoliceResponse) Reset() {
 	*x = PoliceResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10028,7 +10463,7 @@ func (x *PoliceResponse) String() string {
 func (*PoliceResponse) ProtoMessage() {}
 
 func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10041,7 +10476,7 @@ func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceResponse.ProtoReflect.Descriptor instead.
 func (*PoliceResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
 }
 
 // PolicedGuest is a VM and the policies that select it. Without any in one direction, everything is allowed there.
@@ -10056,7 +10491,7 @@ type PolicedGuest struct {
 
 func (x *PolicedGuest) Reset() {
 	*x = PolicedGuest{}
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10068,7 +10503,7 @@ func (x *PolicedGuest) String() string {
 func (*PolicedGuest) ProtoMessage() {}
 
 func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10081,7 +10516,7 @@ func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicedGuest.ProtoReflect.Descriptor instead.
 func (*PolicedGuest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *PolicedGuest) GetId() string {
@@ -10116,7 +10551,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10128,7 +10563,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10141,7 +10576,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *Policy) GetName() string {
@@ -10172,7 +10607,7 @@ type PolicyRule struct {
 
 func (x *PolicyRule) Reset() {
 	*x = PolicyRule{}
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10184,7 +10619,7 @@ func (x *PolicyRule) String() string {
 func (*PolicyRule) ProtoMessage() {}
 
 func (x *PolicyRule) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10197,7 +10632,7 @@ func (x *PolicyRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
 func (*PolicyRule) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *PolicyRule) GetAnyone() bool {
@@ -10246,7 +10681,7 @@ type AddressRange struct {
 
 func (x *AddressRange) Reset() {
 	*x = AddressRange{}
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10258,7 +10693,7 @@ func (x *AddressRange) String() string {
 func (*AddressRange) ProtoMessage() {}
 
 func (x *AddressRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10271,7 +10706,7 @@ func (x *AddressRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRange.ProtoReflect.Descriptor instead.
 func (*AddressRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *AddressRange) GetFirst() []byte {
@@ -10299,7 +10734,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10311,7 +10746,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10324,7 +10759,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *PortRange) GetProtocol() uint32 {
@@ -10359,7 +10794,7 @@ type NamedPort struct {
 
 func (x *NamedPort) Reset() {
 	*x = NamedPort{}
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10371,7 +10806,7 @@ func (x *NamedPort) String() string {
 func (*NamedPort) ProtoMessage() {}
 
 func (x *NamedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10384,7 +10819,7 @@ func (x *NamedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedPort.ProtoReflect.Descriptor instead.
 func (*NamedPort) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *NamedPort) GetAddr() []byte {
@@ -10416,7 +10851,7 @@ type StraysRequest struct {
 
 func (x *StraysRequest) Reset() {
 	*x = StraysRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10428,7 +10863,7 @@ func (x *StraysRequest) String() string {
 func (*StraysRequest) ProtoMessage() {}
 
 func (x *StraysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10441,7 +10876,7 @@ func (x *StraysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
 func (*StraysRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
 }
 
 type StraysResponse struct {
@@ -10453,7 +10888,7 @@ type StraysResponse struct {
 
 func (x *StraysResponse) Reset() {
 	*x = StraysResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10465,7 +10900,7 @@ func (x *StraysResponse) String() string {
 func (*StraysResponse) ProtoMessage() {}
 
 func (x *StraysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10478,7 +10913,7 @@ func (x *StraysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
 func (*StraysResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *StraysResponse) GetStrays() []*Stray {
@@ -10504,7 +10939,7 @@ type Stray struct {
 
 func (x *Stray) Reset() {
 	*x = Stray{}
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10516,7 +10951,7 @@ func (x *Stray) String() string {
 func (*Stray) ProtoMessage() {}
 
 func (x *Stray) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10529,7 +10964,7 @@ func (x *Stray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stray.ProtoReflect.Descriptor instead.
 func (*Stray) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *Stray) GetId() string {
@@ -10591,7 +11026,7 @@ type AdoptStrayRequest struct {
 
 func (x *AdoptStrayRequest) Reset() {
 	*x = AdoptStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10603,7 +11038,7 @@ func (x *AdoptStrayRequest) String() string {
 func (*AdoptStrayRequest) ProtoMessage() {}
 
 func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10616,7 +11051,7 @@ func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
 func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *AdoptStrayRequest) GetId() string {
@@ -10642,7 +11077,7 @@ type RemoveStrayRequest struct {
 
 func (x *RemoveStrayRequest) Reset() {
 	*x = RemoveStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10654,7 +11089,7 @@ func (x *RemoveStrayRequest) String() string {
 func (*RemoveStrayRequest) ProtoMessage() {}
 
 func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10667,7 +11102,7 @@ func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *RemoveStrayRequest) GetId() string {
@@ -10685,7 +11120,7 @@ type RemoveStrayResponse struct {
 
 func (x *RemoveStrayResponse) Reset() {
 	*x = RemoveStrayResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10697,7 +11132,7 @@ func (x *RemoveStrayResponse) String() string {
 func (*RemoveStrayResponse) ProtoMessage() {}
 
 func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10710,7 +11145,7 @@ func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
 }
 
 type KeptFirmwareRequest struct {
@@ -10721,7 +11156,7 @@ type KeptFirmwareRequest struct {
 
 func (x *KeptFirmwareRequest) Reset() {
 	*x = KeptFirmwareRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10733,7 +11168,7 @@ func (x *KeptFirmwareRequest) String() string {
 func (*KeptFirmwareRequest) ProtoMessage() {}
 
 func (x *KeptFirmwareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10746,7 +11181,7 @@ func (x *KeptFirmwareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptFirmwareRequest.ProtoReflect.Descriptor instead.
 func (*KeptFirmwareRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
 }
 
 type KeptFirmwareResponse struct {
@@ -10758,7 +11193,7 @@ type KeptFirmwareResponse struct {
 
 func (x *KeptFirmwareResponse) Reset() {
 	*x = KeptFirmwareResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10770,7 +11205,7 @@ func (x *KeptFirmwareResponse) String() string {
 func (*KeptFirmwareResponse) ProtoMessage() {}
 
 func (x *KeptFirmwareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10783,7 +11218,7 @@ func (x *KeptFirmwareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptFirmwareResponse.ProtoReflect.Descriptor instead.
 func (*KeptFirmwareResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *KeptFirmwareResponse) GetKept() []*KeptState {
@@ -10806,7 +11241,7 @@ type KeptState struct {
 
 func (x *KeptState) Reset() {
 	*x = KeptState{}
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10818,7 +11253,7 @@ func (x *KeptState) String() string {
 func (*KeptState) ProtoMessage() {}
 
 func (x *KeptState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10831,7 +11266,7 @@ func (x *KeptState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptState.ProtoReflect.Descriptor instead.
 func (*KeptState) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *KeptState) GetNamespace() string {
@@ -10871,7 +11306,7 @@ type DropFirmwareRequest struct {
 
 func (x *DropFirmwareRequest) Reset() {
 	*x = DropFirmwareRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10883,7 +11318,7 @@ func (x *DropFirmwareRequest) String() string {
 func (*DropFirmwareRequest) ProtoMessage() {}
 
 func (x *DropFirmwareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10896,7 +11331,7 @@ func (x *DropFirmwareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropFirmwareRequest.ProtoReflect.Descriptor instead.
 func (*DropFirmwareRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *DropFirmwareRequest) GetKept() *KeptState {
@@ -10914,7 +11349,7 @@ type DropFirmwareResponse struct {
 
 func (x *DropFirmwareResponse) Reset() {
 	*x = DropFirmwareResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10926,7 +11361,7 @@ func (x *DropFirmwareResponse) String() string {
 func (*DropFirmwareResponse) ProtoMessage() {}
 
 func (x *DropFirmwareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10939,7 +11374,7 @@ func (x *DropFirmwareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropFirmwareResponse.ProtoReflect.Descriptor instead.
 func (*DropFirmwareResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
 }
 
 type CloneRequest struct {
@@ -10968,7 +11403,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10980,7 +11415,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10993,7 +11428,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -11132,7 +11567,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11144,7 +11579,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11157,7 +11592,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -11184,7 +11619,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11196,7 +11631,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11209,7 +11644,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -11235,7 +11670,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11247,7 +11682,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11260,7 +11695,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -11283,7 +11718,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11295,7 +11730,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11308,7 +11743,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -11385,7 +11820,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11397,7 +11832,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11410,7 +11845,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *Snapshot) GetId() string {
@@ -11641,7 +12076,7 @@ type SnapshotVolume struct {
 
 func (x *SnapshotVolume) Reset() {
 	*x = SnapshotVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11653,7 +12088,7 @@ func (x *SnapshotVolume) String() string {
 func (*SnapshotVolume) ProtoMessage() {}
 
 func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11666,7 +12101,7 @@ func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotVolume.ProtoReflect.Descriptor instead.
 func (*SnapshotVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *SnapshotVolume) GetVolume() string {
@@ -11698,7 +12133,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11710,7 +12145,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11723,7 +12158,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *Machine) GetDriver() string {
@@ -11783,7 +12218,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11795,7 +12230,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11808,7 +12243,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
 }
 
 type InspectSnapshotRequest struct {
@@ -11820,7 +12255,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11832,7 +12267,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11845,7 +12280,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -11864,7 +12299,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11876,7 +12311,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11889,7 +12324,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -11907,7 +12342,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11919,7 +12354,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11932,7 +12367,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
 }
 
 type PublishSnapshotRequest struct {
@@ -11945,7 +12380,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11957,7 +12392,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11970,7 +12405,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -11997,7 +12432,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12009,7 +12444,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12022,7 +12457,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -12052,7 +12487,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12064,7 +12499,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12077,7 +12512,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -12132,7 +12567,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12144,7 +12579,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12157,7 +12592,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -12195,7 +12630,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12207,7 +12642,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12220,7 +12655,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -12276,7 +12711,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12288,7 +12723,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12301,7 +12736,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -12345,7 +12780,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12357,7 +12792,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12370,7 +12805,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -12412,7 +12847,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12424,7 +12859,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12437,7 +12872,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -12472,7 +12907,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12484,7 +12919,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12497,7 +12932,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -12533,7 +12968,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12545,7 +12980,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12558,7 +12993,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -12598,7 +13033,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12610,7 +13045,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12623,7 +13058,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -12644,7 +13079,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12656,7 +13091,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12669,7 +13104,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -12713,7 +13148,7 @@ type StoredVolume struct {
 
 func (x *StoredVolume) Reset() {
 	*x = StoredVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12725,7 +13160,7 @@ func (x *StoredVolume) String() string {
 func (*StoredVolume) ProtoMessage() {}
 
 func (x *StoredVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12738,7 +13173,7 @@ func (x *StoredVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredVolume.ProtoReflect.Descriptor instead.
 func (*StoredVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *StoredVolume) GetId() string {
@@ -12831,7 +13266,7 @@ type VolumeAttachment struct {
 
 func (x *VolumeAttachment) Reset() {
 	*x = VolumeAttachment{}
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12843,7 +13278,7 @@ func (x *VolumeAttachment) String() string {
 func (*VolumeAttachment) ProtoMessage() {}
 
 func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12856,7 +13291,7 @@ func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeAttachment.ProtoReflect.Descriptor instead.
 func (*VolumeAttachment) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *VolumeAttachment) GetVm() string {
@@ -12906,7 +13341,7 @@ type VolumeSnapshot struct {
 
 func (x *VolumeSnapshot) Reset() {
 	*x = VolumeSnapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12918,7 +13353,7 @@ func (x *VolumeSnapshot) String() string {
 func (*VolumeSnapshot) ProtoMessage() {}
 
 func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12931,7 +13366,7 @@ func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
 func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *VolumeSnapshot) GetId() string {
@@ -13017,7 +13452,7 @@ type VolumeSpec struct {
 
 func (x *VolumeSpec) Reset() {
 	*x = VolumeSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13029,7 +13464,7 @@ func (x *VolumeSpec) String() string {
 func (*VolumeSpec) ProtoMessage() {}
 
 func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13042,7 +13477,7 @@ func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSpec.ProtoReflect.Descriptor instead.
 func (*VolumeSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *VolumeSpec) GetName() string {
@@ -13082,7 +13517,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13094,7 +13529,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13107,7 +13542,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
@@ -13125,7 +13560,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13137,7 +13572,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13150,7 +13585,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
 }
 
 type InspectVolumeRequest struct {
@@ -13162,7 +13597,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13174,7 +13609,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13187,7 +13622,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *InspectVolumeRequest) GetRef() string {
@@ -13207,7 +13642,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13219,7 +13654,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13232,7 +13667,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *ResizeVolumeRequest) GetRef() string {
@@ -13259,7 +13694,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13271,7 +13706,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13284,7 +13719,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *ResizeVolumeResponse) GetVolume() *StoredVolume {
@@ -13312,7 +13747,7 @@ type VolumeWaiting struct {
 
 func (x *VolumeWaiting) Reset() {
 	*x = VolumeWaiting{}
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13324,7 +13759,7 @@ func (x *VolumeWaiting) String() string {
 func (*VolumeWaiting) ProtoMessage() {}
 
 func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13337,7 +13772,7 @@ func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeWaiting.ProtoReflect.Descriptor instead.
 func (*VolumeWaiting) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *VolumeWaiting) GetVm() string {
@@ -13363,7 +13798,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13375,7 +13810,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13388,7 +13823,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *RemoveVolumeRequest) GetRef() string {
@@ -13406,7 +13841,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13418,7 +13853,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13431,7 +13866,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{199}
 }
 
 type CloneVolumeRequest struct {
@@ -13445,7 +13880,7 @@ type CloneVolumeRequest struct {
 
 func (x *CloneVolumeRequest) Reset() {
 	*x = CloneVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13457,7 +13892,7 @@ func (x *CloneVolumeRequest) String() string {
 func (*CloneVolumeRequest) ProtoMessage() {}
 
 func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13470,7 +13905,7 @@ func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CloneVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *CloneVolumeRequest) GetRef() string {
@@ -13504,7 +13939,7 @@ type RestoreVolumeRequest struct {
 
 func (x *RestoreVolumeRequest) Reset() {
 	*x = RestoreVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13516,7 +13951,7 @@ func (x *RestoreVolumeRequest) String() string {
 func (*RestoreVolumeRequest) ProtoMessage() {}
 
 func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13529,7 +13964,7 @@ func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{201}
 }
 
 func (x *RestoreVolumeRequest) GetRef() string {
@@ -13556,7 +13991,7 @@ type SaveVolumeRequest struct {
 
 func (x *SaveVolumeRequest) Reset() {
 	*x = SaveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[196]
+	mi := &file_node_v1_node_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13568,7 +14003,7 @@ func (x *SaveVolumeRequest) String() string {
 func (*SaveVolumeRequest) ProtoMessage() {}
 
 func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[196]
+	mi := &file_node_v1_node_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13581,7 +14016,7 @@ func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*SaveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{196}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *SaveVolumeRequest) GetRef() string {
@@ -13606,7 +14041,7 @@ type ListVolumeSnapshotsRequest struct {
 
 func (x *ListVolumeSnapshotsRequest) Reset() {
 	*x = ListVolumeSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[197]
+	mi := &file_node_v1_node_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13618,7 +14053,7 @@ func (x *ListVolumeSnapshotsRequest) String() string {
 func (*ListVolumeSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[197]
+	mi := &file_node_v1_node_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13631,7 +14066,7 @@ func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumeSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{197}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{203}
 }
 
 type InspectVolumeSnapshotRequest struct {
@@ -13643,7 +14078,7 @@ type InspectVolumeSnapshotRequest struct {
 
 func (x *InspectVolumeSnapshotRequest) Reset() {
 	*x = InspectVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[198]
+	mi := &file_node_v1_node_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13655,7 +14090,7 @@ func (x *InspectVolumeSnapshotRequest) String() string {
 func (*InspectVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[198]
+	mi := &file_node_v1_node_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13668,7 +14103,7 @@ func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{198}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *InspectVolumeSnapshotRequest) GetRef() string {
@@ -13687,7 +14122,7 @@ type RemoveVolumeSnapshotRequest struct {
 
 func (x *RemoveVolumeSnapshotRequest) Reset() {
 	*x = RemoveVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[199]
+	mi := &file_node_v1_node_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13699,7 +14134,7 @@ func (x *RemoveVolumeSnapshotRequest) String() string {
 func (*RemoveVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[199]
+	mi := &file_node_v1_node_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13712,7 +14147,7 @@ func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{199}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *RemoveVolumeSnapshotRequest) GetRef() string {
@@ -13730,7 +14165,7 @@ type RemoveVolumeSnapshotResponse struct {
 
 func (x *RemoveVolumeSnapshotResponse) Reset() {
 	*x = RemoveVolumeSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[200]
+	mi := &file_node_v1_node_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13742,7 +14177,7 @@ func (x *RemoveVolumeSnapshotResponse) String() string {
 func (*RemoveVolumeSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[200]
+	mi := &file_node_v1_node_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13755,7 +14190,7 @@ func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{200}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{206}
 }
 
 type ExportVolumeRequest struct {
@@ -13767,7 +14202,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[201]
+	mi := &file_node_v1_node_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13779,7 +14214,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[201]
+	mi := &file_node_v1_node_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13792,7 +14227,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{201}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *ExportVolumeRequest) GetRef() string {
@@ -13815,7 +14250,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[202]
+	mi := &file_node_v1_node_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13827,7 +14262,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[202]
+	mi := &file_node_v1_node_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13840,7 +14275,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{202}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *ImportVolumeRequest) GetOf() isImportVolumeRequest_Of {
@@ -13894,7 +14329,7 @@ type VolumeFromImageRequest struct {
 
 func (x *VolumeFromImageRequest) Reset() {
 	*x = VolumeFromImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[203]
+	mi := &file_node_v1_node_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13906,7 +14341,7 @@ func (x *VolumeFromImageRequest) String() string {
 func (*VolumeFromImageRequest) ProtoMessage() {}
 
 func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[203]
+	mi := &file_node_v1_node_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13919,7 +14354,7 @@ func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageRequest.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{203}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *VolumeFromImageRequest) GetSpec() *VolumeSpec {
@@ -13949,7 +14384,7 @@ type VolumeFromImageResponse struct {
 
 func (x *VolumeFromImageResponse) Reset() {
 	*x = VolumeFromImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[204]
+	mi := &file_node_v1_node_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13961,7 +14396,7 @@ func (x *VolumeFromImageResponse) String() string {
 func (*VolumeFromImageResponse) ProtoMessage() {}
 
 func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[204]
+	mi := &file_node_v1_node_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13974,7 +14409,7 @@ func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageResponse.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{204}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *VolumeFromImageResponse) GetOf() isVolumeFromImageResponse_Of {
@@ -14026,7 +14461,7 @@ type WatchDriversRequest struct {
 
 func (x *WatchDriversRequest) Reset() {
 	*x = WatchDriversRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[205]
+	mi := &file_node_v1_node_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14038,7 +14473,7 @@ func (x *WatchDriversRequest) String() string {
 func (*WatchDriversRequest) ProtoMessage() {}
 
 func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[205]
+	mi := &file_node_v1_node_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14051,7 +14486,7 @@ func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
 func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{205}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{211}
 }
 
 // Drivers are the CSI drivers of the node, sorted by name.
@@ -14064,7 +14499,7 @@ type Drivers struct {
 
 func (x *Drivers) Reset() {
 	*x = Drivers{}
-	mi := &file_node_v1_node_proto_msgTypes[206]
+	mi := &file_node_v1_node_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14076,7 +14511,7 @@ func (x *Drivers) String() string {
 func (*Drivers) ProtoMessage() {}
 
 func (x *Drivers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[206]
+	mi := &file_node_v1_node_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14089,7 +14524,7 @@ func (x *Drivers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
 func (*Drivers) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{206}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *Drivers) GetDrivers() []*PluginDriver {
@@ -14112,7 +14547,7 @@ type PluginDriver struct {
 
 func (x *PluginDriver) Reset() {
 	*x = PluginDriver{}
-	mi := &file_node_v1_node_proto_msgTypes[207]
+	mi := &file_node_v1_node_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14124,7 +14559,7 @@ func (x *PluginDriver) String() string {
 func (*PluginDriver) ProtoMessage() {}
 
 func (x *PluginDriver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[207]
+	mi := &file_node_v1_node_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14137,7 +14572,7 @@ func (x *PluginDriver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
 func (*PluginDriver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{207}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *PluginDriver) GetName() string {
@@ -14179,7 +14614,7 @@ type VolumeKey struct {
 
 func (x *VolumeKey) Reset() {
 	*x = VolumeKey{}
-	mi := &file_node_v1_node_proto_msgTypes[208]
+	mi := &file_node_v1_node_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14191,7 +14626,7 @@ func (x *VolumeKey) String() string {
 func (*VolumeKey) ProtoMessage() {}
 
 func (x *VolumeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[208]
+	mi := &file_node_v1_node_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14204,7 +14639,7 @@ func (x *VolumeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
 func (*VolumeKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{208}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *VolumeKey) GetHolder() string {
@@ -14245,7 +14680,7 @@ type PublishVolumeRequest struct {
 
 func (x *PublishVolumeRequest) Reset() {
 	*x = PublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[209]
+	mi := &file_node_v1_node_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14257,7 +14692,7 @@ func (x *PublishVolumeRequest) String() string {
 func (*PublishVolumeRequest) ProtoMessage() {}
 
 func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[209]
+	mi := &file_node_v1_node_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14270,7 +14705,7 @@ func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{209}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *PublishVolumeRequest) GetKey() *VolumeKey {
@@ -14404,7 +14839,7 @@ type PublishedVolume struct {
 
 func (x *PublishedVolume) Reset() {
 	*x = PublishedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[210]
+	mi := &file_node_v1_node_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14416,7 +14851,7 @@ func (x *PublishedVolume) String() string {
 func (*PublishedVolume) ProtoMessage() {}
 
 func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[210]
+	mi := &file_node_v1_node_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14429,7 +14864,7 @@ func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
 func (*PublishedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{210}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *PublishedVolume) GetKey() *VolumeKey {
@@ -14511,7 +14946,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[211]
+	mi := &file_node_v1_node_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14523,7 +14958,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[211]
+	mi := &file_node_v1_node_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14536,7 +14971,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{211}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
@@ -14554,7 +14989,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[212]
+	mi := &file_node_v1_node_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14566,7 +15001,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[212]
+	mi := &file_node_v1_node_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14579,7 +15014,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{212}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{218}
 }
 
 type ListPublishedRequest struct {
@@ -14590,7 +15025,7 @@ type ListPublishedRequest struct {
 
 func (x *ListPublishedRequest) Reset() {
 	*x = ListPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[213]
+	mi := &file_node_v1_node_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14602,7 +15037,7 @@ func (x *ListPublishedRequest) String() string {
 func (*ListPublishedRequest) ProtoMessage() {}
 
 func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[213]
+	mi := &file_node_v1_node_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14615,7 +15050,7 @@ func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
 func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{213}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{219}
 }
 
 type PublishedUsageRequest struct {
@@ -14627,7 +15062,7 @@ type PublishedUsageRequest struct {
 
 func (x *PublishedUsageRequest) Reset() {
 	*x = PublishedUsageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[214]
+	mi := &file_node_v1_node_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14639,7 +15074,7 @@ func (x *PublishedUsageRequest) String() string {
 func (*PublishedUsageRequest) ProtoMessage() {}
 
 func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[214]
+	mi := &file_node_v1_node_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14652,7 +15087,7 @@ func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
 func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{214}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *PublishedUsageRequest) GetKey() *VolumeKey {
@@ -14674,7 +15109,7 @@ type PublishedUsage struct {
 
 func (x *PublishedUsage) Reset() {
 	*x = PublishedUsage{}
-	mi := &file_node_v1_node_proto_msgTypes[215]
+	mi := &file_node_v1_node_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14686,7 +15121,7 @@ func (x *PublishedUsage) String() string {
 func (*PublishedUsage) ProtoMessage() {}
 
 func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[215]
+	mi := &file_node_v1_node_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14699,7 +15134,7 @@ func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
 func (*PublishedUsage) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{215}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *PublishedUsage) GetBytes() *Amount {
@@ -14735,7 +15170,7 @@ type Amount struct {
 
 func (x *Amount) Reset() {
 	*x = Amount{}
-	mi := &file_node_v1_node_proto_msgTypes[216]
+	mi := &file_node_v1_node_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14747,7 +15182,7 @@ func (x *Amount) String() string {
 func (*Amount) ProtoMessage() {}
 
 func (x *Amount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[216]
+	mi := &file_node_v1_node_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14760,7 +15195,7 @@ func (x *Amount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Amount.ProtoReflect.Descriptor instead.
 func (*Amount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{216}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *Amount) GetTotal() int64 {
@@ -14794,7 +15229,7 @@ type GrowPublishedRequest struct {
 
 func (x *GrowPublishedRequest) Reset() {
 	*x = GrowPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[217]
+	mi := &file_node_v1_node_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14806,7 +15241,7 @@ func (x *GrowPublishedRequest) String() string {
 func (*GrowPublishedRequest) ProtoMessage() {}
 
 func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[217]
+	mi := &file_node_v1_node_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14819,7 +15254,7 @@ func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
 func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{217}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *GrowPublishedRequest) GetKey() *VolumeKey {
@@ -14845,7 +15280,7 @@ type GrowPublishedResponse struct {
 
 func (x *GrowPublishedResponse) Reset() {
 	*x = GrowPublishedResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[218]
+	mi := &file_node_v1_node_proto_msgTypes[224]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14857,7 +15292,7 @@ func (x *GrowPublishedResponse) String() string {
 func (*GrowPublishedResponse) ProtoMessage() {}
 
 func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[218]
+	mi := &file_node_v1_node_proto_msgTypes[224]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14870,7 +15305,7 @@ func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
 func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{218}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{224}
 }
 
 func (x *GrowPublishedResponse) GetSize() int64 {
@@ -14926,7 +15361,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\vThawRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\"\"\n" +
 	"\fThawResponse\x12\x12\n" +
-	"\x04held\x18\x01 \x01(\bR\x04held\"\xb8\b\n" +
+	"\x04held\x18\x01 \x01(\bR\x04held\"\xf7\b\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
 	"\x06labels\x18\x02 \x03(\v2 .cocoon.node.v1.Spec.LabelsEntryR\x06labels\x12\x14\n" +
@@ -14959,7 +15394,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06paused\x18\x19 \x01(\bR\x06paused\x12\x1a\n" +
 	"\bgraphics\x18\x1a \x01(\bR\bgraphics\x124\n" +
 	"\bhardware\x18\x1b \x01(\v2\x18.cocoon.node.v1.HardwareR\bhardware\x12\x1b\n" +
-	"\tboot_nics\x18\x1c \x01(\x03R\bbootNics\x1a9\n" +
+	"\tboot_nics\x18\x1c \x01(\x03R\bbootNics\x12\x18\n" +
+	"\asandbox\x18\x1d \x01(\bR\asandbox\x12#\n" +
+	"\rcgroup_parent\x18\x1e \x01(\tR\fcgroupParent\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfd\x01\n" +
@@ -14980,7 +15417,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03own\x18\x02 \x01(\bR\x03own\x12\x1a\n" +
 	"\bsearches\x18\x03 \x03(\tR\bsearches\x12\x18\n" +
 	"\aoptions\x18\x04 \x03(\tR\aoptions\x12\x18\n" +
-	"\aoffered\x18\x05 \x01(\bR\aoffered\"\x8c\x03\n" +
+	"\aoffered\x18\x05 \x01(\bR\aoffered\"\xd0\x04\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
@@ -14993,19 +15430,27 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x10message_from_log\x18\t \x01(\bR\x0emessageFromLog\x127\n" +
 	"\tresources\x18< \x01(\v2\x19.cocoon.node.v1.ResourcesR\tresources\x121\n" +
 	"\arestart\x18\n" +
-	" \x01(\v2\x17.cocoon.node.v1.RestartR\arestart\"T\n" +
+	" \x01(\v2\x17.cocoon.node.v1.RestartR\arestart\x12=\n" +
+	"\x06labels\x18\v \x03(\v2%.cocoon.node.v1.Container.LabelsEntryR\x06labels\x12\x16\n" +
+	"\x06manual\x18\f \x01(\bR\x06manual\x120\n" +
+	"\avolumes\x18\r \x03(\v2\x16.cocoon.node.v1.VolumeR\avolumes\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"T\n" +
 	"\aRestart\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x121\n" +
 	"\x05rules\x18\x02 \x03(\v2\x1b.cocoon.node.v1.RestartRuleR\x05rules\"5\n" +
 	"\vRestartRule\x12\x10\n" +
 	"\x03not\x18\x01 \x01(\bR\x03not\x12\x14\n" +
-	"\x05codes\x18\x02 \x03(\x05R\x05codes\"\x8e\x01\n" +
+	"\x05codes\x18\x02 \x03(\x05R\x05codes\"\xad\x01\n" +
 	"\tResources\x12\x1b\n" +
 	"\tcpu_limit\x18\x01 \x01(\x03R\bcpuLimit\x12\x1d\n" +
 	"\n" +
 	"cpu_weight\x18\x02 \x01(\x03R\tcpuWeight\x12!\n" +
 	"\fmemory_limit\x18\x03 \x01(\x03R\vmemoryLimit\x12\"\n" +
-	"\room_score_adj\x18\x04 \x01(\x05R\voomScoreAdj\"\x87\x02\n" +
+	"\room_score_adj\x18\x04 \x01(\x05R\voomScoreAdj\x12\x1d\n" +
+	"\n" +
+	"cpu_shares\x18\x05 \x01(\x03R\tcpuShares\"\x87\x02\n" +
 	"\x0fContainerRecord\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x121\n" +
@@ -15013,7 +15458,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06layers\x18\x04 \x03(\tR\x06layers\x127\n" +
 	"\x06status\x18\x05 \x01(\v2\x1f.cocoon.node.v1.ContainerStatusR\x06status\x12%\n" +
 	"\x0eimage_manifest\x18\x06 \x01(\tR\rimageManifest\x12\x12\n" +
-	"\x04root\x18\a \x01(\bR\x04root\"\xff\x01\n" +
+	"\x04root\x18\a \x01(\bR\x04root\"\xb2\x02\n" +
 	"\x0fContainerStatus\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -15021,7 +15466,12 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\rstarted_at_ns\x18\x04 \x01(\x03R\vstartedAtNs\x121\n" +
 	"\x04exit\x18\x05 \x01(\v2\x1d.cocoon.node.v1.ContainerExitR\x04exit\x121\n" +
 	"\x04last\x18\x06 \x01(\v2\x1d.cocoon.node.v1.ContainerExitR\x04last\x12\x1a\n" +
-	"\brestarts\x18\a \x01(\x03R\brestarts\"\x9f\x01\n" +
+	"\brestarts\x18\a \x01(\x03R\brestarts\x121\n" +
+	"\x04user\x18\b \x01(\v2\x1d.cocoon.node.v1.ContainerUserR\x04user\"K\n" +
+	"\rContainerUser\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\x03R\x03uid\x12\x10\n" +
+	"\x03gid\x18\x02 \x01(\x03R\x03gid\x12\x16\n" +
+	"\x06groups\x18\x03 \x03(\x03R\x06groups\"\x9f\x01\n" +
 	"\rContainerExit\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x03R\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -15120,19 +15570,21 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
 	"\aoptions\x18\x03 \x03(\tR\aoptions\x12\x1b\n" +
-	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\xb0\x01\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\xca\x01\n" +
 	"\aHostDir\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x16\n" +
 	"\x06create\x18\x03 \x01(\bR\x06create\x12*\n" +
 	"\x11group_on_mismatch\x18\x04 \x01(\bR\x0fgroupOnMismatch\x12\x1c\n" +
 	"\tpublished\x18\x05 \x01(\bR\tpublished\x12\x12\n" +
-	"\x04file\x18\x06 \x01(\bR\x04file\"o\n" +
+	"\x04file\x18\x06 \x01(\bR\x04file\x12\x18\n" +
+	"\atrusted\x18\a \x01(\bR\atrusted\"\x89\x01\n" +
 	"\bHostDisk\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x1b\n" +
 	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12\x16\n" +
-	"\x06shared\x18\x04 \x01(\bR\x06shared\"\x97\x01\n" +
+	"\x06shared\x18\x04 \x01(\bR\x06shared\x12\x18\n" +
+	"\atrusted\x18\x05 \x01(\bR\atrusted\"\x97\x01\n" +
 	"\tVolumeUse\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x17\n" +
@@ -15193,7 +15645,14 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x18ReleaseContainerResponse\"`\n" +
 	"\x13AddContainerRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x127\n" +
-	"\tcontainer\x18\x02 \x01(\v2\x19.cocoon.node.v1.ContainerR\tcontainer\"\xde\x01\n" +
+	"\tcontainer\x18\x02 \x01(\v2\x19.cocoon.node.v1.ContainerR\tcontainer\"G\n" +
+	"\x15StartContainerRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1c\n" +
+	"\tcontainer\x18\x02 \x01(\tR\tcontainer\"H\n" +
+	"\x16RemoveContainerRequest\x12\x10\n" +
+	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x1c\n" +
+	"\tcontainer\x18\x02 \x01(\tR\tcontainer\"\x19\n" +
+	"\x17RemoveContainerResponse\"\xde\x01\n" +
 	"\x17ResizeContainersRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12W\n" +
 	"\n" +
@@ -15256,20 +15715,22 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\tR\x03key\x12\x1a\n" +
 	"\boptional\x18\x05 \x01(\bR\boptional\x12\x16\n" +
-	"\x06absent\x18\x06 \x01(\tR\x06absent\"\xce\x01\n" +
+	"\x06absent\x18\x06 \x01(\tR\x06absent\"\x83\x02\n" +
 	"\bSecurity\x12\"\n" +
 	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12*\n" +
 	"\x11no_new_privileges\x18\x02 \x01(\bR\x0fnoNewPrivileges\x12\x19\n" +
 	"\bnon_root\x18\x03 \x01(\bR\anonRoot\x12\x16\n" +
 	"\x06groups\x18\x04 \x03(\x03R\x06groups\x12#\n" +
 	"\rstrict_groups\x18\x05 \x01(\bR\fstrictGroups\x12\x1a\n" +
-	"\bfiltered\x18\x06 \x01(\bR\bfiltered\"2\n" +
+	"\bfiltered\x18\x06 \x01(\bR\bfiltered\x12\x16\n" +
+	"\x06masked\x18\a \x03(\tR\x06masked\x12\x1b\n" +
+	"\tread_only\x18\b \x03(\tR\breadOnly\"2\n" +
 	"\x06Sysctl\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\xf1\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xd5\x02\n" +
 	"\aNICSpec\x12\x18\n" +
 	"\anetwork\x18\x01 \x01(\tR\anetwork\x12\x10\n" +
 	"\x03mac\x18\x02 \x01(\tR\x03mac\x121\n" +
@@ -15279,7 +15740,16 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"masquerade\x18\x05 \x01(\v2\x1a.cocoon.node.v1.MasqueradeR\n" +
 	"masquerade\x12\x14\n" +
 	"\x05place\x18\x06 \x01(\x03R\x05place\x12\x1b\n" +
-	"\tlink_down\x18\a \x01(\bR\blinkDown\"h\n" +
+	"\tlink_down\x18\a \x01(\bR\blinkDown\x12)\n" +
+	"\x03pod\x18\b \x01(\v2\x17.cocoon.node.v1.PodNameR\x03pod\x127\n" +
+	"\tbandwidth\x18\t \x01(\v2\x19.cocoon.node.v1.BandwidthR\tbandwidth\"=\n" +
+	"\tBandwidth\x12\x18\n" +
+	"\aingress\x18\x01 \x01(\x03R\aingress\x12\x16\n" +
+	"\x06egress\x18\x02 \x01(\x03R\x06egress\"M\n" +
+	"\aPodName\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\"h\n" +
 	"\n" +
 	"Masquerade\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x14\n" +
@@ -15342,10 +15812,12 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06frozen\x18- \x01(\bR\x06frozen\x12\x16\n" +
 	"\x06moving\x18, \x03(\x03R\x06movingB\f\n" +
 	"\n" +
-	"_exit_code\"s\n" +
+	"_exit_code\"\xce\x01\n" +
 	"\tEphemeral\x12-\n" +
 	"\x04spec\x18\x01 \x01(\v2\x19.cocoon.node.v1.ContainerR\x04spec\x127\n" +
-	"\x06record\x18\x02 \x01(\v2\x1f.cocoon.node.v1.ContainerRecordR\x06record\"W\n" +
+	"\x06record\x18\x02 \x01(\v2\x1f.cocoon.node.v1.ContainerRecordR\x06record\x12\"\n" +
+	"\rcreated_at_ns\x18\x03 \x01(\x03R\vcreatedAtNs\x125\n" +
+	"\avolumes\x18\x04 \x03(\v2\x1b.cocoon.node.v1.ImageVolumeR\avolumes\"W\n" +
 	"\x05Owner\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x17\n" +
 	"\apod_uid\x18\x02 \x01(\tR\x06podUid\x12\x17\n" +
@@ -16075,7 +16547,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\v2\x19.cocoon.node.v1.VolumeKeyR\x03key\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\"+\n" +
 	"\x15GrowPublishedResponse\x12\x12\n" +
-	"\x04size\x18\x01 \x01(\x03R\x04size2\xde\x16\n" +
+	"\x04size\x18\x01 \x01(\x03R\x04size2\x93\x18\n" +
 	"\x03VMs\x12?\n" +
 	"\x06Create\x12\x1d.cocoon.node.v1.CreateRequest\x1a\x16.cocoon.node.v1.Record\x12?\n" +
 	"\x06Launch\x12\x1d.cocoon.node.v1.LaunchRequest\x1a\x16.cocoon.node.v1.Record\x12=\n" +
@@ -16105,7 +16577,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\fUpdateVolume\x12#.cocoon.node.v1.UpdateVolumeRequest\x1a$.cocoon.node.v1.UpdateVolumeResponse\x12\\\n" +
 	"\rKillContainer\x12$.cocoon.node.v1.KillContainerRequest\x1a%.cocoon.node.v1.KillContainerResponse\x12e\n" +
 	"\x10ReleaseContainer\x12'.cocoon.node.v1.ReleaseContainerRequest\x1a(.cocoon.node.v1.ReleaseContainerResponse\x12K\n" +
-	"\fAddContainer\x12#.cocoon.node.v1.AddContainerRequest\x1a\x16.cocoon.node.v1.Record\x12S\n" +
+	"\fAddContainer\x12#.cocoon.node.v1.AddContainerRequest\x1a\x16.cocoon.node.v1.Record\x12O\n" +
+	"\x0eStartContainer\x12%.cocoon.node.v1.StartContainerRequest\x1a\x16.cocoon.node.v1.Record\x12b\n" +
+	"\x0fRemoveContainer\x12&.cocoon.node.v1.RemoveContainerRequest\x1a'.cocoon.node.v1.RemoveContainerResponse\x12S\n" +
 	"\x10ResizeContainers\x12'.cocoon.node.v1.ResizeContainersRequest\x1a\x16.cocoon.node.v1.Record\x12?\n" +
 	"\x06Resize\x12\x1d.cocoon.node.v1.ResizeRequest\x1a\x16.cocoon.node.v1.Record\x12K\n" +
 	"\fAttachVolume\x12#.cocoon.node.v1.AttachVolumeRequest\x1a\x16.cocoon.node.v1.Record\x12K\n" +
@@ -16189,7 +16663,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 237)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 244)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -16220,553 +16694,570 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*Resources)(nil),                    // 26: cocoon.node.v1.Resources
 	(*ContainerRecord)(nil),              // 27: cocoon.node.v1.ContainerRecord
 	(*ContainerStatus)(nil),              // 28: cocoon.node.v1.ContainerStatus
-	(*ContainerExit)(nil),                // 29: cocoon.node.v1.ContainerExit
-	(*CloudInit)(nil),                    // 30: cocoon.node.v1.CloudInit
-	(*Volume)(nil),                       // 31: cocoon.node.v1.Volume
-	(*Hardware)(nil),                     // 32: cocoon.node.v1.Hardware
-	(*Kernel)(nil),                       // 33: cocoon.node.v1.Kernel
-	(*CPU)(nil),                          // 34: cocoon.node.v1.CPU
-	(*CPUFeature)(nil),                   // 35: cocoon.node.v1.CPUFeature
-	(*Clock)(nil),                        // 36: cocoon.node.v1.Clock
-	(*DiskDevice)(nil),                   // 37: cocoon.node.v1.DiskDevice
-	(*NFS)(nil),                          // 38: cocoon.node.v1.NFS
-	(*HostDir)(nil),                      // 39: cocoon.node.v1.HostDir
-	(*HostDisk)(nil),                     // 40: cocoon.node.v1.HostDisk
-	(*VolumeUse)(nil),                    // 41: cocoon.node.v1.VolumeUse
-	(*AttachedVolume)(nil),               // 42: cocoon.node.v1.AttachedVolume
-	(*ImageVolume)(nil),                  // 43: cocoon.node.v1.ImageVolume
-	(*VolumeFile)(nil),                   // 44: cocoon.node.v1.VolumeFile
-	(*Mount)(nil),                        // 45: cocoon.node.v1.Mount
-	(*SetLoginsRequest)(nil),             // 46: cocoon.node.v1.SetLoginsRequest
-	(*AuthorizedKeys)(nil),               // 47: cocoon.node.v1.AuthorizedKeys
-	(*SetLoginsResponse)(nil),            // 48: cocoon.node.v1.SetLoginsResponse
-	(*UpdateVolumeRequest)(nil),          // 49: cocoon.node.v1.UpdateVolumeRequest
-	(*UpdateVolumeResponse)(nil),         // 50: cocoon.node.v1.UpdateVolumeResponse
-	(*KillContainerRequest)(nil),         // 51: cocoon.node.v1.KillContainerRequest
-	(*KillContainerResponse)(nil),        // 52: cocoon.node.v1.KillContainerResponse
-	(*ReleaseContainerRequest)(nil),      // 53: cocoon.node.v1.ReleaseContainerRequest
-	(*ReleaseContainerResponse)(nil),     // 54: cocoon.node.v1.ReleaseContainerResponse
-	(*AddContainerRequest)(nil),          // 55: cocoon.node.v1.AddContainerRequest
-	(*ResizeContainersRequest)(nil),      // 56: cocoon.node.v1.ResizeContainersRequest
-	(*ResizeRequest)(nil),                // 57: cocoon.node.v1.ResizeRequest
-	(*AttachVolumeRequest)(nil),          // 58: cocoon.node.v1.AttachVolumeRequest
-	(*DumpMemoryRequest)(nil),            // 59: cocoon.node.v1.DumpMemoryRequest
-	(*DumpMemoryResponse)(nil),           // 60: cocoon.node.v1.DumpMemoryResponse
-	(*DetachVolumeRequest)(nil),          // 61: cocoon.node.v1.DetachVolumeRequest
-	(*AttachNICRequest)(nil),             // 62: cocoon.node.v1.AttachNICRequest
-	(*DetachNICRequest)(nil),             // 63: cocoon.node.v1.DetachNICRequest
-	(*KernelSums)(nil),                   // 64: cocoon.node.v1.KernelSums
-	(*SetLinkRequest)(nil),               // 65: cocoon.node.v1.SetLinkRequest
-	(*Process)(nil),                      // 66: cocoon.node.v1.Process
-	(*FileKey)(nil),                      // 67: cocoon.node.v1.FileKey
-	(*Security)(nil),                     // 68: cocoon.node.v1.Security
-	(*Sysctl)(nil),                       // 69: cocoon.node.v1.Sysctl
-	(*EnvVar)(nil),                       // 70: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),                      // 71: cocoon.node.v1.NICSpec
-	(*Masquerade)(nil),                   // 72: cocoon.node.v1.Masquerade
-	(*GuestPorts)(nil),                   // 73: cocoon.node.v1.GuestPorts
-	(*PortMapping)(nil),                  // 74: cocoon.node.v1.PortMapping
-	(*Record)(nil),                       // 75: cocoon.node.v1.Record
-	(*Ephemeral)(nil),                    // 76: cocoon.node.v1.Ephemeral
-	(*Owner)(nil),                        // 77: cocoon.node.v1.Owner
-	(*Resume)(nil),                       // 78: cocoon.node.v1.Resume
-	(*Boot)(nil),                         // 79: cocoon.node.v1.Boot
-	(*Disk)(nil),                         // 80: cocoon.node.v1.Disk
-	(*NIC)(nil),                          // 81: cocoon.node.v1.NIC
-	(*Inside)(nil),                       // 82: cocoon.node.v1.Inside
-	(*Route)(nil),                        // 83: cocoon.node.v1.Route
-	(*Event)(nil),                        // 84: cocoon.node.v1.Event
-	(*ExecRequest)(nil),                  // 85: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),                    // 86: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                      // 87: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),                 // 88: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),                  // 89: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),                  // 90: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),                     // 91: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),               // 92: cocoon.node.v1.ConsoleRequest
-	(*DisplayOpen)(nil),                  // 93: cocoon.node.v1.DisplayOpen
-	(*ScreenshotRequest)(nil),            // 94: cocoon.node.v1.ScreenshotRequest
-	(*ConsoleResponse)(nil),              // 95: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),                // 96: cocoon.node.v1.StatsResponse
-	(*DescribeResponse)(nil),             // 97: cocoon.node.v1.DescribeResponse
-	(*GuestOS)(nil),                      // 98: cocoon.node.v1.GuestOS
-	(*GuestUser)(nil),                    // 99: cocoon.node.v1.GuestUser
-	(*GuestFileSystem)(nil),              // 100: cocoon.node.v1.GuestFileSystem
-	(*GuestDisk)(nil),                    // 101: cocoon.node.v1.GuestDisk
-	(*VolumeStats)(nil),                  // 102: cocoon.node.v1.VolumeStats
-	(*ContainerStats)(nil),               // 103: cocoon.node.v1.ContainerStats
-	(*ImportRequest)(nil),                // 104: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),                  // 105: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),               // 106: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),            // 107: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),              // 108: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),           // 109: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),          // 110: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                        // 111: cocoon.node.v1.Image
-	(*PullRequest)(nil),                  // 112: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),                 // 113: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),                 // 114: cocoon.node.v1.PullResponse
-	(*Progress)(nil),                     // 115: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),               // 116: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),              // 117: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),               // 118: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),              // 119: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),                // 120: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),               // 121: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),          // 122: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                      // 123: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),              // 124: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),              // 125: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),               // 126: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),                  // 127: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),                     // 128: cocoon.node.v1.NodeInfo
-	(*VolumePool)(nil),                   // 129: cocoon.node.v1.VolumePool
-	(*Network)(nil),                      // 130: cocoon.node.v1.Network
-	(*Driver)(nil),                       // 131: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),                // 132: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),               // 133: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                        // 134: cocoon.node.v1.Check
-	(*ResetRequest)(nil),                 // 135: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),                // 136: cocoon.node.v1.ResetResponse
-	(*TeardownNetworksRequest)(nil),      // 137: cocoon.node.v1.TeardownNetworksRequest
-	(*TeardownNetworksResponse)(nil),     // 138: cocoon.node.v1.TeardownNetworksResponse
-	(*PoliceRequest)(nil),                // 139: cocoon.node.v1.PoliceRequest
-	(*PoliceResponse)(nil),               // 140: cocoon.node.v1.PoliceResponse
-	(*PolicedGuest)(nil),                 // 141: cocoon.node.v1.PolicedGuest
-	(*Policy)(nil),                       // 142: cocoon.node.v1.Policy
-	(*PolicyRule)(nil),                   // 143: cocoon.node.v1.PolicyRule
-	(*AddressRange)(nil),                 // 144: cocoon.node.v1.AddressRange
-	(*PortRange)(nil),                    // 145: cocoon.node.v1.PortRange
-	(*NamedPort)(nil),                    // 146: cocoon.node.v1.NamedPort
-	(*StraysRequest)(nil),                // 147: cocoon.node.v1.StraysRequest
-	(*StraysResponse)(nil),               // 148: cocoon.node.v1.StraysResponse
-	(*Stray)(nil),                        // 149: cocoon.node.v1.Stray
-	(*AdoptStrayRequest)(nil),            // 150: cocoon.node.v1.AdoptStrayRequest
-	(*RemoveStrayRequest)(nil),           // 151: cocoon.node.v1.RemoveStrayRequest
-	(*RemoveStrayResponse)(nil),          // 152: cocoon.node.v1.RemoveStrayResponse
-	(*KeptFirmwareRequest)(nil),          // 153: cocoon.node.v1.KeptFirmwareRequest
-	(*KeptFirmwareResponse)(nil),         // 154: cocoon.node.v1.KeptFirmwareResponse
-	(*KeptState)(nil),                    // 155: cocoon.node.v1.KeptState
-	(*DropFirmwareRequest)(nil),          // 156: cocoon.node.v1.DropFirmwareRequest
-	(*DropFirmwareResponse)(nil),         // 157: cocoon.node.v1.DropFirmwareResponse
-	(*CloneRequest)(nil),                 // 158: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),               // 159: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),             // 160: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),                  // 161: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),                  // 162: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                     // 163: cocoon.node.v1.Snapshot
-	(*SnapshotVolume)(nil),               // 164: cocoon.node.v1.SnapshotVolume
-	(*Machine)(nil),                      // 165: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),         // 166: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),       // 167: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),        // 168: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),       // 169: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),       // 170: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),        // 171: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),        // 172: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),          // 173: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),             // 174: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),             // 175: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),                   // 176: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),          // 177: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),          // 178: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),                   // 179: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),                  // 180: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),             // 181: cocoon.node.v1.PushImageRequest
-	(*StoredVolume)(nil),                 // 182: cocoon.node.v1.StoredVolume
-	(*VolumeAttachment)(nil),             // 183: cocoon.node.v1.VolumeAttachment
-	(*VolumeSnapshot)(nil),               // 184: cocoon.node.v1.VolumeSnapshot
-	(*VolumeSpec)(nil),                   // 185: cocoon.node.v1.VolumeSpec
-	(*CreateVolumeRequest)(nil),          // 186: cocoon.node.v1.CreateVolumeRequest
-	(*ListVolumesRequest)(nil),           // 187: cocoon.node.v1.ListVolumesRequest
-	(*InspectVolumeRequest)(nil),         // 188: cocoon.node.v1.InspectVolumeRequest
-	(*ResizeVolumeRequest)(nil),          // 189: cocoon.node.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),         // 190: cocoon.node.v1.ResizeVolumeResponse
-	(*VolumeWaiting)(nil),                // 191: cocoon.node.v1.VolumeWaiting
-	(*RemoveVolumeRequest)(nil),          // 192: cocoon.node.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),         // 193: cocoon.node.v1.RemoveVolumeResponse
-	(*CloneVolumeRequest)(nil),           // 194: cocoon.node.v1.CloneVolumeRequest
-	(*RestoreVolumeRequest)(nil),         // 195: cocoon.node.v1.RestoreVolumeRequest
-	(*SaveVolumeRequest)(nil),            // 196: cocoon.node.v1.SaveVolumeRequest
-	(*ListVolumeSnapshotsRequest)(nil),   // 197: cocoon.node.v1.ListVolumeSnapshotsRequest
-	(*InspectVolumeSnapshotRequest)(nil), // 198: cocoon.node.v1.InspectVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotRequest)(nil),  // 199: cocoon.node.v1.RemoveVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotResponse)(nil), // 200: cocoon.node.v1.RemoveVolumeSnapshotResponse
-	(*ExportVolumeRequest)(nil),          // 201: cocoon.node.v1.ExportVolumeRequest
-	(*ImportVolumeRequest)(nil),          // 202: cocoon.node.v1.ImportVolumeRequest
-	(*VolumeFromImageRequest)(nil),       // 203: cocoon.node.v1.VolumeFromImageRequest
-	(*VolumeFromImageResponse)(nil),      // 204: cocoon.node.v1.VolumeFromImageResponse
-	(*WatchDriversRequest)(nil),          // 205: cocoon.node.v1.WatchDriversRequest
-	(*Drivers)(nil),                      // 206: cocoon.node.v1.Drivers
-	(*PluginDriver)(nil),                 // 207: cocoon.node.v1.PluginDriver
-	(*VolumeKey)(nil),                    // 208: cocoon.node.v1.VolumeKey
-	(*PublishVolumeRequest)(nil),         // 209: cocoon.node.v1.PublishVolumeRequest
-	(*PublishedVolume)(nil),              // 210: cocoon.node.v1.PublishedVolume
-	(*UnpublishVolumeRequest)(nil),       // 211: cocoon.node.v1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),      // 212: cocoon.node.v1.UnpublishVolumeResponse
-	(*ListPublishedRequest)(nil),         // 213: cocoon.node.v1.ListPublishedRequest
-	(*PublishedUsageRequest)(nil),        // 214: cocoon.node.v1.PublishedUsageRequest
-	(*PublishedUsage)(nil),               // 215: cocoon.node.v1.PublishedUsage
-	(*Amount)(nil),                       // 216: cocoon.node.v1.Amount
-	(*GrowPublishedRequest)(nil),         // 217: cocoon.node.v1.GrowPublishedRequest
-	(*GrowPublishedResponse)(nil),        // 218: cocoon.node.v1.GrowPublishedResponse
-	nil,                                  // 219: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 220: cocoon.node.v1.Hardware.DisksEntry
-	nil,                                  // 221: cocoon.node.v1.SetLoginsRequest.PasswordsEntry
-	nil,                                  // 222: cocoon.node.v1.SetLoginsRequest.KeysEntry
-	nil,                                  // 223: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 224: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 225: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 226: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 227: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 228: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 229: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 230: cocoon.node.v1.VolumeSpec.LabelsEntry
-	nil,                                  // 231: cocoon.node.v1.PluginDriver.TopologyEntry
-	nil,                                  // 232: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	nil,                                  // 233: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	nil,                                  // 234: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	nil,                                  // 235: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	nil,                                  // 236: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	(*ContainerUser)(nil),                // 29: cocoon.node.v1.ContainerUser
+	(*ContainerExit)(nil),                // 30: cocoon.node.v1.ContainerExit
+	(*CloudInit)(nil),                    // 31: cocoon.node.v1.CloudInit
+	(*Volume)(nil),                       // 32: cocoon.node.v1.Volume
+	(*Hardware)(nil),                     // 33: cocoon.node.v1.Hardware
+	(*Kernel)(nil),                       // 34: cocoon.node.v1.Kernel
+	(*CPU)(nil),                          // 35: cocoon.node.v1.CPU
+	(*CPUFeature)(nil),                   // 36: cocoon.node.v1.CPUFeature
+	(*Clock)(nil),                        // 37: cocoon.node.v1.Clock
+	(*DiskDevice)(nil),                   // 38: cocoon.node.v1.DiskDevice
+	(*NFS)(nil),                          // 39: cocoon.node.v1.NFS
+	(*HostDir)(nil),                      // 40: cocoon.node.v1.HostDir
+	(*HostDisk)(nil),                     // 41: cocoon.node.v1.HostDisk
+	(*VolumeUse)(nil),                    // 42: cocoon.node.v1.VolumeUse
+	(*AttachedVolume)(nil),               // 43: cocoon.node.v1.AttachedVolume
+	(*ImageVolume)(nil),                  // 44: cocoon.node.v1.ImageVolume
+	(*VolumeFile)(nil),                   // 45: cocoon.node.v1.VolumeFile
+	(*Mount)(nil),                        // 46: cocoon.node.v1.Mount
+	(*SetLoginsRequest)(nil),             // 47: cocoon.node.v1.SetLoginsRequest
+	(*AuthorizedKeys)(nil),               // 48: cocoon.node.v1.AuthorizedKeys
+	(*SetLoginsResponse)(nil),            // 49: cocoon.node.v1.SetLoginsResponse
+	(*UpdateVolumeRequest)(nil),          // 50: cocoon.node.v1.UpdateVolumeRequest
+	(*UpdateVolumeResponse)(nil),         // 51: cocoon.node.v1.UpdateVolumeResponse
+	(*KillContainerRequest)(nil),         // 52: cocoon.node.v1.KillContainerRequest
+	(*KillContainerResponse)(nil),        // 53: cocoon.node.v1.KillContainerResponse
+	(*ReleaseContainerRequest)(nil),      // 54: cocoon.node.v1.ReleaseContainerRequest
+	(*ReleaseContainerResponse)(nil),     // 55: cocoon.node.v1.ReleaseContainerResponse
+	(*AddContainerRequest)(nil),          // 56: cocoon.node.v1.AddContainerRequest
+	(*StartContainerRequest)(nil),        // 57: cocoon.node.v1.StartContainerRequest
+	(*RemoveContainerRequest)(nil),       // 58: cocoon.node.v1.RemoveContainerRequest
+	(*RemoveContainerResponse)(nil),      // 59: cocoon.node.v1.RemoveContainerResponse
+	(*ResizeContainersRequest)(nil),      // 60: cocoon.node.v1.ResizeContainersRequest
+	(*ResizeRequest)(nil),                // 61: cocoon.node.v1.ResizeRequest
+	(*AttachVolumeRequest)(nil),          // 62: cocoon.node.v1.AttachVolumeRequest
+	(*DumpMemoryRequest)(nil),            // 63: cocoon.node.v1.DumpMemoryRequest
+	(*DumpMemoryResponse)(nil),           // 64: cocoon.node.v1.DumpMemoryResponse
+	(*DetachVolumeRequest)(nil),          // 65: cocoon.node.v1.DetachVolumeRequest
+	(*AttachNICRequest)(nil),             // 66: cocoon.node.v1.AttachNICRequest
+	(*DetachNICRequest)(nil),             // 67: cocoon.node.v1.DetachNICRequest
+	(*KernelSums)(nil),                   // 68: cocoon.node.v1.KernelSums
+	(*SetLinkRequest)(nil),               // 69: cocoon.node.v1.SetLinkRequest
+	(*Process)(nil),                      // 70: cocoon.node.v1.Process
+	(*FileKey)(nil),                      // 71: cocoon.node.v1.FileKey
+	(*Security)(nil),                     // 72: cocoon.node.v1.Security
+	(*Sysctl)(nil),                       // 73: cocoon.node.v1.Sysctl
+	(*EnvVar)(nil),                       // 74: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                      // 75: cocoon.node.v1.NICSpec
+	(*Bandwidth)(nil),                    // 76: cocoon.node.v1.Bandwidth
+	(*PodName)(nil),                      // 77: cocoon.node.v1.PodName
+	(*Masquerade)(nil),                   // 78: cocoon.node.v1.Masquerade
+	(*GuestPorts)(nil),                   // 79: cocoon.node.v1.GuestPorts
+	(*PortMapping)(nil),                  // 80: cocoon.node.v1.PortMapping
+	(*Record)(nil),                       // 81: cocoon.node.v1.Record
+	(*Ephemeral)(nil),                    // 82: cocoon.node.v1.Ephemeral
+	(*Owner)(nil),                        // 83: cocoon.node.v1.Owner
+	(*Resume)(nil),                       // 84: cocoon.node.v1.Resume
+	(*Boot)(nil),                         // 85: cocoon.node.v1.Boot
+	(*Disk)(nil),                         // 86: cocoon.node.v1.Disk
+	(*NIC)(nil),                          // 87: cocoon.node.v1.NIC
+	(*Inside)(nil),                       // 88: cocoon.node.v1.Inside
+	(*Route)(nil),                        // 89: cocoon.node.v1.Route
+	(*Event)(nil),                        // 90: cocoon.node.v1.Event
+	(*ExecRequest)(nil),                  // 91: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                    // 92: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                      // 93: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),                 // 94: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),                  // 95: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),                  // 96: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                     // 97: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),               // 98: cocoon.node.v1.ConsoleRequest
+	(*DisplayOpen)(nil),                  // 99: cocoon.node.v1.DisplayOpen
+	(*ScreenshotRequest)(nil),            // 100: cocoon.node.v1.ScreenshotRequest
+	(*ConsoleResponse)(nil),              // 101: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),                // 102: cocoon.node.v1.StatsResponse
+	(*DescribeResponse)(nil),             // 103: cocoon.node.v1.DescribeResponse
+	(*GuestOS)(nil),                      // 104: cocoon.node.v1.GuestOS
+	(*GuestUser)(nil),                    // 105: cocoon.node.v1.GuestUser
+	(*GuestFileSystem)(nil),              // 106: cocoon.node.v1.GuestFileSystem
+	(*GuestDisk)(nil),                    // 107: cocoon.node.v1.GuestDisk
+	(*VolumeStats)(nil),                  // 108: cocoon.node.v1.VolumeStats
+	(*ContainerStats)(nil),               // 109: cocoon.node.v1.ContainerStats
+	(*ImportRequest)(nil),                // 110: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),                  // 111: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),               // 112: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),            // 113: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),              // 114: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),           // 115: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),          // 116: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                        // 117: cocoon.node.v1.Image
+	(*PullRequest)(nil),                  // 118: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),                 // 119: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),                 // 120: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                     // 121: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),               // 122: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),              // 123: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),               // 124: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),              // 125: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),                // 126: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),               // 127: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),          // 128: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                      // 129: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),              // 130: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),              // 131: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),               // 132: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),                  // 133: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                     // 134: cocoon.node.v1.NodeInfo
+	(*VolumePool)(nil),                   // 135: cocoon.node.v1.VolumePool
+	(*Network)(nil),                      // 136: cocoon.node.v1.Network
+	(*Driver)(nil),                       // 137: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),                // 138: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),               // 139: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                        // 140: cocoon.node.v1.Check
+	(*ResetRequest)(nil),                 // 141: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),                // 142: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),      // 143: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil),     // 144: cocoon.node.v1.TeardownNetworksResponse
+	(*PoliceRequest)(nil),                // 145: cocoon.node.v1.PoliceRequest
+	(*PoliceResponse)(nil),               // 146: cocoon.node.v1.PoliceResponse
+	(*PolicedGuest)(nil),                 // 147: cocoon.node.v1.PolicedGuest
+	(*Policy)(nil),                       // 148: cocoon.node.v1.Policy
+	(*PolicyRule)(nil),                   // 149: cocoon.node.v1.PolicyRule
+	(*AddressRange)(nil),                 // 150: cocoon.node.v1.AddressRange
+	(*PortRange)(nil),                    // 151: cocoon.node.v1.PortRange
+	(*NamedPort)(nil),                    // 152: cocoon.node.v1.NamedPort
+	(*StraysRequest)(nil),                // 153: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),               // 154: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                        // 155: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),            // 156: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),           // 157: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),          // 158: cocoon.node.v1.RemoveStrayResponse
+	(*KeptFirmwareRequest)(nil),          // 159: cocoon.node.v1.KeptFirmwareRequest
+	(*KeptFirmwareResponse)(nil),         // 160: cocoon.node.v1.KeptFirmwareResponse
+	(*KeptState)(nil),                    // 161: cocoon.node.v1.KeptState
+	(*DropFirmwareRequest)(nil),          // 162: cocoon.node.v1.DropFirmwareRequest
+	(*DropFirmwareResponse)(nil),         // 163: cocoon.node.v1.DropFirmwareResponse
+	(*CloneRequest)(nil),                 // 164: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),               // 165: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),             // 166: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),                  // 167: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),                  // 168: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                     // 169: cocoon.node.v1.Snapshot
+	(*SnapshotVolume)(nil),               // 170: cocoon.node.v1.SnapshotVolume
+	(*Machine)(nil),                      // 171: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),         // 172: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),       // 173: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),        // 174: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),       // 175: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),       // 176: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),        // 177: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),        // 178: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),          // 179: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),             // 180: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),             // 181: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),                   // 182: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),          // 183: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),          // 184: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),                   // 185: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),                  // 186: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),             // 187: cocoon.node.v1.PushImageRequest
+	(*StoredVolume)(nil),                 // 188: cocoon.node.v1.StoredVolume
+	(*VolumeAttachment)(nil),             // 189: cocoon.node.v1.VolumeAttachment
+	(*VolumeSnapshot)(nil),               // 190: cocoon.node.v1.VolumeSnapshot
+	(*VolumeSpec)(nil),                   // 191: cocoon.node.v1.VolumeSpec
+	(*CreateVolumeRequest)(nil),          // 192: cocoon.node.v1.CreateVolumeRequest
+	(*ListVolumesRequest)(nil),           // 193: cocoon.node.v1.ListVolumesRequest
+	(*InspectVolumeRequest)(nil),         // 194: cocoon.node.v1.InspectVolumeRequest
+	(*ResizeVolumeRequest)(nil),          // 195: cocoon.node.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),         // 196: cocoon.node.v1.ResizeVolumeResponse
+	(*VolumeWaiting)(nil),                // 197: cocoon.node.v1.VolumeWaiting
+	(*RemoveVolumeRequest)(nil),          // 198: cocoon.node.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),         // 199: cocoon.node.v1.RemoveVolumeResponse
+	(*CloneVolumeRequest)(nil),           // 200: cocoon.node.v1.CloneVolumeRequest
+	(*RestoreVolumeRequest)(nil),         // 201: cocoon.node.v1.RestoreVolumeRequest
+	(*SaveVolumeRequest)(nil),            // 202: cocoon.node.v1.SaveVolumeRequest
+	(*ListVolumeSnapshotsRequest)(nil),   // 203: cocoon.node.v1.ListVolumeSnapshotsRequest
+	(*InspectVolumeSnapshotRequest)(nil), // 204: cocoon.node.v1.InspectVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotRequest)(nil),  // 205: cocoon.node.v1.RemoveVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotResponse)(nil), // 206: cocoon.node.v1.RemoveVolumeSnapshotResponse
+	(*ExportVolumeRequest)(nil),          // 207: cocoon.node.v1.ExportVolumeRequest
+	(*ImportVolumeRequest)(nil),          // 208: cocoon.node.v1.ImportVolumeRequest
+	(*VolumeFromImageRequest)(nil),       // 209: cocoon.node.v1.VolumeFromImageRequest
+	(*VolumeFromImageResponse)(nil),      // 210: cocoon.node.v1.VolumeFromImageResponse
+	(*WatchDriversRequest)(nil),          // 211: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 212: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 213: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 214: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 215: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 216: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 217: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 218: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 219: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 220: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 221: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 222: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 223: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 224: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 225: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 226: cocoon.node.v1.Container.LabelsEntry
+	nil,                                  // 227: cocoon.node.v1.Hardware.DisksEntry
+	nil,                                  // 228: cocoon.node.v1.SetLoginsRequest.PasswordsEntry
+	nil,                                  // 229: cocoon.node.v1.SetLoginsRequest.KeysEntry
+	nil,                                  // 230: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 231: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 232: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 233: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 234: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 235: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 236: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 237: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 238: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 239: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 240: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 241: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 242: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 243: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	19,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	19,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	219, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
-	66,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
-	71,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
-	30,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
-	31,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
-	45,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
+	225, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	70,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
+	75,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
+	31,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
+	32,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
+	46,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
 	23,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
-	69,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
+	73,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
 	21,  // 10: cocoon.node.v1.Spec.hosts:type_name -> cocoon.node.v1.HostEntry
 	22,  // 11: cocoon.node.v1.Spec.dns:type_name -> cocoon.node.v1.DNS
 	20,  // 12: cocoon.node.v1.Spec.smbios:type_name -> cocoon.node.v1.SMBIOS
-	32,  // 13: cocoon.node.v1.Spec.hardware:type_name -> cocoon.node.v1.Hardware
-	66,  // 14: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
-	45,  // 15: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
+	33,  // 13: cocoon.node.v1.Spec.hardware:type_name -> cocoon.node.v1.Hardware
+	70,  // 14: cocoon.node.v1.Container.process:type_name -> cocoon.node.v1.Process
+	46,  // 15: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
 	26,  // 16: cocoon.node.v1.Container.resources:type_name -> cocoon.node.v1.Resources
 	24,  // 17: cocoon.node.v1.Container.restart:type_name -> cocoon.node.v1.Restart
-	25,  // 18: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
-	66,  // 19: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
-	28,  // 20: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
-	29,  // 21: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
-	29,  // 22: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
-	44,  // 23: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
-	41,  // 24: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
-	39,  // 25: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
-	38,  // 26: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
-	40,  // 27: cocoon.node.v1.Volume.host_disk:type_name -> cocoon.node.v1.HostDisk
-	220, // 28: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
-	34,  // 29: cocoon.node.v1.Hardware.cpu:type_name -> cocoon.node.v1.CPU
-	36,  // 30: cocoon.node.v1.Hardware.clock:type_name -> cocoon.node.v1.Clock
-	33,  // 31: cocoon.node.v1.Hardware.kernel:type_name -> cocoon.node.v1.Kernel
-	35,  // 32: cocoon.node.v1.CPU.features:type_name -> cocoon.node.v1.CPUFeature
-	221, // 33: cocoon.node.v1.SetLoginsRequest.passwords:type_name -> cocoon.node.v1.SetLoginsRequest.PasswordsEntry
-	222, // 34: cocoon.node.v1.SetLoginsRequest.keys:type_name -> cocoon.node.v1.SetLoginsRequest.KeysEntry
-	44,  // 35: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
-	23,  // 36: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	223, // 37: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	41,  // 38: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
-	71,  // 39: cocoon.node.v1.AttachNICRequest.nic:type_name -> cocoon.node.v1.NICSpec
-	70,  // 40: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
-	68,  // 41: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
-	67,  // 42: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
-	74,  // 43: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
-	72,  // 44: cocoon.node.v1.NICSpec.masquerade:type_name -> cocoon.node.v1.Masquerade
-	73,  // 45: cocoon.node.v1.Masquerade.ports:type_name -> cocoon.node.v1.GuestPorts
-	19,  // 46: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	79,  // 47: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
-	66,  // 48: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	80,  // 49: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	81,  // 50: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	78,  // 51: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
-	27,  // 52: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
-	77,  // 53: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
-	76,  // 54: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
-	43,  // 55: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
-	42,  // 56: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
-	64,  // 57: cocoon.node.v1.Record.kernel_sums:type_name -> cocoon.node.v1.KernelSums
-	23,  // 58: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
-	27,  // 59: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
-	80,  // 60: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	83,  // 61: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
-	82,  // 62: cocoon.node.v1.NIC.inside:type_name -> cocoon.node.v1.Inside
-	75,  // 63: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	86,  // 64: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	87,  // 65: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	70,  // 66: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	87,  // 67: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	89,  // 68: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	93,  // 69: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
-	103, // 70: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
-	102, // 71: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
-	98,  // 72: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
-	99,  // 73: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
-	100, // 74: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
-	101, // 75: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
-	105, // 76: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	111, // 77: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	66,  // 78: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	113, // 79: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	115, // 80: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	111, // 81: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	111, // 82: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	123, // 83: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	126, // 84: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	131, // 85: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	224, // 86: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	130, // 87: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
-	129, // 88: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
-	134, // 89: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	141, // 90: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
-	142, // 91: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
-	142, // 92: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
-	143, // 93: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
-	144, // 94: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
-	145, // 95: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
-	146, // 96: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
-	149, // 97: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	155, // 98: cocoon.node.v1.KeptFirmwareResponse.kept:type_name -> cocoon.node.v1.KeptState
-	155, // 99: cocoon.node.v1.DropFirmwareRequest.kept:type_name -> cocoon.node.v1.KeptState
-	225, // 100: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	71,  // 101: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	113, // 102: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	22,  // 103: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	226, // 104: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	165, // 105: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	227, // 106: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	77,  // 107: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	164, // 108: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
-	173, // 109: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	175, // 110: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	163, // 111: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	176, // 112: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	176, // 113: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	176, // 114: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	176, // 115: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	77,  // 116: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
-	183, // 117: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	228, // 118: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
-	77,  // 119: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	229, // 120: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	230, // 121: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
-	185, // 122: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	182, // 123: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	191, // 124: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
-	185, // 125: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	185, // 126: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	185, // 127: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	185, // 128: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	112, // 129: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
-	115, // 130: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
-	182, // 131: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	207, // 132: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
-	231, // 133: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
-	208, // 134: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	232, // 135: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	233, // 136: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	234, // 137: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	235, // 138: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	236, // 139: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
-	208, // 140: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	77,  // 141: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	208, // 142: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	208, // 143: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	216, // 144: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	216, // 145: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	208, // 146: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	37,  // 147: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
-	47,  // 148: cocoon.node.v1.SetLoginsRequest.KeysEntry.value:type_name -> cocoon.node.v1.AuthorizedKeys
-	26,  // 149: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
-	0,   // 150: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 151: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 152: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 153: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 154: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	6,   // 155: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
-	7,   // 156: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
-	5,   // 157: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
-	8,   // 158: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	10,  // 159: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	11,  // 160: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	12,  // 161: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	85,  // 162: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	85,  // 163: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	85,  // 164: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	90,  // 165: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	92,  // 166: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	92,  // 167: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
-	94,  // 168: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
-	13,  // 169: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	14,  // 170: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
-	15,  // 171: cocoon.node.v1.VMs.Freeze:input_type -> cocoon.node.v1.FreezeRequest
-	17,  // 172: cocoon.node.v1.VMs.Thaw:input_type -> cocoon.node.v1.ThawRequest
-	46,  // 173: cocoon.node.v1.VMs.SetLogins:input_type -> cocoon.node.v1.SetLoginsRequest
-	49,  // 174: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	51,  // 175: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	53,  // 176: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	55,  // 177: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	56,  // 178: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	57,  // 179: cocoon.node.v1.VMs.Resize:input_type -> cocoon.node.v1.ResizeRequest
-	58,  // 180: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	61,  // 181: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	59,  // 182: cocoon.node.v1.VMs.DumpMemory:input_type -> cocoon.node.v1.DumpMemoryRequest
-	62,  // 183: cocoon.node.v1.VMs.AttachNIC:input_type -> cocoon.node.v1.AttachNICRequest
-	63,  // 184: cocoon.node.v1.VMs.DetachNIC:input_type -> cocoon.node.v1.DetachNICRequest
-	65,  // 185: cocoon.node.v1.VMs.SetLink:input_type -> cocoon.node.v1.SetLinkRequest
-	158, // 186: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	159, // 187: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	160, // 188: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	161, // 189: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	162, // 190: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	166, // 191: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	167, // 192: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	168, // 193: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	170, // 194: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	171, // 195: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	172, // 196: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	177, // 197: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	178, // 198: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	179, // 199: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	186, // 200: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	187, // 201: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	188, // 202: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	189, // 203: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	192, // 204: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	194, // 205: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	195, // 206: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	196, // 207: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	197, // 208: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	198, // 209: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	199, // 210: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	201, // 211: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	202, // 212: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	203, // 213: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
-	205, // 214: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	209, // 215: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	211, // 216: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	213, // 217: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	214, // 218: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	217, // 219: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	181, // 220: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	104, // 221: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	107, // 222: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	108, // 223: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	109, // 224: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	112, // 225: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	116, // 226: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	118, // 227: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	120, // 228: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	122, // 229: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	124, // 230: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	127, // 231: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	132, // 232: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	135, // 233: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	137, // 234: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	147, // 235: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	150, // 236: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	151, // 237: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	153, // 238: cocoon.node.v1.Node.KeptFirmware:input_type -> cocoon.node.v1.KeptFirmwareRequest
-	156, // 239: cocoon.node.v1.Node.DropFirmware:input_type -> cocoon.node.v1.DropFirmwareRequest
-	139, // 240: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	75,  // 241: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	75,  // 242: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	75,  // 243: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	75,  // 244: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	75,  // 245: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	75,  // 246: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
-	75,  // 247: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
-	75,  // 248: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
-	9,   // 249: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	75,  // 250: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	75,  // 251: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	84,  // 252: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	88,  // 253: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	88,  // 254: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	88,  // 255: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	91,  // 256: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	95,  // 257: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	95,  // 258: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
-	121, // 259: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
-	96,  // 260: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	97,  // 261: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
-	16,  // 262: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
-	18,  // 263: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
-	48,  // 264: cocoon.node.v1.VMs.SetLogins:output_type -> cocoon.node.v1.SetLoginsResponse
-	50,  // 265: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	52,  // 266: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	54,  // 267: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	75,  // 268: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	75,  // 269: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	75,  // 270: cocoon.node.v1.VMs.Resize:output_type -> cocoon.node.v1.Record
-	75,  // 271: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	75,  // 272: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	60,  // 273: cocoon.node.v1.VMs.DumpMemory:output_type -> cocoon.node.v1.DumpMemoryResponse
-	75,  // 274: cocoon.node.v1.VMs.AttachNIC:output_type -> cocoon.node.v1.Record
-	75,  // 275: cocoon.node.v1.VMs.DetachNIC:output_type -> cocoon.node.v1.Record
-	75,  // 276: cocoon.node.v1.VMs.SetLink:output_type -> cocoon.node.v1.Record
-	75,  // 277: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	75,  // 278: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	75,  // 279: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	75,  // 280: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	163, // 281: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	163, // 282: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	163, // 283: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	169, // 284: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	163, // 285: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	121, // 286: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	174, // 287: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	174, // 288: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	174, // 289: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	180, // 290: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	182, // 291: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	182, // 292: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	182, // 293: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	190, // 294: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	193, // 295: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	182, // 296: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	182, // 297: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	184, // 298: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	184, // 299: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	184, // 300: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	200, // 301: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	121, // 302: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	182, // 303: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	204, // 304: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
-	206, // 305: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	210, // 306: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	212, // 307: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	210, // 308: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	215, // 309: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	218, // 310: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	114, // 311: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	106, // 312: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	111, // 313: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	111, // 314: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	110, // 315: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	114, // 316: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	117, // 317: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	119, // 318: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	121, // 319: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	125, // 320: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	125, // 321: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	128, // 322: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	133, // 323: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	136, // 324: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	138, // 325: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	148, // 326: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	75,  // 327: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	152, // 328: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	154, // 329: cocoon.node.v1.Node.KeptFirmware:output_type -> cocoon.node.v1.KeptFirmwareResponse
-	157, // 330: cocoon.node.v1.Node.DropFirmware:output_type -> cocoon.node.v1.DropFirmwareResponse
-	140, // 331: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	241, // [241:332] is the sub-list for method output_type
-	150, // [150:241] is the sub-list for method input_type
-	150, // [150:150] is the sub-list for extension type_name
-	150, // [150:150] is the sub-list for extension extendee
-	0,   // [0:150] is the sub-list for field type_name
+	226, // 18: cocoon.node.v1.Container.labels:type_name -> cocoon.node.v1.Container.LabelsEntry
+	32,  // 19: cocoon.node.v1.Container.volumes:type_name -> cocoon.node.v1.Volume
+	25,  // 20: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
+	70,  // 21: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
+	28,  // 22: cocoon.node.v1.ContainerRecord.status:type_name -> cocoon.node.v1.ContainerStatus
+	30,  // 23: cocoon.node.v1.ContainerStatus.exit:type_name -> cocoon.node.v1.ContainerExit
+	30,  // 24: cocoon.node.v1.ContainerStatus.last:type_name -> cocoon.node.v1.ContainerExit
+	29,  // 25: cocoon.node.v1.ContainerStatus.user:type_name -> cocoon.node.v1.ContainerUser
+	45,  // 26: cocoon.node.v1.Volume.files:type_name -> cocoon.node.v1.VolumeFile
+	42,  // 27: cocoon.node.v1.Volume.disk:type_name -> cocoon.node.v1.VolumeUse
+	40,  // 28: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
+	39,  // 29: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
+	41,  // 30: cocoon.node.v1.Volume.host_disk:type_name -> cocoon.node.v1.HostDisk
+	227, // 31: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
+	35,  // 32: cocoon.node.v1.Hardware.cpu:type_name -> cocoon.node.v1.CPU
+	37,  // 33: cocoon.node.v1.Hardware.clock:type_name -> cocoon.node.v1.Clock
+	34,  // 34: cocoon.node.v1.Hardware.kernel:type_name -> cocoon.node.v1.Kernel
+	36,  // 35: cocoon.node.v1.CPU.features:type_name -> cocoon.node.v1.CPUFeature
+	228, // 36: cocoon.node.v1.SetLoginsRequest.passwords:type_name -> cocoon.node.v1.SetLoginsRequest.PasswordsEntry
+	229, // 37: cocoon.node.v1.SetLoginsRequest.keys:type_name -> cocoon.node.v1.SetLoginsRequest.KeysEntry
+	45,  // 38: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
+	23,  // 39: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
+	230, // 40: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	42,  // 41: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
+	75,  // 42: cocoon.node.v1.AttachNICRequest.nic:type_name -> cocoon.node.v1.NICSpec
+	74,  // 43: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
+	72,  // 44: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
+	71,  // 45: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
+	80,  // 46: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
+	78,  // 47: cocoon.node.v1.NICSpec.masquerade:type_name -> cocoon.node.v1.Masquerade
+	77,  // 48: cocoon.node.v1.NICSpec.pod:type_name -> cocoon.node.v1.PodName
+	76,  // 49: cocoon.node.v1.NICSpec.bandwidth:type_name -> cocoon.node.v1.Bandwidth
+	79,  // 50: cocoon.node.v1.Masquerade.ports:type_name -> cocoon.node.v1.GuestPorts
+	19,  // 51: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
+	85,  // 52: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	70,  // 53: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
+	86,  // 54: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	87,  // 55: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	84,  // 56: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	27,  // 57: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
+	83,  // 58: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
+	82,  // 59: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
+	44,  // 60: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
+	43,  // 61: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
+	68,  // 62: cocoon.node.v1.Record.kernel_sums:type_name -> cocoon.node.v1.KernelSums
+	23,  // 63: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
+	27,  // 64: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
+	44,  // 65: cocoon.node.v1.Ephemeral.volumes:type_name -> cocoon.node.v1.ImageVolume
+	86,  // 66: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	89,  // 67: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
+	88,  // 68: cocoon.node.v1.NIC.inside:type_name -> cocoon.node.v1.Inside
+	81,  // 69: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	92,  // 70: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	93,  // 71: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	74,  // 72: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	93,  // 73: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	95,  // 74: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	99,  // 75: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
+	109, // 76: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
+	108, // 77: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
+	104, // 78: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
+	105, // 79: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
+	106, // 80: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
+	107, // 81: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
+	111, // 82: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	117, // 83: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	70,  // 84: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	119, // 85: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	121, // 86: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	117, // 87: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	117, // 88: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	129, // 89: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	132, // 90: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	137, // 91: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	231, // 92: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	136, // 93: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	135, // 94: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
+	140, // 95: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	147, // 96: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
+	148, // 97: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
+	148, // 98: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
+	149, // 99: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
+	150, // 100: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
+	151, // 101: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
+	152, // 102: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
+	155, // 103: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	161, // 104: cocoon.node.v1.KeptFirmwareResponse.kept:type_name -> cocoon.node.v1.KeptState
+	161, // 105: cocoon.node.v1.DropFirmwareRequest.kept:type_name -> cocoon.node.v1.KeptState
+	232, // 106: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	75,  // 107: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	119, // 108: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	22,  // 109: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
+	233, // 110: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	171, // 111: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	234, // 112: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	83,  // 113: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	170, // 114: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
+	179, // 115: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	181, // 116: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	169, // 117: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	182, // 118: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	182, // 119: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	182, // 120: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	182, // 121: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	83,  // 122: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
+	189, // 123: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
+	235, // 124: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	83,  // 125: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
+	236, // 126: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	237, // 127: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	191, // 128: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	188, // 129: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	197, // 130: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
+	191, // 131: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	191, // 132: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	191, // 133: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
+	191, // 134: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	118, // 135: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
+	121, // 136: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
+	188, // 137: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	213, // 138: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	238, // 139: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	214, // 140: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	239, // 141: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	240, // 142: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	241, // 143: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	242, // 144: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	243, // 145: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	214, // 146: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	83,  // 147: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	214, // 148: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	214, // 149: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	222, // 150: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	222, // 151: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	214, // 152: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	38,  // 153: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
+	48,  // 154: cocoon.node.v1.SetLoginsRequest.KeysEntry.value:type_name -> cocoon.node.v1.AuthorizedKeys
+	26,  // 155: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	0,   // 156: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 157: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 158: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 159: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 160: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	6,   // 161: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
+	7,   // 162: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
+	5,   // 163: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
+	8,   // 164: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	10,  // 165: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	11,  // 166: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	12,  // 167: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	91,  // 168: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	91,  // 169: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	91,  // 170: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	96,  // 171: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	98,  // 172: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	98,  // 173: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
+	100, // 174: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
+	13,  // 175: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	14,  // 176: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
+	15,  // 177: cocoon.node.v1.VMs.Freeze:input_type -> cocoon.node.v1.FreezeRequest
+	17,  // 178: cocoon.node.v1.VMs.Thaw:input_type -> cocoon.node.v1.ThawRequest
+	47,  // 179: cocoon.node.v1.VMs.SetLogins:input_type -> cocoon.node.v1.SetLoginsRequest
+	50,  // 180: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	52,  // 181: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	54,  // 182: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	56,  // 183: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	57,  // 184: cocoon.node.v1.VMs.StartContainer:input_type -> cocoon.node.v1.StartContainerRequest
+	58,  // 185: cocoon.node.v1.VMs.RemoveContainer:input_type -> cocoon.node.v1.RemoveContainerRequest
+	60,  // 186: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	61,  // 187: cocoon.node.v1.VMs.Resize:input_type -> cocoon.node.v1.ResizeRequest
+	62,  // 188: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	65,  // 189: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	63,  // 190: cocoon.node.v1.VMs.DumpMemory:input_type -> cocoon.node.v1.DumpMemoryRequest
+	66,  // 191: cocoon.node.v1.VMs.AttachNIC:input_type -> cocoon.node.v1.AttachNICRequest
+	67,  // 192: cocoon.node.v1.VMs.DetachNIC:input_type -> cocoon.node.v1.DetachNICRequest
+	69,  // 193: cocoon.node.v1.VMs.SetLink:input_type -> cocoon.node.v1.SetLinkRequest
+	164, // 194: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	165, // 195: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	166, // 196: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	167, // 197: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	168, // 198: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	172, // 199: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	173, // 200: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	174, // 201: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	176, // 202: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	177, // 203: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	178, // 204: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	183, // 205: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	184, // 206: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	185, // 207: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	192, // 208: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	193, // 209: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	194, // 210: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	195, // 211: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	198, // 212: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	200, // 213: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	201, // 214: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	202, // 215: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	203, // 216: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	204, // 217: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	205, // 218: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	207, // 219: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	208, // 220: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	209, // 221: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
+	211, // 222: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	215, // 223: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	217, // 224: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	219, // 225: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	220, // 226: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	223, // 227: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	187, // 228: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	110, // 229: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	113, // 230: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	114, // 231: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	115, // 232: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	118, // 233: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	122, // 234: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	124, // 235: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	126, // 236: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	128, // 237: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	130, // 238: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	133, // 239: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	138, // 240: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	141, // 241: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	143, // 242: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	153, // 243: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	156, // 244: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	157, // 245: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	159, // 246: cocoon.node.v1.Node.KeptFirmware:input_type -> cocoon.node.v1.KeptFirmwareRequest
+	162, // 247: cocoon.node.v1.Node.DropFirmware:input_type -> cocoon.node.v1.DropFirmwareRequest
+	145, // 248: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	81,  // 249: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	81,  // 250: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	81,  // 251: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	81,  // 252: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	81,  // 253: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	81,  // 254: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
+	81,  // 255: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
+	81,  // 256: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
+	9,   // 257: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	81,  // 258: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	81,  // 259: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	90,  // 260: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	94,  // 261: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	94,  // 262: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	94,  // 263: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	97,  // 264: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	101, // 265: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	101, // 266: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
+	127, // 267: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
+	102, // 268: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	103, // 269: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
+	16,  // 270: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
+	18,  // 271: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
+	49,  // 272: cocoon.node.v1.VMs.SetLogins:output_type -> cocoon.node.v1.SetLoginsResponse
+	51,  // 273: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	53,  // 274: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	55,  // 275: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	81,  // 276: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	81,  // 277: cocoon.node.v1.VMs.StartContainer:output_type -> cocoon.node.v1.Record
+	59,  // 278: cocoon.node.v1.VMs.RemoveContainer:output_type -> cocoon.node.v1.RemoveContainerResponse
+	81,  // 279: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	81,  // 280: cocoon.node.v1.VMs.Resize:output_type -> cocoon.node.v1.Record
+	81,  // 281: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	81,  // 282: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	64,  // 283: cocoon.node.v1.VMs.DumpMemory:output_type -> cocoon.node.v1.DumpMemoryResponse
+	81,  // 284: cocoon.node.v1.VMs.AttachNIC:output_type -> cocoon.node.v1.Record
+	81,  // 285: cocoon.node.v1.VMs.DetachNIC:output_type -> cocoon.node.v1.Record
+	81,  // 286: cocoon.node.v1.VMs.SetLink:output_type -> cocoon.node.v1.Record
+	81,  // 287: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	81,  // 288: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	81,  // 289: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	81,  // 290: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	169, // 291: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	169, // 292: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	169, // 293: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	175, // 294: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	169, // 295: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	127, // 296: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	180, // 297: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	180, // 298: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	180, // 299: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	186, // 300: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	188, // 301: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	188, // 302: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	188, // 303: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	196, // 304: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	199, // 305: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	188, // 306: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	188, // 307: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	190, // 308: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	190, // 309: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	190, // 310: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	206, // 311: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	127, // 312: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	188, // 313: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	210, // 314: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
+	212, // 315: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	216, // 316: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	218, // 317: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	216, // 318: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	221, // 319: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	224, // 320: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	120, // 321: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	112, // 322: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	117, // 323: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	117, // 324: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	116, // 325: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	120, // 326: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	123, // 327: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	125, // 328: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	127, // 329: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	131, // 330: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	131, // 331: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	134, // 332: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	139, // 333: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	142, // 334: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	144, // 335: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	154, // 336: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	81,  // 337: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	158, // 338: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	160, // 339: cocoon.node.v1.Node.KeptFirmware:output_type -> cocoon.node.v1.KeptFirmwareResponse
+	163, // 340: cocoon.node.v1.Node.DropFirmware:output_type -> cocoon.node.v1.DropFirmwareResponse
+	146, // 341: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	249, // [249:342] is the sub-list for method output_type
+	156, // [156:249] is the sub-list for method input_type
+	156, // [156:156] is the sub-list for extension type_name
+	156, // [156:156] is the sub-list for extension extendee
+	0,   // [0:156] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -16776,58 +17267,58 @@ func file_node_v1_node_proto_init() {
 	}
 	file_node_v1_node_proto_msgTypes[3].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[4].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[31].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[44].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[51].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[75].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[85].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[32].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[45].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[52].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[81].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[91].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[88].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[94].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[92].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[98].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 		(*ConsoleRequest_Display)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[95].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[101].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[104].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[110].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[106].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[112].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[114].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[120].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[172].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[178].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[174].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[180].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[202].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[208].OneofWrappers = []any{
 		(*ImportVolumeRequest_Start)(nil),
 		(*ImportVolumeRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[204].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[210].OneofWrappers = []any{
 		(*VolumeFromImageResponse_Progress)(nil),
 		(*VolumeFromImageResponse_Volume)(nil),
 	}
@@ -16837,7 +17328,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   237,
+			NumMessages:   244,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

@@ -57,6 +57,8 @@ const (
 	VMs_KillContainer_FullMethodName    = "/cocoon.node.v1.VMs/KillContainer"
 	VMs_ReleaseContainer_FullMethodName = "/cocoon.node.v1.VMs/ReleaseContainer"
 	VMs_AddContainer_FullMethodName     = "/cocoon.node.v1.VMs/AddContainer"
+	VMs_StartContainer_FullMethodName   = "/cocoon.node.v1.VMs/StartContainer"
+	VMs_RemoveContainer_FullMethodName  = "/cocoon.node.v1.VMs/RemoveContainer"
 	VMs_ResizeContainers_FullMethodName = "/cocoon.node.v1.VMs/ResizeContainers"
 	VMs_Resize_FullMethodName           = "/cocoon.node.v1.VMs/Resize"
 	VMs_AttachVolume_FullMethodName     = "/cocoon.node.v1.VMs/AttachVolume"
@@ -134,6 +136,12 @@ type VMsClient interface {
 	// AddContainer starts one more container, of kind ephemeral, in a running VM. It runs once, and its end changes nothing for the
 	// VM. It returns when the guest has got the container; Watch tells its state. A container that was added already is no error.
 	AddContainer(ctx context.Context, in *AddContainerRequest, opts ...grpc.CallOption) (*Record, error)
+	// StartContainer starts a container that was added to a running VM and waits to be started. It returns when its guest has started
+	// it. A container that runs is no error.
+	StartContainer(ctx context.Context, in *StartContainerRequest, opts ...grpc.CallOption) (*Record, error)
+	// RemoveContainer ends a container that was added to a VM, if it runs, and removes it with its disks, files and logs. A container
+	// that the VM does not have is no error.
+	RemoveContainer(ctx context.Context, in *RemoveContainerRequest, opts ...grpc.CallOption) (*RemoveContainerResponse, error)
 	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
 	// none does: a memory limit below what its container uses is refused. Idempotent.
 	ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*Record, error)
@@ -501,6 +509,26 @@ func (c *vMsClient) AddContainer(ctx context.Context, in *AddContainerRequest, o
 	return out, nil
 }
 
+func (c *vMsClient) StartContainer(ctx context.Context, in *StartContainerRequest, opts ...grpc.CallOption) (*Record, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Record)
+	err := c.cc.Invoke(ctx, VMs_StartContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *vMsClient) RemoveContainer(ctx context.Context, in *RemoveContainerRequest, opts ...grpc.CallOption) (*RemoveContainerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveContainerResponse)
+	err := c.cc.Invoke(ctx, VMs_RemoveContainer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *vMsClient) ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*Record, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Record)
@@ -684,6 +712,12 @@ type VMsServer interface {
 	// AddContainer starts one more container, of kind ephemeral, in a running VM. It runs once, and its end changes nothing for the
 	// VM. It returns when the guest has got the container; Watch tells its state. A container that was added already is no error.
 	AddContainer(context.Context, *AddContainerRequest) (*Record, error)
+	// StartContainer starts a container that was added to a running VM and waits to be started. It returns when its guest has started
+	// it. A container that runs is no error.
+	StartContainer(context.Context, *StartContainerRequest) (*Record, error)
+	// RemoveContainer ends a container that was added to a VM, if it runs, and removes it with its disks, files and logs. A container
+	// that the VM does not have is no error.
+	RemoveContainer(context.Context, *RemoveContainerRequest) (*RemoveContainerResponse, error)
 	// ResizeContainers changes what containers of a running VM may use, in the size that the VM has. Either all of them change or
 	// none does: a memory limit below what its container uses is refused. Idempotent.
 	ResizeContainers(context.Context, *ResizeContainersRequest) (*Record, error)
@@ -803,6 +837,12 @@ func (UnimplementedVMsServer) ReleaseContainer(context.Context, *ReleaseContaine
 }
 func (UnimplementedVMsServer) AddContainer(context.Context, *AddContainerRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddContainer not implemented")
+}
+func (UnimplementedVMsServer) StartContainer(context.Context, *StartContainerRequest) (*Record, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartContainer not implemented")
+}
+func (UnimplementedVMsServer) RemoveContainer(context.Context, *RemoveContainerRequest) (*RemoveContainerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveContainer not implemented")
 }
 func (UnimplementedVMsServer) ResizeContainers(context.Context, *ResizeContainersRequest) (*Record, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeContainers not implemented")
@@ -1282,6 +1322,42 @@ func _VMs_AddContainer_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VMs_StartContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).StartContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_StartContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).StartContainer(ctx, req.(*StartContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VMs_RemoveContainer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveContainerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VMsServer).RemoveContainer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VMs_RemoveContainer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VMsServer).RemoveContainer(ctx, req.(*RemoveContainerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _VMs_ResizeContainers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ResizeContainersRequest)
 	if err := dec(in); err != nil {
@@ -1580,6 +1656,14 @@ var VMs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AddContainer",
 			Handler:    _VMs_AddContainer_Handler,
+		},
+		{
+			MethodName: "StartContainer",
+			Handler:    _VMs_StartContainer_Handler,
+		},
+		{
+			MethodName: "RemoveContainer",
+			Handler:    _VMs_RemoveContainer_Handler,
 		},
 		{
 			MethodName: "ResizeContainers",

@@ -31,6 +31,8 @@ func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error
 	cfg := doctor.Config{StateDir: "/var/lib/cocoon", RunDir: "/run/cocoon", Group: "cocoon"}
 	if dir != "" {
 		cfg.StateDir, cfg.RunDir, cfg.Group = dir, filepath.Join(dir, "run"), ""
+	} else {
+		cfg.Kubelet = kubelet(environment)
 	}
 	socket := filepath.Join(cfg.RunDir, "cocoond.sock")
 	cfg.MappingProblems = asking(socket, (*nodeclient.Client).Problems)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/app/assets"
+	"cocoonstack.io/cocoon/internal/app/kubeletnode"
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hostdir"
@@ -50,6 +51,8 @@ type Config struct {
 
 	VolumePool VolumePool
 	CSI        CSI
+
+	CRI CRI
 
 	VirtualNode *vkcocoon.Config // a virtual node in this process; nil: none
 }
@@ -104,6 +107,20 @@ type NetworkConfig struct {
 type Pool struct {
 	Size   int   `json:"size,omitempty"`   // per snapshot that VMs are cloned from; default 0: none
 	Memory int64 `json:"memory,omitempty"` // maximum memory of all their guests together, in bytes
+}
+
+// CRI configures the door for a kubelet.
+type CRI struct {
+	Socket, Containerd, Network string
+	Handlers                    []string
+	Size                        CRISize
+}
+
+// CRISize is the size of the VM of a pod without limits. Zero values mean the defaults.
+type CRISize struct {
+	CPUs    int   `json:"cpus,omitempty"`
+	Memory  int64 `json:"memory,omitempty"`  // bytes
+	Storage int64 `json:"storage,omitempty"` // bytes
 }
 
 // Log configures logging.
@@ -179,6 +196,11 @@ func (c *Config) settings() []settings.Setting {
 		{Key: "network.closed", Value: settings.List(&n.Closed), Usage: "networks that guests do not reach, besides metadata services and this host"},
 		{Key: "network.open", Value: settings.List(&n.Open), Usage: "networks that guests reach, even if another rule closes them"},
 		{Key: "network.leases", Value: settings.Text(&n.Leases), Usage: "lease file (default: STATE-DIR/net/leases.json)"},
+		{Flag: "cri-socket", Env: "COCOOND_CRI_SOCKET", Key: "cri.socket", Value: settings.Text(&c.CRI.Socket), Usage: "serve CRI for a kubelet here, in front of containerd: pods with the runtime handler of VMs become VMs (default: none)"},
+		{Flag: "cri-containerd", Env: "COCOOND_CRI_CONTAINERD", Key: "cri.containerd", Default: kubeletnode.ContainerdSocket, Value: settings.Text(&c.CRI.Containerd), Usage: "socket of containerd, which has all other pods"},
+		{Key: "cri.handlers", Default: "cocoon", Value: settings.List(&c.CRI.Handlers), Usage: "runtime handlers of VMs, as RuntimeClasses name them"},
+		{Key: "cri.network", Value: settings.Text(&c.CRI.Network), Usage: "network of the VMs of these pods, such as the conflist of containerd (default: the default network)"},
+		{Key: "cri.size", Value: settings.Tree(&c.CRI.Size), Usage: "{cpus, memory, storage}: of a pod without limits, in bytes (default: 1 CPU, 1 GiB, 10 GiB)"},
 		{Key: "virtualNode", Value: settings.Tree(&c.VirtualNode), Usage: "{nodeName, kubeconfig, …}: a Kubernetes node in this process, with the keys of vk-cocoon's file (default: none)"},
 	}
 }

@@ -166,7 +166,7 @@ func TestNumbersInGroups(t *testing.T) {
 func TestEachFieldHasItsKey(t *testing.T) {
 	trees := map[string]string{
 		"tls": "{cert: a}", "peer": "{ca: a}", "qemu": "{tbSize: 7}", "fake": "{launchMS: 7}", "images.registries": "{h: {insecure: true}}",
-		"images.gc": "{high: 7}", "pool": "{size: 7}", "network.routes": "[{to: a}]", "virtualNode": "{}",
+		"images.gc": "{high: 7}", "pool": "{size: 7}", "network.routes": "[{to: a}]", "virtualNode": "{}", "cri.size": "{cpus: 7}",
 	}
 	var bare Config
 	settings.Fill(bare.settings())
@@ -211,7 +211,7 @@ func TestEachFieldHasItsKey(t *testing.T) {
 // leaves calls f for each field that has a key of its own, with its value as text.
 func leaves(path string, v reflect.Value, f func(path, value string)) {
 	switch v.Interface().(type) {
-	case Config, Guest, NetworkConfig, CNIConfig, Images, VolumePool, CSI, Log:
+	case Config, Guest, NetworkConfig, CNIConfig, Images, VolumePool, CSI, CRI, Log:
 		for _, field := range reflect.VisibleFields(v.Type()) {
 			if field.IsExported() {
 				leaves(path+"."+field.Name, v.FieldByIndex(field.Index), f)

@@ -4,12 +4,16 @@ import (
 	"cmp"
 	"context"
 	"os"
+	"path/filepath"
 
 	"k8s.io/klog/v2"
 
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
+	"cocoonstack.io/cocoon/internal/cri"
+	"cocoonstack.io/cocoon/internal/cri/convert"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // A virtual node in this process uses the engine directly, and the catalog of its snapshots.
@@ -36,10 +40,37 @@ func (d *daemon) gateway() (string, error) {
 }
 
 // doors makes the configured doors, except the node API.
-func (d *daemon) doors(s *served) ([]door, error) {
-	if d.cfg.VirtualNode == nil {
-		return nil, nil
+func (d *daemon) doors(s *served) (all []door, err error) {
+	if d.cfg.CRI.Socket != "" {
+		kubelet, err := d.criDoor(s)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, kubelet)
 	}
+	if d.cfg.VirtualNode != nil {
+		node, err := d.virtualNode(s)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, node)
+	}
+	return all, nil
+}
+
+func (d *daemon) criDoor(s *served) (door, error) {
+	c := d.cfg.CRI
+	most, err := hostSize()
+	if err != nil {
+		return nil, err
+	}
+	return cri.New(cri.Config{
+		Socket: c.Socket, Containerd: c.Containerd, Handlers: c.Handlers, ImageDir: filepath.Join(d.cfg.StateDir, "images"),
+		Node: convert.Node{Network: c.Network, CPUs: cmp.Or(c.Size.CPUs, 1), Memory: cmp.Or(c.Size.Memory, vm.DefaultMemory), Storage: c.Size.Storage, Most: most},
+	}, cri.Deps{Engine: s, Images: d.clientImages(s.Engine), Recovered: s.Recovered(), Log: d.log})
+}
+
+func (d *daemon) virtualNode(s *served) (door, error) {
 	klog.SetSlogLogger(d.log.With("component", "client-go"))
 	cfg := *d.cfg.VirtualNode
 	cfg.RootDir = cmp.Or(cfg.RootDir, d.cfg.StateDir)
@@ -54,9 +85,5 @@ func (d *daemon) doors(s *served) ([]door, error) {
 		}
 	}
 	cfg.Environment(os.Getenv)
-	node, err := vkcocoon.New(cfg, s, d.log)
-	if err != nil {
-		return nil, err
-	}
-	return []door{node}, nil
+	return vkcocoon.New(cfg, s, d.log)
 }

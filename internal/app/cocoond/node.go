@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/app/kubeletnode"
 	"cocoonstack.io/cocoon/internal/doctor"
 	"cocoonstack.io/cocoon/internal/engine"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -55,11 +56,20 @@ func (d *daemon) newNode(h *host) *node {
 	return &node{cfg: d.cfg, volumes: volumes, engine: h.engine, strays: h.engine, kept: h.engine, drivers: h.drivers, nets: d.nets, problems: d.puller.Problems, started: time.Now()}
 }
 
-// Info implements nodeapi.Host.
-func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
+// hostSize returns the CPUs and the memory of this machine.
+func hostSize() (vm.Size, error) {
 	var si unix.Sysinfo_t
 	if err := unix.Sysinfo(&si); err != nil {
-		return nodewire.NodeInfo{}, fmt.Errorf("read the kernel's memory size: %w", err)
+		return vm.Size{}, fmt.Errorf("read the kernel's memory size: %w", err)
+	}
+	return vm.Size{CPUs: runtime.NumCPU(), Memory: int64(si.Totalram) * int64(si.Unit)}, nil
+}
+
+// Info implements nodeapi.Host.
+func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
+	host, err := hostSize()
+	if err != nil {
+		return nodewire.NodeInfo{}, err
 	}
 	hostname, err := os.Hostname()
 	if err != nil {
@@ -71,7 +81,7 @@ func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 	}
 	i := nodewire.NodeInfo{
 		Version: version.Version, Hostname: hostname, StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, PID: os.Getpid(), StartedAt: n.started,
-		CPUs: runtime.NumCPU(), Memory: int64(si.Totalram) * int64(si.Unit), VMs: countByState(all),
+		CPUs: host.CPUs, Memory: host.Memory, VMs: countByState(all),
 		Strays: n.engine.StrayCount(),
 	}
 	i.NetworkDetails, i.VolumePools = n.nets.describe(ctx), n.pools(ctx)
@@ -108,12 +118,24 @@ func (n *node) driver(ctx context.Context, name string) nodewire.Driver {
 // Doctor implements nodeapi.Host.
 func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 	return doctor.Run(ctx, doctor.Config{
+		Kubelet:  n.kubelet(),
 		StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, Kernel: n.cfg.Guest.Kernel, Initrd: n.cfg.Guest.Initramfs,
 		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group, MappingProblems: n.problems,
 		Networks: func(ctx context.Context) ([]nodewire.Network, error) { return n.nets.describe(ctx), nil },
 		Strays:   n.Strays,
 		Pools:    func(ctx context.Context) ([]volume.Pool, error) { return n.pools(ctx), nil },
 	}, false), nil
+}
+
+// kubelet is what the doctor examines of a kubelet's side; nil if there is no door for one.
+func (n *node) kubelet() *doctor.Kubelet {
+	if n.cfg.CRI.Socket == "" {
+		return nil
+	}
+	return &doctor.Kubelet{
+		Socket: n.cfg.CRI.Socket, Containerd: n.cfg.CRI.Containerd, NetworkMode: n.cfg.Network.Mode,
+		ConfDir: n.cfg.Network.CNI.ConfDir, BinDirs: n.cfg.Network.CNI.BinDirs, Ask: kubeletnode.Ask,
+	}
 }
 
 // Police implements nodeapi.Host. Policies decide about guests of all namespaces, so only the operator sets them.

@@ -81,7 +81,10 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 		defer close(done)
 		if booted.Late != nil {
 			_ = booted.Late() // the guest works without entropy device, balloon or power button
+			var watches sync.WaitGroup
+			watches.Go(func() { boot.WatchCPUs(ctx) })
 			boot.WatchPowerButton(ctx, func() { srv.PowerButton(buttonGrace) })
+			watches.Wait()
 		}
 	}()
 	debug.SetGCPercent(100)

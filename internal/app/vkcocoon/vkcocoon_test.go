@@ -73,6 +73,12 @@ func (idle) AddContainer(context.Context, string, vm.Container) (vm.Record, erro
 	return vm.Record{}, errNone
 }
 
+func (idle) StartContainer(context.Context, string, string) (vm.Record, error) {
+	return vm.Record{}, errNone
+}
+
+func (idle) RemoveContainer(context.Context, string, string) error { return errNone }
+
 func (idle) ResizeContainers(context.Context, string, map[string]vm.Resources) (vm.Record, error) {
 	return vm.Record{}, errNone
 }

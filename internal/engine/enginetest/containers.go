@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -16,7 +17,10 @@ var (
 	_ guest.ContainerKeeper  = (*session)(nil)
 	_ guest.ContainerAdder   = (*session)(nil)
 	_ guest.ContainerResizer = (*session)(nil)
+	_ guest.ContainerStarter = (*session)(nil)
 	_ hypervisor.DiskPlugger = (*Guest)(nil)
+
+	_ hypervisor.FolderPlugger = (*Guest)(nil)
 )
 
 // Containers implements guest.ContainerKeeper.
@@ -59,13 +63,17 @@ func (s *session) ContainerLogs(ctx context.Context, container string, run int, 
 	})
 }
 
-// KillContainer implements guest.ContainerKeeper: a killed container runs again at once.
+// KillContainer implements guest.ContainerKeeper: a killed container runs again at once, unless it is Manual.
 func (s *session) KillContainer(_ context.Context, container string, run int, grace time.Duration) error {
 	if err := s.alive("agent.KillContainer"); err != nil {
 		return err
 	}
 	s.g.change(func() {
 		i := slices.Index(s.g.p.Names, container)
+		if slices.Contains(s.g.p.Manual, container) {
+			s.g.end(i, 137)
+			return
+		}
 		if at := s.g.p.Stand[i]; at.State != vm.ContainerRunning || run != 0 && run != at.Run() {
 			return
 		}
@@ -114,7 +122,11 @@ func (s *session) AddContainer(_ context.Context, c guest.Container) error {
 		if slices.Contains(p.Names, c.Name) {
 			return
 		}
-		for _, serial := range c.Layers {
+		serials := slices.Clone(c.Layers)
+		for _, v := range c.Volumes {
+			serials = append(append(serials, v.Layers...), v.Device)
+		}
+		for _, serial := range slices.DeleteFunc(serials, func(s string) bool { return s == "" }) {
 			if !slices.Contains(p.Serials, serial) {
 				err = errdefs.Unavailablef("the disk %s has not appeared", serial)
 				return
@@ -123,10 +135,89 @@ func (s *session) AddContainer(_ context.Context, c guest.Container) error {
 		for len(p.Stand) < len(p.Names) {
 			p.Stand = append(slices.Clip(p.Stand), vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now().UTC()})
 		}
+		status := vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now().UTC()}
+		if c.Manual {
+			status = vm.ContainerStatus{State: vm.ContainerCreated}
+		}
 		p.Names = append(slices.Clip(p.Names), c.Name)
-		p.Stand = append(slices.Clip(p.Stand), vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now().UTC()})
+		p.Stand = append(slices.Clip(p.Stand), status)
+		if c.Manual {
+			p.Manual = append(slices.Clip(p.Manual), c.Name)
+		}
+		if len(c.Process.Entrypoint) > 0 && c.Process.Entrypoint[0] == "missing" {
+			p.Missing = append(slices.Clip(p.Missing), c.Name)
+		}
 	})
 	return err
+}
+
+// StartContainer implements guest.ContainerStarter. The entrypoint "missing" is not found.
+func (s *session) StartContainer(_ context.Context, container string) error {
+	if err := s.alive("agent.StartContainer"); err != nil {
+		return err
+	}
+	var err error
+	s.g.change(func() {
+		i := slices.Index(s.g.p.Names, container)
+		switch {
+		case i < 0:
+			err = errdefs.NotFoundf("the guest has no container %q", container)
+		case s.g.p.Stand[i].State == vm.ContainerTerminated:
+			err = errdefs.Preconditionf("container %s has ended", container)
+		case s.g.p.Stand[i].State == vm.ContainerCreated && slices.Contains(s.g.p.Missing, container):
+			s.g.end(i, 128)
+			s.g.p.Stand[i].Reason, s.g.p.Stand[i].Message = vm.ContainerStartError, "missing: no such file"
+		case s.g.p.Stand[i].State == vm.ContainerCreated:
+			s.g.p.Stand = slices.Clone(s.g.p.Stand)
+			s.g.p.Stand[i] = vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Now().UTC()}
+		}
+	})
+	return errors.Join(err, s.alive("agent.StartContainer done"))
+}
+
+// RemoveContainer implements guest.ContainerStarter.
+func (s *session) RemoveContainer(_ context.Context, container string, disks []string) error {
+	if err := s.alive("agent.RemoveContainer"); err != nil {
+		return err
+	}
+	s.g.change(func() {
+		p := &s.g.p
+		p.Forgotten = disks
+		p.Entries = maps.Clone(p.Entries)
+		delete(p.Entries, container)
+		if i := slices.Index(p.Names, container); i >= 0 {
+			p.Names, p.Stand = slices.Delete(slices.Clone(p.Names), i, i+1), slices.Delete(slices.Clone(p.Stand), i, i+1)
+		}
+	})
+	return s.alive("agent.RemoveContainer done")
+}
+
+// end ends the i-th container with that code. Preconditions: mu is held.
+func (g *Guest) end(i, code int) {
+	g.p.Stand = slices.Clone(g.p.Stand)
+	c := &g.p.Stand[i]
+	if c.State == vm.ContainerTerminated {
+		return
+	}
+	c.State, c.Reason = vm.ContainerTerminated, vm.ContainerError
+	c.Exit = &vm.ContainerExit{Code: code, Reason: vm.ContainerError, StartedAt: c.StartedAt, FinishedAt: time.Now().UTC()}
+}
+
+// EndContainer ends a container with that code.
+func (g *Guest) EndContainer(name string, code int) {
+	g.change(func() { g.end(slices.Index(g.p.Names, name), code) })
+}
+
+// Has returns the names of the containers in the guest.
+func (g *Guest) Has() []string {
+	p, _ := g.look()
+	return p.Names
+}
+
+// Forgotten returns the serials of the disks that the guest has released for the last container that was removed.
+func (g *Guest) Forgotten() []string {
+	p, _ := g.look()
+	return p.Forgotten
 }
 
 // ResizeContainers implements guest.ContainerResizer. A fault "agent.ResizeContainers done" comes when the guest has the values.
@@ -172,4 +263,35 @@ func (g *Guest) UnplugDisk(_ context.Context, serial string) error {
 		})
 		return nil
 	})
+}
+
+// PlugFolder implements hypervisor.FolderPlugger.
+func (g *Guest) PlugFolder(_ context.Context, at string, s hypervisor.Share) error {
+	return g.w.around("driver.PlugFolder", func() error {
+		g.change(func() {
+			g.p.Folders = maps.Clone(g.p.Folders)
+			if g.p.Folders == nil {
+				g.p.Folders = map[string]string{}
+			}
+			g.p.Folders[at] = s.Path
+		})
+		return nil
+	})
+}
+
+// UnplugFolder implements hypervisor.FolderPlugger.
+func (g *Guest) UnplugFolder(_ context.Context, at string) error {
+	return g.w.around("driver.UnplugFolder", func() error {
+		g.change(func() {
+			g.p.Folders = maps.Clone(g.p.Folders)
+			delete(g.p.Folders, at)
+		})
+		return nil
+	})
+}
+
+// Folders returns the folders of the node that were shared while the guest ran, by where they are.
+func (g *Guest) Folders() map[string]string {
+	p, _ := g.look()
+	return p.Folders
 }

@@ -352,6 +352,9 @@ func (s *session) Setup(_ context.Context, setup guest.Setup) error {
 				s.g.p.Names = append(s.g.p.Names, c.Name)
 			}
 		}
+		if setup.Sandbox && s.g.p.Stand == nil {
+			s.g.p.Stand = []vm.ContainerStatus{}
+		}
 		if s.g.w.Ready && len(setup.Containers) > 0 {
 			s.g.p.Stand = make([]vm.ContainerStatus, len(setup.Containers))
 			for i := range s.g.p.Stand {
@@ -427,60 +430,6 @@ func (s *session) Logs(ctx context.Context, after uint64, fn func(guest.LogEntry
 		case <-s.done:
 		}
 	}
-}
-
-// Wait implements guest.Agent.
-func (s *session) Wait(ctx context.Context) (guest.Exit, error) {
-	for {
-		if err := s.alive("agent.Wait"); err != nil {
-			return guest.Exit{}, err
-		}
-		p, changed := s.g.look()
-		if p.Exit != nil {
-			return guest.Exit{Code: *p.Exit}, nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return guest.Exit{}, ctx.Err()
-		case <-s.done:
-		}
-	}
-}
-
-// AckExit implements guest.Agent.
-func (s *session) AckExit(context.Context) error {
-	if err := s.alive("agent.AckExit"); err != nil {
-		return err
-	}
-	s.g.mu.Lock()
-	s.g.acked = true
-	s.g.mu.Unlock()
-	if !s.g.Stubborn {
-		s.g.End(hypervisor.Exit{GuestShutdown: true})
-	}
-	return nil
-}
-
-// Poweroff implements guest.Agent.
-func (s *session) Poweroff(context.Context, time.Duration) error {
-	if err := s.alive("agent.Poweroff"); err != nil {
-		return err
-	}
-	if s.g.Stubborn {
-		return nil
-	}
-	if s.disk() {
-		s.g.End(hypervisor.Exit{GuestShutdown: true})
-		return nil
-	}
-	s.g.change(func() {
-		if s.g.p.Exit == nil {
-			code := 143
-			s.g.p.Exit = &code
-		}
-	})
-	return nil
 }
 
 // Stats implements guest.Agent.

@@ -111,12 +111,17 @@ type proc struct {
 	Stand   []vm.ContainerStatus        `json:"stand,omitempty"`   // their status
 	Entries map[string][]guest.LogEntry `json:"entries,omitempty"` // of their logs
 	Sized   map[string]vm.Resources     `json:"sized,omitempty"`   // what they may use
-	Volumes map[string]GuestVolume      `json:"volumes,omitempty"` // those on disks, by name
-	Size    vm.Size                     `json:"size"`              // that it was given
-	Boot    int64                       `json:"boot"`              // bytes of memory with which it booted
-	Told    map[string]int64            `json:"told,omitempty"`    // sizes of disks that it was told, in bytes, by serial
-	NICs    map[int]string              `json:"nics,omitempty"`    // MACs of its further interfaces, by place
-	Width   int                         `json:"width"`             // places for interfaces with which it booted
+
+	Manual    []string               `json:"manual,omitempty"`    // containers that somebody starts
+	Missing   []string               `json:"missing,omitempty"`   // containers without a program
+	Folders   map[string]string      `json:"folders,omitempty"`   // of the node, by where the guest has them
+	Forgotten []string               `json:"forgotten,omitempty"` // disks that the guest has released
+	Volumes   map[string]GuestVolume `json:"volumes,omitempty"`   // those on disks, by name
+	Size      vm.Size                `json:"size"`                // that it was given
+	Boot      int64                  `json:"boot"`                // bytes of memory with which it booted
+	Told      map[string]int64       `json:"told,omitempty"`      // sizes of disks that it was told, in bytes, by serial
+	NICs      map[int]string         `json:"nics,omitempty"`      // MACs of its further interfaces, by place
+	Width     int                    `json:"width"`               // places for interfaces with which it booted
 }
 
 func (w *World) path(kind, name string) string { return filepath.Join(w.Dir, kind, name) }

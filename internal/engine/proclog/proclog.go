@@ -398,6 +398,21 @@ func (s *Set) Resume(container string) (*Log, error) {
 	return log, nil
 }
 
+// Remove deletes the log of a container, whose readers have then got everything. Nobody writes to it any more. Idempotent.
+func (s *Set) Remove(container string) error {
+	s.mu.Lock()
+	log := s.containers[container]
+	delete(s.containers, container)
+	s.mu.Unlock()
+	if log != nil {
+		log.Finish()
+	}
+	if err := os.RemoveAll(s.folder(container)); err != nil {
+		return fmt.Errorf("delete the log of container %s: %w", container, err)
+	}
+	return nil
+}
+
 // Finish ends every log: readers that follow one have got everything.
 func (s *Set) Finish() {
 	s.Main.Finish()

@@ -370,3 +370,38 @@ func TestSkipOfRuns(t *testing.T) {
 		}
 	}
 }
+
+// TestFollowFirstRun: who follows a log before its first run gets that run to its end, and none after it.
+func TestFollowFirstRun(t *testing.T) {
+	l := New(t.TempDir(), 64<<10)
+	if err := l.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	var seen []uint64
+	read, got := make(chan error, 1), make(chan struct{}, 3)
+	waits := make(chan struct{})
+	go func() {
+		close(waits)
+		read <- l.Read(t.Context(), guest.LogOptions{Follow: true, Tail: -1}, func(e guest.LogEntry) error {
+			seen = append(seen, e.Seq)
+			got <- struct{}{}
+			return nil
+		})
+	}()
+	<-waits
+	for _, e := range []guest.LogEntry{{Run: 1}, {Run: 1, Seq: 1, Data: []byte("a\n")}, {Run: 1, Seq: 2, Data: []byte("b\n")}} {
+		if err := l.Append(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-got
+	<-got
+	for _, e := range []guest.LogEntry{{Run: 2}, {Run: 2, Seq: 1, Data: []byte("c\n")}} {
+		if err := l.Append(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-read; err != nil || len(seen) != 2 {
+		t.Errorf("read %v, %v; want the two entries of the first run", seen, err)
+	}
+}

@@ -29,10 +29,10 @@ func (l *Log) Read(ctx context.Context, opts guest.LogOptions, fn func(guest.Log
 	c := &cursor{log: l, opts: opts, last: after, fn: fn}
 	defer c.close()
 	l.mu.Lock()
-	epoch := l.epoch
+	c.epoch, c.early = l.epoch, l.number == 0 && l.last == 0
 	l.mu.Unlock()
 	for {
-		wait, more, err := c.reopen(epoch)
+		wait, more, err := c.reopen()
 		if err != nil {
 			return err
 		}
@@ -121,24 +121,31 @@ func (l *Log) openSegments(previous bool) ([]*os.File, error) {
 
 // cursor is the position of one reader.
 type cursor struct {
-	log  *Log
-	opts guest.LogOptions
-	fn   func(guest.LogEntry) error
-	last uint64 // sequence number delivered last
-	cuts int    // of the log, when the files were opened
-	open bool
-	file []*os.File
-	line []*lines
+	epoch int  // of the run that is read
+	early bool // no run had begun: the first one is read
+	log   *Log
+	opts  guest.LogOptions
+	fn    func(guest.LogEntry) error
+	last  uint64 // sequence number delivered last
+	cuts  int    // of the log, when the files were opened
+	open  bool
+	file  []*os.File
+	line  []*lines
 }
 
 // reopen updates the cursor's files. It returns what to wait on when they are read, and whether more may come.
-func (c *cursor) reopen(epoch int) (<-chan struct{}, bool, error) {
+func (c *cursor) reopen() (<-chan struct{}, bool, error) {
 	l := c.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.epoch != epoch { // another run began: the open files hold the rest of ours
+	switch {
+	case l.epoch == c.epoch:
+	case c.early: // the first run began
+		c.epoch = l.epoch
+	default: // another run began: the open files hold the rest of ours
 		return nil, false, nil
 	}
+	c.early = c.early && l.number == 0 && l.last == 0
 	if !c.open || c.cuts != l.cuts {
 		files, err := l.openSegments(c.opts.Previous)
 		if err != nil {

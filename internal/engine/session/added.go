@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/engine/process"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -30,11 +31,10 @@ func (l *Link) AddContainer(ctx context.Context, name string) error {
 // refuses has ended.
 func (l *Link) addContainers(ctx context.Context, agent guest.Agent) {
 	for _, e := range l.vm.Record().Ephemeral {
-		s := e.Record.Status
-		if s.State != vm.ContainerWaiting || !s.StartedAt.IsZero() {
+		if !fresh(e.Record.Status) {
 			continue
 		}
-		err := l.addContainer(ctx, agent, e.Record.Name)
+		err := l.addPatiently(ctx, agent, e.Record.Name)
 		select {
 		case <-agent.Done():
 			return
@@ -48,6 +48,38 @@ func (l *Link) addContainers(ctx context.Context, agent guest.Agent) {
 			l.cfg.Log.Warn("end of container not recorded", "vm", l.proc.ID, "err", err)
 		}
 	}
+}
+
+// addAttempts is how often a guest is told of a container whose disks it does not have: they may just be plugged.
+const addAttempts = 6
+
+// addPatiently is addContainer, again and again while the guest lacks the disks of the container.
+func (l *Link) addPatiently(ctx context.Context, agent guest.Agent, name string) (err error) {
+	wait := l.pauses(l.cfg.ReconnectMax)
+	for range addAttempts {
+		if err = l.addContainer(ctx, agent, name); !errdefs.IsUnavailable(err) {
+			return err
+		}
+		process.Pause(wait.NextBackOff(), ctx.Done(), agent.Done())
+		if s := l.statusOf(name); s == nil || !fresh(*s) { // it was taken back, or somebody else told the guest
+			err = nil
+			break
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		select {
+		case <-agent.Done():
+			return err
+		default:
+		}
+	}
+	return err
+}
+
+// fresh reports whether a container with the status s may be one that its guest does not know yet.
+func fresh(s vm.ContainerStatus) bool {
+	return (s.State == vm.ContainerWaiting || s.State == vm.ContainerCreated) && s.StartedAt.IsZero()
 }
 
 func (l *Link) addContainer(ctx context.Context, agent guest.Agent, name string) error {
@@ -64,13 +96,32 @@ func (l *Link) addContainer(ctx context.Context, agent guest.Agent, name string)
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AgentTimeout)
 	defer cancel()
 	err := adder.AddContainer(ctx, guest.Container{
-		Name: name, Kind: e.Spec.Kind, Process: e.Record.Process.Addressed(r.NICs), Layers: e.Record.Layers, Run: 1, Mounts: e.Spec.Mounts,
-		MessagePath: e.Spec.MessagePath, MessageFromLog: e.Spec.MessageFromLog, Resources: e.Spec.Resources,
+		Name: name, Kind: e.Spec.Kind, Process: e.Record.Process.Addressed(r.NICs), Layers: e.Record.Layers, Run: 1, Mounts: e.Spec.GuestMounts(),
+		Manual: e.Spec.Manual, MessagePath: e.Spec.MessagePath, MessageFromLog: e.Spec.MessageFromLog, Resources: e.Spec.Resources,
+		Volumes: ownVolumes(e),
 	})
 	if errdefs.Is(err, errdefs.Unsupported) {
 		return errTooOld(err)
 	}
 	return err
+}
+
+// ownVolumes returns the volumes of e alone that are disks.
+func ownVolumes(e vm.Ephemeral) (out []guest.OwnVolume) {
+	for _, known := range e.Volumes {
+		for _, v := range e.Spec.Volumes {
+			switch own := (guest.OwnVolume{Name: vm.OwnVolume(e.Spec.Name, v.Name)}); {
+			case v.Name != known.Volume:
+			case v.HostDisk != nil && len(known.Layers) == 1:
+				own.Device, own.ReadOnly = known.Layers[0], v.HostDisk.ReadOnly
+				out = append(out, own)
+			case v.Kind == vm.VolumeImage:
+				own.Layers = known.Layers
+				out = append(out, own)
+			}
+		}
+	}
+	return out
 }
 
 func errTooOld(err error) error {

@@ -62,17 +62,17 @@ func (l *Link) followContainers(ctx context.Context, agent guest.Agent) {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	followed := map[string]bool{}
+	defer l.followers.wait()
 	follow := func(name string) {
-		if !followed[name] {
-			followed[name] = true
-			wg.Go(func() { l.keepContainerLog(ctx, keeper, agent, name) })
-		}
+		l.followers.begin(ctx, name, func(ctx context.Context) { l.keepContainerLog(ctx, keeper, agent, name) })
 	}
 	for _, c := range l.vm.Record().Containers {
 		follow(c.Name)
 	}
-	wg.Go(func() { l.addContainers(ctx, agent) })
+	wg.Go(func() {
+		l.addContainers(ctx, agent)
+		l.resizeAdded(ctx, agent)
+	})
 	l.pump(ctx, agent, "status of containers not received, trying again", func() error {
 		return keeper.Containers(ctx, func(all []guest.ContainerState) error {
 			for _, name := range l.added(all) {
@@ -117,6 +117,7 @@ func (l *Link) noteContainers(ctx context.Context, all []guest.ContainerState) e
 		next[i].Status = s
 	}
 	added := noted(r.Ephemeral, all[len(next):])
+	defer l.noted.tell()
 	if reflect.DeepEqual(r.Containers, next) && reflect.DeepEqual(r.Ephemeral, added) {
 		return nil
 	}

@@ -222,6 +222,11 @@ func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 	if g.Process != nil {
 		r.Process = process(*g.Process)
 	}
+	if r.Sandbox = g.Sandbox; r.Sandbox {
+		if err := s.able(ctx, guestv1.AbilitySandbox, "wait for containers"); err != nil {
+			return err
+		}
+	}
 	r.Restart = string(g.Restart)
 	for _, c := range g.Sysctls {
 		r.Sysctls = append(r.Sysctls, &guestv1.Sysctl{Name: c.Name, Value: c.Value})
@@ -245,9 +250,20 @@ func (s *session) Setup(ctx context.Context, g guest.Setup) error {
 func encodeContainer(c guest.Container) *guestv1.Container {
 	return &guestv1.Container{
 		Name: c.Name, Kind: string(c.Kind), Process: process(c.Process), Layers: c.Layers, Mounts: mounts(c.Mounts), Run: int32(c.Run),
-		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
-		Resources: resources(c.Resources), Restart: restart(c.Restart),
+		Manual: c.Manual, Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
+		Resources: resources(c.Resources), Restart: restart(c.Restart), Volumes: ownVolumes(c.Volumes),
 	}
+}
+
+func ownVolumes(all []guest.OwnVolume) (out []*guestv1.Volume) {
+	for _, v := range all {
+		m := &guestv1.Volume{Name: v.Name, Kind: string(vm.VolumeImage), Layers: v.Layers}
+		if v.Device != "" {
+			m.Kind, m.Serial, m.ReadOnly = string(vm.VolumeDisk), v.Device, v.ReadOnly
+		}
+		out = append(out, m)
+	}
+	return out
 }
 
 func restart(r vm.Restart) *guestv1.Restart {
@@ -294,6 +310,7 @@ func security(s *vm.Security) *guestv1.Security {
 	}
 	return &guestv1.Security{
 		Capabilities: s.Capabilities, NoNewPrivileges: s.NoNewPrivileges, Groups: s.Groups, StrictGroups: s.StrictGroups, Filtered: s.Filtered,
+		Masked: s.Masked, ReadOnly: s.ReadOnly,
 	}
 }
 

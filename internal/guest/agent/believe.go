@@ -68,15 +68,27 @@ func containersOf(r *guestv1.ContainersReply) (all []guest.ContainerState, err e
 		s := vm.ContainerStatus{
 			State: vm.ContainerState(c.GetState()), Reason: word(c.GetReason()), Message: grpcerr.Clean(c.GetMessage()),
 			StartedAt: moment(c.GetStartedUnixNano()), Exit: exit(c.GetExit()), Last: exit(c.GetLast()), Restarts: count(c.GetRestarts()),
+			User: userOf(c.GetUser()),
 		}
 		switch s.State {
-		case vm.ContainerWaiting, vm.ContainerRunning, vm.ContainerTerminated:
+		case vm.ContainerWaiting, vm.ContainerCreated, vm.ContainerRunning, vm.ContainerTerminated:
 		default:
 			return nil, errdefs.New(errdefs.Internal, "the guest reports an unknown container state %q", word(c.GetState()))
 		}
 		all = append(all, guest.ContainerState{Name: word(c.GetName()), Status: s})
 	}
 	return all, nil
+}
+
+func userOf(u *guestv1.ContainerUser) *vm.ContainerUser {
+	if u == nil {
+		return nil
+	}
+	out := &vm.ContainerUser{UID: within(u.GetUid(), math.MaxUint32), GID: within(u.GetGid(), math.MaxUint32)}
+	for _, g := range u.GetGroups()[:min(len(u.GetGroups()), vm.MaxUserGroups)] {
+		out.Groups = append(out.Groups, within(g, math.MaxUint32))
+	}
+	return out
 }
 
 func exit(x *guestv1.ContainerExit) *vm.ContainerExit {

@@ -16,6 +16,7 @@ var (
 	_ guest.ContainerAdder  = (*session)(nil)
 
 	_ guest.ContainerResizer = (*session)(nil)
+	_ guest.ContainerStarter = (*session)(nil)
 )
 
 // Containers implements guest.ContainerKeeper.
@@ -53,8 +54,25 @@ func (s *session) AddContainer(ctx context.Context, c guest.Container) error {
 			return err
 		}
 	}
+	if c.Manual {
+		if err := s.able(ctx, guestv1.AbilitySandbox, "prepare containers that are started later"); err != nil {
+			return err
+		}
+	}
 	_, err := s.client.AddContainer(ctx, &guestv1.AddContainerRequest{Container: encodeContainer(c)})
 	return s.failure(ctx, "add container "+c.Name, err)
+}
+
+// StartContainer implements guest.ContainerStarter.
+func (s *session) StartContainer(ctx context.Context, container string) error {
+	_, err := s.client.StartContainer(ctx, &guestv1.StartContainerRequest{Name: container})
+	return s.failure(ctx, "start container "+container, err)
+}
+
+// RemoveContainer implements guest.ContainerStarter.
+func (s *session) RemoveContainer(ctx context.Context, container string, disks []string) error {
+	_, err := s.client.RemoveContainer(ctx, &guestv1.RemoveContainerRequest{Name: container, Disks: disks})
+	return s.failure(ctx, "remove container "+container, err)
 }
 
 // able returns an Unsupported error unless the agent has an ability, which an earlier one would ignore.

@@ -110,6 +110,14 @@ func askContainers(ctx context.Context, t *testing.T, s *session) error {
 			shown(t, c.Message)
 			stamp(t, c.StartedAt)
 			inside(t, int64(c.Restarts), maxCount)
+			if u := c.User; u != nil {
+				if len(u.Groups) > vm.MaxUserGroups {
+					t.Errorf("%d groups", len(u.Groups))
+				}
+				for _, id := range append(slices.Clone(u.Groups), u.UID, u.GID) {
+					inside(t, id, math.MaxUint32)
+				}
+			}
 			for _, x := range []*vm.ContainerExit{c.Exit, c.Last} {
 				if x != nil {
 					inside(t, int64(x.Code), maxCode)
@@ -208,6 +216,7 @@ func FuzzMessages(f *testing.F) {
 	f.Add(uint8(0), piece(&guestv1.InfoReply{Version: "\x1b[2J\nforged", UptimeMs: -1}), uint8(0), "")
 	f.Add(uint8(2), piece(&guestv1.StatsReply{CpuSeconds: math.NaN(), LoadAverage_1: math.Inf(1), MemoryUsed: math.MinInt64}), uint8(0), "")
 	f.Add(uint8(4), piece(&guestv1.ContainersReply{Containers: []*guestv1.ContainerStatus{{State: "running", Restarts: -1, Message: "\x1b]0;x"}}}), uint8(0), "")
+	f.Add(uint8(4), piece(&guestv1.ContainersReply{Containers: []*guestv1.ContainerStatus{{State: "running", User: &guestv1.ContainerUser{Uid: -1, Gid: 1 << 40, Groups: make([]int64, vm.MaxUserGroups+1)}}}}), uint8(0), "")
 	f.Add(uint8(4), piece(&guestv1.ContainersReply{Containers: []*guestv1.ContainerStatus{{State: "elsewhere"}}}), uint8(0), "")
 	f.Add(uint8(5), piece(&guestv1.ExecOutput{Output: &guestv1.ExecOutput_ExitCode{ExitCode: 256}}), uint8(0), "")
 	f.Add(uint8(3), []byte{}, uint8(codes.Canceled), "your caller has gone")

@@ -71,12 +71,17 @@ func Root() (Result, error) {
 	if err := mods.load(early...); err != nil {
 		return Result{}, err
 	}
-	if sharesFolders("/sys/bus/virtio/devices") {
+	if hasDevice(virtioDevices, deviceFS) {
 		if err := mods.load("virtiofs"); err != nil {
 			return Result{}, err
 		}
 	}
-	lateModules, err := mods.prepare(late...)
+	later := late
+	if hasDevice(virtioDevices, deviceMemory) {
+		onlineMemory("/sys")
+		later = append(slices.Clone(late), "virtio_mem")
+	}
+	lateModules, err := mods.prepare(later...)
 	if err != nil {
 		return Result{}, err
 	}
@@ -107,7 +112,7 @@ func Root() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	if len(layers) == 0 {
+	if len(layers) == 0 && disks[serialCOW] == "" {
 		return r, nil
 	}
 	if r.Disk, err = mountRoot(mods, layers, disks[serialCOW]); err != nil {
@@ -126,16 +131,21 @@ func wantedNFS(cmdline string) []string {
 	return nfs
 }
 
-// deviceFS is the number of virtio's file system device, as the kernel prints it.
-const deviceFS = "0x001a"
+const virtioDevices = "/sys/bus/virtio/devices"
 
-// sharesFolders reports whether the host shares a folder with the guest. The modules for that take memory, so other guests do not
-// load them.
-func sharesFolders(devices string) bool {
+// Numbers of virtio's devices for a folder that the host shares and for memory that grows, as the kernel prints them. Their modules take
+// memory, so guests without such a device do not load them.
+const (
+	deviceFS     = "0x001a"
+	deviceMemory = "0x0018"
+)
+
+// hasDevice reports whether the machine has a device of that kind.
+func hasDevice(devices, kind string) bool {
 	kinds, _ := filepath.Glob(devices + "/*/device") // the pattern is valid
 	return slices.ContainsFunc(kinds, func(file string) bool {
 		text, err := os.ReadFile(file)
-		return err == nil && strings.TrimSpace(string(text)) == deviceFS
+		return err == nil && strings.TrimSpace(string(text)) == kind
 	})
 }
 
@@ -161,10 +171,17 @@ func foreign(disks map[string]string) bool {
 	return false
 }
 
-// mountRoot mounts an overlay of the image's layers, lowest first, and the writable one, and switches to it. It returns
+// mountRoot mounts an overlay of the image's layers, lowest first, and the writable one, and switches to it. Without layers, the
+// root has only what is written. It returns
 // the folder of the writable disk, if there is one.
 func mountRoot(mods *modules, layers []string, upper string) (*os.File, error) {
 	lower := ""
+	if len(layers) == 0 { // the guest has no image of its own
+		if err := os.MkdirAll(lowerDir+"/0/etc", 0o755); err != nil {
+			return nil, fmt.Errorf("prepare an empty root: %w", err)
+		}
+		lower = lowerDir + "/0:"
+	}
 	for n, dev := range layers {
 		dir := fmt.Sprintf("%s/%d", lowerDir, n)
 		if err := os.MkdirAll(dir, 0o755); err != nil {

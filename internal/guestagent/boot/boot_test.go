@@ -5,6 +5,10 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
 func image(offset int, magic string) []byte {
@@ -58,6 +62,21 @@ func TestFindDisks(t *testing.T) {
 	}
 	if disks, err := findDisks(dir + "/none"); err != nil || len(disks) != 0 {
 		t.Errorf("a machine without disks: %v, %v", disks, err)
+	}
+}
+
+// TestAppeared: a disk of which only sysfs knows is not there yet.
+func TestAppeared(t *testing.T) {
+	need.Root(t)
+	early := filepath.Join(t.TempDir(), "early")
+	const local = 240 // a major number that no driver has
+	if err := unix.Mknod(early, unix.S_IFBLK|0o600, int(unix.Mkdev(local, 1))); err != nil {
+		t.Fatal(err)
+	}
+	for dev, want := range map[string]bool{"": false, early: false, early + "er": false, "/dev/null": true} {
+		if got := appeared(dev); got != want {
+			t.Errorf("%q: %v", dev, got)
+		}
 	}
 }
 

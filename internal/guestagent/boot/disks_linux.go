@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/blockdev"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guestagent/signature"
@@ -74,7 +76,7 @@ func Await(ctx context.Context, plug func() error, serials ...string) (disks map
 		if disks, err = Disks(); err != nil {
 			return nil, "", err
 		}
-		n := slices.IndexFunc(serials, func(s string) bool { return disks[s] == "" })
+		n := slices.IndexFunc(serials, func(s string) bool { return !appeared(disks[s]) })
 		if n < 0 {
 			return disks, "", nil
 		}
@@ -87,6 +89,16 @@ func Await(ctx context.Context, plug func() error, serials ...string) (disks map
 			return nil, serials[n], ctx.Err()
 		}
 	}
+}
+
+// appeared reports whether the disk dev can be opened. The kernel lists a new disk in sysfs a moment before it can be opened. Other
+// errors count as appeared: the user of the disk reports them.
+func appeared(dev string) bool {
+	f, err := os.Open(dev)
+	if err == nil {
+		_ = f.Close()
+	}
+	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENXIO)
 }
 
 // Remeasure makes the kernel look at the size of the disk dev, of which some kinds of disks do not tell it.

@@ -44,8 +44,8 @@ type Keeper struct {
 }
 
 type room struct {
-	ns           *os.File // mount namespace; nil until sealed
-	readOnlyRoot bool
+	ns     *os.File // mount namespace; nil until sealed
+	covers Covers
 }
 
 // New returns the keeper of a guest without rooms. disk is boot.Result.Disk, plug is boot.Result.Plug.
@@ -67,8 +67,8 @@ func (k *Keeper) Await(ctx context.Context, serials []string) error {
 }
 
 // Make makes the room called name from the layers on the disks with these serials, lowest first, and returns the folder
-// where it is until Seal. After Seal, a room with a read-only root is read-only. It is idempotent.
-func (k *Keeper) Make(name string, layers []string, readOnlyRoot bool) (string, error) {
+// where it is until Seal. From Seal on, c holds in it. It is idempotent.
+func (k *Keeper) Make(name string, layers []string, c Covers) (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	dir := path.Join(stagePath, "r", name)
@@ -77,7 +77,7 @@ func (k *Keeper) Make(name string, layers []string, readOnlyRoot bool) (string, 
 	}
 	top := path.Join(stagePath, "u") // in memory
 	if k.disk != nil {
-		top = fmt.Sprintf("/proc/self/fd/%d/containers", k.disk.Fd())
+		top = k.written()
 	}
 	if err := k.assemble(dir, path.Join(top, name), layers); err != nil {
 		return "", fmt.Errorf("container %s: %w", name, err)
@@ -86,7 +86,7 @@ func (k *Keeper) Make(name string, layers []string, readOnlyRoot bool) (string, 
 		_ = unix.Unmount(dir, unix.MNT_DETACH)
 		return "", fmt.Errorf("prepare the file system of container %s: %w", name, err)
 	}
-	k.rooms[name] = &room{readOnlyRoot: readOnlyRoot}
+	k.rooms[name] = &room{covers: c}
 	return dir, nil
 }
 
@@ -296,7 +296,7 @@ func (k *Keeper) Seal() error {
 			continue
 		}
 		var err error
-		if r.ns, err = seal(path.Join(stagePath, "r", name), r.readOnlyRoot); err != nil {
+		if r.ns, err = seal(path.Join(stagePath, "r", name), r.covers); err != nil {
 			return fmt.Errorf("isolate the mounts of container %s: %w", name, err)
 		}
 	}
@@ -321,7 +321,7 @@ func (k *Keeper) Show(name string) error {
 	if k.rooms[name] != nil {
 		return nil
 	}
-	r := &room{readOnlyRoot: true}
+	r := &room{covers: Covers{ReadOnlyRoot: true}}
 	err := onThread(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return err
@@ -349,8 +349,8 @@ func protect() error {
 	return nil
 }
 
-// seal returns a mount namespace whose root is dir.
-func seal(dir string, readOnlyRoot bool) (ns *os.File, err error) {
+// seal returns a mount namespace whose root is dir, with its covers.
+func seal(dir string, c Covers) (ns *os.File, err error) {
 	err = onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return err
@@ -367,10 +367,8 @@ func seal(dir string, readOnlyRoot bool) (ns *os.File, err error) {
 		if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("leave the old root: %w", err)
 		}
-		if readOnlyRoot {
-			if err := protect(); err != nil {
-				return err
-			}
+		if err := c.impose(); err != nil {
+			return err
 		}
 		ns, err = os.Open("/proc/thread-self/ns/mnt")
 		return err
@@ -407,7 +405,7 @@ func (k *Keeper) Change(name string, f func() error) error {
 	r := k.rooms[name]
 	k.mu.Unlock()
 	return k.Enter(name, func() error {
-		if r == nil || !r.readOnlyRoot {
+		if r == nil || !r.covers.ReadOnlyRoot {
 			return f()
 		}
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {

@@ -212,6 +212,12 @@ func (k *Keeper) forget(volume string, places []Place) error {
 			return fmt.Errorf("unmount volume %s: %w", volume, err)
 		}
 	}
+	if k.uses[volume] == useDevice {
+		file := k.top(k.volumes[volume])
+		if err := k.staged(func() error { return os.Remove(file) }); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove the device file of volume %s: %w", volume, err)
+		}
+	}
 	for _, p := range places {
 		delete(k.mounted, mountKey(p, volume))
 	}

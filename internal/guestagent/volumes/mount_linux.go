@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"strconv"
@@ -63,6 +64,14 @@ func (k *Keeper) Message(folder, name string) (*os.File, error) {
 	}
 	k.texts[at] = f
 	return f, nil
+}
+
+// DropMessage forgets a file of Message, which nothing shows any more, and closes it.
+func (k *Keeper) DropMessage(f *os.File) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.texts, func(_ string, text *os.File) bool { return text == f })
+	f.Close()
 }
 
 // showText makes the file for messages. Preconditions: mu is held.
@@ -415,11 +424,19 @@ func (k *Keeper) source(v vm.Volume, sub string) (int, error) {
 		open = subFolderAlike
 	}
 	fd, err := open(root, sub)
+	if err := inVolume(sub, err); err != nil {
+		return -1, err
+	}
+	return fd, nil
+}
+
+// inVolume returns err, of opening a part of a volume, as it is told.
+func inVolume(sub string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return -1, errdefs.NotFoundf("the volume has no %s", sub)
+		return errdefs.NotFoundf("the volume has no %s", sub)
 	case errors.Is(err, unix.EXDEV):
-		return -1, errdefs.Invalidf("%s leads out of the volume through a symbolic link", sub)
+		return errdefs.Invalidf("%s leads out of the volume through a symbolic link", sub)
 	}
-	return fd, err
+	return err
 }

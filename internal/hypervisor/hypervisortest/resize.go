@@ -13,6 +13,7 @@ const moreMemory = 128 << 20
 // growing returns a plan of a guest with two CPUs in two sockets, which can have four, and three times moreMemory above its memory.
 func (s *suite) growing(t *testing.T) hypervisor.Plan {
 	p := s.plan(t)
+	p.Memory = 192 << 20 // the kernel needs some of it for what may come
 	p.CPUs, p.Topology = 2, vm.Topology{Sockets: 2, Cores: 1, Threads: 1}
 	p.Growth = vm.Growth{Sockets: 4, Memory: p.Memory + 3*moreMemory}
 	return p

@@ -25,7 +25,7 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	p, err := proc.Open(h.PID, h.Start, h.UUID)
 	if err != nil {
 		if errdefs.IsNotFound(err) && !answers(ctx, h.Dir) {
-			err = errors.Join(err, endServers(ctx, h), d.clear(h.ID, h.Dir))
+			err = errors.Join(err, endServers(ctx, h), d.clear(h.ID, h.Dir, h.Cgroup))
 		}
 		return nil, fmt.Errorf("adopt VM %s: %w", h.ID, err)
 	}
@@ -65,7 +65,7 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 	return ended(reason), nil
 }
 
-// Reap implements hypervisor.Driver. A process is ours if it is in the VM's cgroup. It is there from its first instruction, so
+// Reap implements hypervisor.Driver. A process is ours if it is in one of the VM's cgroups. It is there from its first instruction, so
 // no crash of the daemon can hide it. On hosts without a cgroup tree it is ours if it runs as one of our users and has the VM's
 // UUID as the value of its -uuid option. Both are set only when it becomes QEMU. Until then it holds the daemon's lock, which
 // it inherited, so the next daemon cannot run yet.
@@ -78,13 +78,14 @@ func (d *Driver) Reap(ctx context.Context, id vm.ID, dir string) error {
 		uid, err := proc.UID(pid)
 		return err == nil && d.ownUID(uid)
 	})
-	born, gerr := d.cgroups().processes(id)
-	err = errors.Join(err, gerr)
+	groups, gerr := d.cgroupsOf(dir, nil)
+	born, berr := groups.processes(id)
+	err = errors.Join(err, gerr, berr)
 	for _, p := range append(found, born...) {
 		err = errors.Join(err, p.Kill(ctx), p.Close())
 	}
 	if err == nil {
-		err = d.clear(id, dir)
+		err = d.clear(id, dir, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("reap VM %s: %w", id, err)

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -19,26 +20,30 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// cgroups is the part of the cgroup v2 tree that holds the VMs.
+// cgroups is the part of the cgroup trees that holds the VMs, or one VM.
 type cgroups struct {
-	mount string // "" if there is no v2 tree
+	mount string // of the v2 tree; "" if there is none
 	name  string // name of our folder in it
+	v1    []hierarchy
+
+	parent string   // of one VM: the cgroup in which it is; "" for our folder
+	made   []string // folders of parent that were made for the VM, the innermost first
 }
 
 var wantedControllers = []string{"cpu", "memory", "pids"}
 
 func (d *Driver) cgroups() cgroups {
-	f, err := os.Open("/proc/self/mountinfo")
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return cgroups{name: d.cfg.Cgroup}
 	}
-	defer f.Close()
-	return cgroups{mount: findCgroup2(f), name: d.cfg.Cgroup}
+	return cgroups{mount: findCgroup2(bytes.NewReader(mounts)), name: d.cfg.Cgroup, v1: findCgroup1(bytes.NewReader(mounts))}
 }
+
+var unescapeMount = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 // findCgroup2 returns the mount point of a writable cgroup v2 tree, also on hybrid hosts; "" if there is none.
 func findCgroup2(mountinfo io.Reader) string {
-	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	for sc := bufio.NewScanner(mountinfo); sc.Scan(); {
 		mount, fs, ok := strings.Cut(sc.Text(), " - ")
 		fields := strings.Fields(mount)
@@ -46,7 +51,7 @@ func findCgroup2(mountinfo io.Reader) string {
 			continue
 		}
 		if slices.Contains(strings.Split(fields[5], ","), "rw") {
-			return unescape.Replace(fields[4])
+			return unescapeMount.Replace(fields[4])
 		}
 	}
 	return ""
@@ -82,7 +87,13 @@ func words(path string) []string {
 	return strings.Fields(string(data))
 }
 
-func (g cgroups) path(id vm.ID) string { return filepath.Join(g.mount, g.name, string(id)) }
+// path returns the folder of id in the v2 tree.
+func (g cgroups) path(id vm.ID) string {
+	if g.parent != "" && len(g.v1) == 0 {
+		return filepath.Join(g.mount, g.parent, vm.CgroupPrefix+string(id))
+	}
+	return filepath.Join(g.mount, g.name, string(id))
+}
 
 // make creates the cgroup of p and opens it. It returns nil without error if the host has no usable tree.
 func (g cgroups) make(p hypervisor.Plan, overhead int64) (*os.File, error) {
@@ -108,8 +119,7 @@ func (g cgroups) mkdir(path string) error {
 		if err := os.MkdirAll(parent, 0o755); err != nil {
 			return err
 		}
-		enable(g.mount)
-		enable(parent)
+		g.enableTo(parent)
 		err := os.Mkdir(path, 0o755)
 		if err == nil || errors.Is(err, os.ErrExist) {
 			return nil
@@ -118,6 +128,14 @@ func (g cgroups) mkdir(path string) error {
 			return err
 		}
 	}
+}
+
+// enableTo delegates the wanted controllers to the folders in dir, and in those above it.
+func (g cgroups) enableTo(dir string) {
+	if dir != g.mount && g.below(dir) {
+		g.enableTo(filepath.Dir(dir))
+	}
+	enable(dir)
 }
 
 // enable delegates the wanted controllers to the folders in dir. It ignores what the host does not allow; Probe reports that.
@@ -146,20 +164,49 @@ func limit(path string, p hypervisor.Plan, overhead int64) {
 	}
 }
 
-// processes opens the processes in the cgroup of id; none if the host has no usable tree.
-func (g cgroups) processes(id vm.ID) ([]*proc.Process, error) {
-	if g.mount == "" || id == "" {
+// processes opens the processes in the cgroups of id. A host without a usable tree has none.
+func (g cgroups) processes(id vm.ID) (all []*proc.Process, err error) {
+	if id == "" {
 		return nil, nil
 	}
-	return proc.InCgroup(g.path(id))
+	dirs := g.folders(id)
+	if g.mount != "" {
+		dirs = append(dirs, g.path(id))
+	}
+	for _, dir := range dirs {
+		found, ferr := proc.InCgroup(dir)
+		err = errors.Join(err, ferr)
+		for _, p := range found {
+			if slices.ContainsFunc(all, func(o *proc.Process) bool { return o.PID() == p.PID() }) {
+				_ = p.Close()
+				continue
+			}
+			all = append(all, p)
+		}
+	}
+	return all, err
 }
 
-// remove removes the cgroup of id, whose processes must have been killed. The kernel may need a moment to notice their end.
+// remove removes the cgroups of id, whose processes must have been killed.
 func (g cgroups) remove(id vm.ID) error {
-	if g.mount == "" || id == "" {
+	if id == "" {
 		return nil
 	}
-	path := g.path(id)
+	var err error
+	if g.mount != "" {
+		path := g.path(id)
+		if err = removeCgroup(path); err == nil && path == filepath.Join(g.mount, g.name, string(id)) {
+			_ = os.Remove(filepath.Dir(path)) // succeeds after the last VM; the kernel refuses while other VMs are in it
+		}
+	}
+	if err = errors.Join(err, g.removeJoined(id)); err != nil {
+		return fmt.Errorf("remove cgroup: %w", err)
+	}
+	return nil
+}
+
+// removeCgroup removes a cgroup. It waits until the kernel has noticed the end of its processes. A cgroup that does not exist is no error.
+func removeCgroup(path string) error {
 	err := os.Remove(path)
 	for deadline := time.Now().Add(5 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); {
 		if unpopulated(path, deadline) != nil {
@@ -167,16 +214,19 @@ func (g cgroups) remove(id vm.ID) error {
 		}
 		err = os.Remove(path)
 	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove cgroup: %w", err)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	_ = os.Remove(filepath.Dir(path)) // succeeds after the last VM; the kernel refuses while other VMs are in it
-	return nil
+	return err
 }
 
-// unpopulated waits until the kernel reports that the cgroup has no process.
+// unpopulated waits until the kernel reports that the cgroup has no process. Version 1 does not report it, so there it waits for a moment.
 func unpopulated(path string, deadline time.Time) error {
 	f, err := os.Open(filepath.Join(path, "cgroup.events"))
+	if errors.Is(err, os.ErrNotExist) {
+		<-time.After(5 * time.Millisecond)
+		return nil
+	}
 	if err != nil {
 		return err
 	}

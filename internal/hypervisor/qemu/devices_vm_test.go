@@ -333,8 +333,12 @@ func TestKilledWhileLaunching(t *testing.T) {
 		runtime.Goexit()
 	}
 	a, d := needGuest(t), testDriver(t)
+	parent, _ := podCgroup(t, d)
 	for delay := time.Duration(0); delay < 80*time.Millisecond; delay += 4 * time.Millisecond {
 		p := a.plan(t)
+		if delay%(8*time.Millisecond) == 0 {
+			p.CgroupParent = parent
+		}
 		spec, err := json.Marshal(p)
 		if err != nil {
 			t.Fatal(err)

@@ -32,6 +32,7 @@ type handle struct {
 	VSOCK    bool `json:"vsock,omitempty"`    // it has a virtio socket, whose context id is UID
 
 	Shares []shareHandle `json:"shares,omitempty"`
+	Cgroup *cgroupNote   `json:"cgroup,omitempty"` // nil: the driver's own
 }
 
 func (h handle) encode() (hypervisor.Handle, error) {
@@ -69,19 +70,23 @@ type note struct {
 }
 
 func (h handle) writeNote(reason string) error {
-	b, err := json.Marshal(note{h.PID, h.Start, reason})
-	if err != nil {
-		return fmt.Errorf("record the end of the guest: %w", err)
-	}
-	// No fsync: the file is for a daemon that was down. After a power cut there is nothing to adopt.
-	tmp := filepath.Join(h.Dir, exitFile+".tmp")
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
-		return fmt.Errorf("record the end of the guest: %w", err)
-	}
-	if err := os.Rename(tmp, filepath.Join(h.Dir, exitFile)); err != nil {
+	if err := writeFile(filepath.Join(h.Dir, exitFile), note{h.PID, h.Start, reason}); err != nil {
 		return fmt.Errorf("record the end of the guest: %w", err)
 	}
 	return nil
+}
+
+// writeFile replaces a file of a runtime folder. It does not sync: the file is for a daemon that was down. After a power cut there is nothing to
+// adopt.
+func writeFile(path string, content any) error {
+	b, err := json.Marshal(content)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".tmp", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
 }
 
 // readNote returns "" if no end of this exact run was recorded.

@@ -463,6 +463,9 @@ func (i *instance) bury(ctx context.Context) {
 		i.reason, _ = i.h.readNote() // an earlier daemon may have recorded it and died
 	}
 	cause := i.exit.Cause
+	if i.reason == "" && i.d.outOfMemory(i.h) {
+		cause = "the kernel of the node killed it, because its cgroup or that of its pod reached the limit of memory"
+	}
 	i.exit = ended(i.reason)
 	i.exit.Cause = cause
 	i.exit.Code, i.exit.Signal = e.Code, e.Signal
@@ -471,7 +474,7 @@ func (i *instance) bury(ctx context.Context) {
 	}
 	i.mu.Unlock()
 	i.d.logs.drop(i.h.Dir)
-	i.cleanup = errors.Join(i.shares.kill(context.WithoutCancel(ctx)), i.d.clear(i.h.ID, i.h.Dir))
+	i.cleanup = errors.Join(i.shares.kill(context.WithoutCancel(ctx)), i.d.clear(i.h.ID, i.h.Dir, i.h.Cgroup))
 	i.shares.close()
 	i.d.dropUID(i.h.UID)
 	i.memory.release()
@@ -479,7 +482,7 @@ func (i *instance) bury(ctx context.Context) {
 	close(i.gone)
 }
 
-// clear removes the sockets and the cgroup of a VM that has no process.
-func (d *Driver) clear(id vm.ID, dir string) error {
-	return errors.Join(removeSockets(dir), d.cgroups().remove(id))
+// clear removes the sockets and the cgroups of a VM that has no process.
+func (d *Driver) clear(id vm.ID, dir string, known *cgroupNote) error {
+	return errors.Join(removeSockets(dir), d.removeCgroups(id, dir, known))
 }

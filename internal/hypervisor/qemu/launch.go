@@ -40,6 +40,8 @@ type launch struct {
 	files  []*os.File
 	out    *os.File
 	cgroup *os.File
+	tasks  []*os.File  // see proc.Spec.CgroupTasks
+	place  *cgroupNote // nil: in the driver's own cgroup
 	shares servers
 	conn   net.Conn // to QMP, connected before the process exists: the kernel queues it, so there is no polling
 	proc   *proc.Process
@@ -196,9 +198,15 @@ func removeSockets(path string) error {
 const qemuOverhead = 512 << 20
 
 func (l *launch) makeCgroup(context.Context) (err error) {
-	groups := l.d.cgroups()
-	l.undo.Push(func(context.Context) error { return groups.remove(l.plan.ID) })
-	l.cgroup, err = groups.make(l.plan, overhead(l.plan, l.d.cfg.TBSize))
+	l.undo.Push(func(context.Context) error { return l.d.removeCgroups(l.plan.ID, l.plan.Dir, l.place) })
+	groups, parents, err := l.choose()
+	if err != nil {
+		return err
+	}
+	if l.cgroup, err = groups.make(l.plan, overhead(l.plan, l.d.cfg.TBSize)); err != nil {
+		return err
+	}
+	l.tasks, err = groups.join(l.plan.ID, parents)
 	return err
 }
 
@@ -251,7 +259,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 	l.proc, err = proc.Start(proc.Spec{
 		Path: l.cmd.args[0], Args: l.cmd.args, Env: l.cmd.env(), Files: l.files, Out: l.out,
 		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.groups()},
-		CgroupDir: l.cgroup, Isolated: true, SmallPages: l.cmd.smallPages,
+		CgroupDir: l.cgroup, CgroupTasks: l.tasks, Isolated: true, SmallPages: l.cmd.smallPages,
 	})
 	if err != nil {
 		return err
@@ -275,7 +283,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
-		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: !l.plan.Boot.Direct(), Graphics: l.plan.Graphics, Width: width(l.plan), VSOCK: l.plan.VSOCK, Shares: l.shares.handles(),
+		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: !l.plan.Boot.Direct(), Graphics: l.plan.Graphics, Width: width(l.plan), VSOCK: l.plan.VSOCK, Shares: l.shares.handles(), Cgroup: l.place,
 	}, l.proc)
 	i.shares = l.shares
 	if err := i.encode(); err != nil {
@@ -392,6 +400,6 @@ func lastMessage(log string) string {
 
 // release closes what only this launch needed, on success and on failure.
 func (l *launch) release() {
-	closeAll(l.files)
+	closeAll(slices.Concat(l.files, l.tasks))
 	closeAll([]*os.File{l.out, l.cgroup, l.dir.f})
 }

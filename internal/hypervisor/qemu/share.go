@@ -248,16 +248,11 @@ func (l *launch) undoServers() {
 
 // serve starts one server. The folder is opened once: who replaces it later changes nothing of what the guest has.
 func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervisor.Share) (*server, error) {
-	dir, err := hostdir.Open(s.Root, s.Path, s.Create, s.File != "")
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
 	ids, err := l.d.shareIDs(l.uid)
 	if err != nil {
 		return nil, err
 	}
-	tree, err := proc.MappedTree(dir, ids, s.ReadOnly)
+	tree, err := treeOf(s, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +276,7 @@ func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervis
 	}
 	mount := &proc.Mount{Tree: tree, Name: uuidOf(l.plan.ID), File: s.File}
 	p, err := proc.Start(proc.Spec{
-		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{listener}, Out: log, CgroupDir: l.cgroup,
+		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{listener}, Out: log, CgroupDir: l.cgroup, CgroupTasks: l.tasks,
 		Args:     []string{filepath.Base(bin), "--fd=" + strconv.Itoa(firstFileFd), "-o", marker(mount.Name), "-o", "sandbox=namespace,cache=auto", "-f", "--rlimit-nofile=0"},
 		Isolated: true, Mapped: &ids, Mount: mount,
 	})
@@ -295,6 +290,19 @@ func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervis
 		return nil, errors.Join(err, p.Kill(ctx), p.Close())
 	}
 	return srv, nil
+}
+
+// treeOf returns the mount that the server of s sees. The caller closes it.
+func treeOf(s hypervisor.Share, ids proc.IDs) (*os.File, error) {
+	if s.Live {
+		return proc.LiveTree(s.Path)
+	}
+	dir, err := hostdir.Open(s.Root, s.Path, s.Create, s.File != "")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return proc.MappedTree(dir, ids, s.ReadOnly)
 }
 
 // shareFault says why a server has ended while QEMU started, nil if none has.

@@ -1,11 +1,9 @@
 package qemu
 
 import (
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -37,10 +35,7 @@ func TestShareIDs(t *testing.T) {
 func shareOnly(t *testing.T) *launch {
 	t.Helper()
 	need.Root(t)
-	d, err := New(Config{Cgroup: "cocoon-share-" + strconv.Itoa(os.Getpid())}, slog.New(slog.NewTextHandler(t.Output(), nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := shareDriver(t)
 	if _, err := d.virtiofsd(); err != nil {
 		need.Missing(t, err.Error())
 	}

@@ -56,7 +56,11 @@ func told(t *testing.T, i hypervisor.Instance, script string) string {
 
 func serversOf(t *testing.T, p hypervisor.Plan) []*proc.Process {
 	t.Helper()
-	found, err := proc.InCgroup(testDriver(t).cgroups().path(p.ID))
+	groups, err := testDriver(t).cgroupsOf(p.Dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := proc.InCgroup(groups.path(p.ID))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -79,7 +79,7 @@ func (l *launch) startTPM(ctx context.Context) error {
 	defer its.Close()
 	// The name of the process is the mark by which it is found again.
 	p, err := proc.Start(proc.Spec{
-		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{its, state}, Out: log, User: &proc.User{UID: uid, GID: uid}, CgroupDir: l.cgroup, Isolated: true,
+		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{its, state}, Out: log, User: &proc.User{UID: uid, GID: uid}, CgroupDir: l.cgroup, CgroupTasks: l.tasks, Isolated: true,
 		Args: []string{
 			marker(uuidOf(l.plan.ID)), "socket", "--tpm2", "--terminate", "--ctrl", "type=unixio,clientfd=" + strconv.Itoa(firstFileFd),
 			"--tpmstate", "dir=/proc/self/fd/" + strconv.Itoa(firstFileFd+1) + ",mode=0600",

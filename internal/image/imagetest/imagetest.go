@@ -219,6 +219,12 @@ func (x suite) preparesOCI(t *testing.T, s image.Store) {
 	x.keepsContent(t, s, img, dir, cow, 64<<20)
 	_, err = s.Prepare(t.Context(), img, t.TempDir(), 1)
 	want(t, err, errdefs.InvalidArgument)
+	dir = t.TempDir()
+	blank, err := s.Prepare(t.Context(), image.Blank(), dir, 64<<20)
+	if err != nil || len(blank.Disks) != 1 || blank.Disks[0].Serial != image.SerialCOW || blank.Disks[0].Role != vm.RoleCOW {
+		t.Fatalf("without an image: %+v, %v", blank.Disks, err)
+	}
+	x.keepsContent(t, s, image.Blank(), dir, blank.Disks[0], 64<<20)
 }
 
 func (x suite) preparesDisk(t *testing.T, s image.Store) {

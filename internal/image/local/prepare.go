@@ -38,6 +38,9 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storag
 	if err != nil {
 		return image.Rootfs{}, fmt.Errorf("prepare disks: %w", err)
 	}
+	if img.ID == "" && img.Type == vm.ImageOCI { // image.Blank
+		return s.prepareOCI(ctx, record{}, dir, storage)
+	}
 	rec, err := s.use(img.ID)
 	if err != nil {
 		return image.Rootfs{}, err

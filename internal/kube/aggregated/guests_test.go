@@ -172,14 +172,14 @@ func TestAttachToPod(t *testing.T) {
 
 			// A client that leaves.
 			ctx, cancel := context.WithCancel(t.Context())
-			in, typed = io.Pipe()
-			go func() { ended <- p.attach(ctx, pod, in, io.Discard); in.Close() }()
-			_, _ = typed.Write([]byte("x"))
+			left, leaving := io.Pipe() // others, because the first client may still close its own
+			go func() { ended <- p.attach(ctx, pod, left, io.Discard); left.Close() }()
+			_, _ = leaving.Write([]byte("x"))
 			cancel()
 			if err := <-ended; !errors.Is(err, context.Canceled) {
 				t.Errorf("a client that leaves: %v", err)
 			}
-			typed.Close()
+			leaving.Close()
 
 			if !sockets { // the library may lose the last message of a SPDY connection
 				return

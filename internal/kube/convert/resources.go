@@ -11,13 +11,6 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// CPU shares, from which container runtimes calculate the weight of a container.
-const (
-	leastShares = 2
-	mostShares  = 262144
-	mostWeight  = 10000
-)
-
 // The OOM score adjustments of a kubelet. A burstable container is between the other two.
 const (
 	oomGuaranteed = -997
@@ -49,21 +42,12 @@ func resources(pod *corev1.Pod, c *corev1.Container, node Node) *vm.Resources {
 	}
 }
 
-// weight returns cpu.weight for a request in thousandths of a CPU. A kubelet turns it into CPU shares, and runc those into a weight:
-// the curve through its least, its usual and its largest value.
+// weight returns cpu.weight for a request in thousandths of a CPU, which a kubelet turns into CPU shares.
 func weight(milli int64) int64 {
-	if milli >= mostShares { // far more than a CPU for each share; it also must not overflow
-		return mostWeight
+	if milli >= vm.MaxCPUShares { // far more than a CPU for each share; it also must not overflow
+		return vm.CPUWeightOf(vm.MaxCPUShares)
 	}
-	shares := min(max(milli*1024/1000, leastShares), mostShares)
-	switch shares {
-	case leastShares:
-		return 1
-	case mostShares:
-		return mostWeight
-	}
-	l := math.Log2(float64(shares))
-	return int64(math.Ceil(math.Pow(10, (l*l+125*l)/612-7.0/34)))
+	return vm.CPUWeightOf(milli * 1024 / 1000)
 }
 
 // oomScoreAdj returns the OOM score adjustment of a container: the more memory of the node it requests, the lower it is.

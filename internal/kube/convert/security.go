@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -14,15 +13,9 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// capabilities are the default capabilities of a container, the same as in other container runtimes.
-var capabilities = []string{
-	"CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP", "NET_BIND_SERVICE",
-	"SYS_CHROOT", "KILL", "AUDIT_WRITE",
-}
-
 // security returns the privileges of a container's processes. They have no effect in a disk guest.
 func security(pod *corev1.Pod, c *corev1.Container) *vm.Security {
-	out := &vm.Security{Capabilities: slices.Clone(capabilities), NonRoot: nonRoot(pod, c)}
+	out := &vm.Security{Capabilities: vm.DefaultCapabilities(), NonRoot: nonRoot(pod, c)}
 	if p := seccomp(pod, c); p != nil {
 		out.Filtered = p.Type == corev1.SeccompProfileTypeRuntimeDefault
 	}
@@ -44,37 +37,16 @@ func security(pod *corev1.Pod, c *corev1.Container) *vm.Security {
 	return out
 }
 
-// allCapabilities is the name that stands for all capabilities.
-const allCapabilities = "ALL"
-
-// capability returns the name of c without the prefix that some manifests have.
-func capability(c corev1.Capability) string {
-	return strings.TrimPrefix(strings.ToUpper(string(c)), "CAP_")
-}
-
-// granted returns the capabilities of a container: the defaults with the added and without the dropped ones. ALL is applied
-// before single names. A capability that is both added and dropped is dropped.
+// granted returns the capabilities of a container.
 func granted(asked *corev1.Capabilities) []string {
 	var add, drop []string
 	for _, c := range asked.Add {
-		add = append(add, capability(c))
+		add = append(add, string(c))
 	}
 	for _, c := range asked.Drop {
-		drop = append(drop, capability(c))
+		drop = append(drop, string(c))
 	}
-	out := slices.Clone(capabilities)
-	if slices.Contains(add, allCapabilities) {
-		out = vm.AllCapabilities()
-	}
-	if slices.Contains(drop, allCapabilities) {
-		out = nil
-	}
-	for _, name := range add {
-		if name != allCapabilities && !slices.Contains(out, name) {
-			out = append(out, name)
-		}
-	}
-	return slices.DeleteFunc(out, func(name string) bool { return slices.Contains(drop, name) })
+	return vm.GrantCapabilities(add, drop)
 }
 
 // seccomp returns the seccomp profile of a container: its own, else the pod's, else nil.
@@ -154,8 +126,7 @@ func checkSecurity(c *corev1.Container, at *field.Path) field.ErrorList {
 		no(sc.WindowsOptions != nil, path.Child("windowsOptions"), "this node runs only Linux guests")
 		if sc.Capabilities != nil {
 			for i, added := range sc.Capabilities.Add {
-				_, known := vm.CapabilityNumber(capability(added))
-				no(!known && capability(added) != allCapabilities, path.Child("capabilities", "add").Index(i), "Linux has no capability "+strconv.Quote(string(added)))
+				no(!vm.KnowsCapability(string(added)), path.Child("capabilities", "add").Index(i), "Linux has no capability "+strconv.Quote(string(added)))
 			}
 		}
 	}

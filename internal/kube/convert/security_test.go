@@ -19,33 +19,33 @@ func capable(add, drop []corev1.Capability) corev1.SecurityContext {
 func TestSecurityOfAContainer(t *testing.T) {
 	type caps = []corev1.Capability
 	without := func(names ...string) []string {
-		return slices.DeleteFunc(slices.Clone(capabilities), func(n string) bool { return slices.Contains(names, n) })
+		return slices.DeleteFunc(vm.DefaultCapabilities(), func(n string) bool { return slices.Contains(names, n) })
 	}
 	for name, tc := range map[string]struct {
 		pod  corev1.PodSecurityContext
 		own  corev1.SecurityContext
 		want vm.Security
 	}{
-		"nothing asked":   {want: vm.Security{Capabilities: capabilities}},
-		"no escalation":   {own: corev1.SecurityContext{AllowPrivilegeEscalation: ptr(false)}, want: vm.Security{Capabilities: capabilities, NoNewPrivileges: true}},
-		"escalation":      {own: corev1.SecurityContext{AllowPrivilegeEscalation: ptr(true)}, want: vm.Security{Capabilities: capabilities}},
+		"nothing asked":   {want: vm.Security{Capabilities: vm.DefaultCapabilities()}},
+		"no escalation":   {own: corev1.SecurityContext{AllowPrivilegeEscalation: ptr(false)}, want: vm.Security{Capabilities: vm.DefaultCapabilities(), NoNewPrivileges: true}},
+		"escalation":      {own: corev1.SecurityContext{AllowPrivilegeEscalation: ptr(true)}, want: vm.Security{Capabilities: vm.DefaultCapabilities()}},
 		"drop all":        {own: capable(nil, caps{"ALL"}), want: vm.Security{}},
 		"drop all, add":   {own: capable(caps{"NET_ADMIN"}, caps{"ALL"}), want: vm.Security{Capabilities: []string{"NET_ADMIN"}}},
 		"add all":         {own: capable(caps{"ALL"}, nil), want: vm.Security{Capabilities: vm.AllCapabilities()}},
 		"drop wins":       {own: capable(caps{"SYS_TIME", "KILL"}, caps{"KILL", "SYS_TIME"}), want: vm.Security{Capabilities: without("KILL")}},
 		"other spellings": {own: capable(caps{"CAP_SYS_TIME"}, caps{"kill", "NOT_KNOWN"}), want: vm.Security{Capabilities: append(without("KILL"), "SYS_TIME")}},
 		"privileged":      {own: corev1.SecurityContext{Privileged: ptr(true)}, want: vm.Security{Capabilities: vm.AllCapabilities()}},
-		"not root":        {pod: corev1.PodSecurityContext{RunAsNonRoot: ptr(true)}, want: vm.Security{Capabilities: capabilities, NonRoot: true}},
-		"root after all":  {pod: corev1.PodSecurityContext{RunAsNonRoot: ptr(true)}, own: corev1.SecurityContext{RunAsNonRoot: ptr(false)}, want: vm.Security{Capabilities: capabilities}},
-		"groups":          {pod: corev1.PodSecurityContext{SupplementalGroups: []int64{5, 6}, FSGroup: ptr(int64(7))}, want: vm.Security{Capabilities: capabilities, Groups: []int64{5, 6, 7}}},
+		"not root":        {pod: corev1.PodSecurityContext{RunAsNonRoot: ptr(true)}, want: vm.Security{Capabilities: vm.DefaultCapabilities(), NonRoot: true}},
+		"root after all":  {pod: corev1.PodSecurityContext{RunAsNonRoot: ptr(true)}, own: corev1.SecurityContext{RunAsNonRoot: ptr(false)}, want: vm.Security{Capabilities: vm.DefaultCapabilities()}},
+		"groups":          {pod: corev1.PodSecurityContext{SupplementalGroups: []int64{5, 6}, FSGroup: ptr(int64(7))}, want: vm.Security{Capabilities: vm.DefaultCapabilities(), Groups: []int64{5, 6, 7}}},
 		"default filter of system calls": {
 			pod:  corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
-			want: vm.Security{Capabilities: capabilities, Filtered: true},
+			want: vm.Security{Capabilities: vm.DefaultCapabilities(), Filtered: true},
 		},
 		"its own profile wins": {
 			pod:  corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			own:  corev1.SecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeUnconfined}},
-			want: vm.Security{Capabilities: capabilities},
+			want: vm.Security{Capabilities: vm.DefaultCapabilities()},
 		},
 		"privileged has no filter": {
 			pod:  corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
@@ -54,7 +54,7 @@ func TestSecurityOfAContainer(t *testing.T) {
 		},
 		"groups of the pod only": {
 			pod:  corev1.PodSecurityContext{SupplementalGroupsPolicy: ptr(corev1.SupplementalGroupsPolicyStrict)},
-			want: vm.Security{Capabilities: capabilities, StrictGroups: true},
+			want: vm.Security{Capabilities: vm.DefaultCapabilities(), StrictGroups: true},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -67,6 +67,17 @@ func (e *engine) AddContainer(ctx context.Context, ref string, c vm.Container) (
 	return e.Inspect(ctx, ref)
 }
 
+// StartContainer finds no container that waits for it: none of a pod does.
+func (e *engine) StartContainer(_ context.Context, ref, container string) (vm.Record, error) {
+	return vm.Record{}, errdefs.NotFoundf("no container %s of %s", container, ref)
+}
+
+// RemoveContainer removes nothing: pods keep their containers.
+func (e *engine) RemoveContainer(ctx context.Context, ref, _ string) error {
+	_, err := e.Inspect(ctx, ref)
+	return err
+}
+
 // ResizeContainers changes the containers on record. A memory limit below what e.used says is refused.
 func (e *engine) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
 	leave, err := e.enter(fmt.Sprint("resize ", want))

@@ -258,6 +258,14 @@ func (v ownContainers) AddContainer(ctx context.Context, ref string, c vm.Contai
 	return v.r.AddContainer(vm.OnBehalf(ctx, v.o), ref, c)
 }
 
+func (v ownContainers) StartContainer(ctx context.Context, ref, container string) (vm.Record, error) {
+	return v.r.StartContainer(vm.OnBehalf(ctx, v.o), ref, container)
+}
+
+func (v ownContainers) RemoveContainer(ctx context.Context, ref, container string) error {
+	return v.r.RemoveContainer(vm.OnBehalf(ctx, v.o), ref, container)
+}
+
 func (v ownContainers) ResizeContainers(ctx context.Context, ref string, want map[string]vm.Resources) (vm.Record, error) {
 	return v.r.ResizeContainers(vm.OnBehalf(ctx, v.o), ref, want)
 }

@@ -56,7 +56,7 @@ func (v View) one(c *corev1.Container) corev1.ContainerStatus {
 		}
 		out.LastTerminationState.Terminated = ended(s.Last, before)
 		if !s.StartedAt.IsZero() {
-			out.User = userOf(v.Record.Container(c.Name).Process)
+			out.User = userOf(*v.Record.Container(c.Name))
 		}
 	}
 	switch {

@@ -169,9 +169,10 @@ func TestImageOfAnEphemeralContainer(t *testing.T) {
 	}
 }
 
-// The user of a container is told where the pod says it alone, as soon as the container has started.
+// The user of a container is told as soon as the container has started: as its guest tells, or where the pod says it alone.
 func TestUserOfAContainer(t *testing.T) {
 	strict := &vm.Security{StrictGroups: true, Groups: []int64{4000, 3000, 2000}}
+	const told = "SIGUSR1" // marks the case
 	for name, tc := range map[string]struct {
 		process vm.Process
 		started time.Time
@@ -184,8 +185,12 @@ func TestUserOfAContainer(t *testing.T) {
 		"group of the image":  {vm.Process{User: "1000", Security: strict}, time.Unix(1, 0), nil},
 		"a name":              {vm.Process{User: "nobody:3000", Security: strict}, time.Unix(1, 0), nil},
 		"earlier record":      {vm.Process{User: "1000:3000"}, time.Unix(1, 0), nil},
+		"the guest tells":     {vm.Process{User: "web", StopSignal: told}, time.Unix(1, 0), &corev1.LinuxContainerUser{UID: 7, GID: 8, SupplementalGroups: []int64{8, 9}}},
 	} {
 		status := vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: tc.started}
+		if tc.process.StopSignal == told {
+			status.User = &vm.ContainerUser{UID: 7, GID: 8, Groups: []int64{8, 9}}
+		}
 		rec := &vm.Record{State: vm.StateRunning, ImageType: vm.ImageOCI, Containers: []vm.ContainerRecord{{Name: "a", Process: tc.process, Status: status}}}
 		v := View{Pod: &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "a"}}}}, Record: rec}
 		var got *corev1.LinuxContainerUser

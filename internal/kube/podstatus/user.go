@@ -10,9 +10,13 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// userOf returns the user and the groups of a container's first process. It returns nil where the image has a say in them: only the
-// guest reads the image's /etc/passwd and /etc/group.
-func userOf(p vm.Process) *corev1.ContainerUser {
+// userOf returns the user and the groups of a container's first process. The guest reports them, because it reads the image's /etc/passwd
+// and /etc/group. Agents of earlier releases report nothing. Then userOf returns what the pod sets, and nil if the image decides.
+func userOf(c vm.ContainerRecord) *corev1.ContainerUser {
+	if u := c.Status.User; u != nil {
+		return &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{UID: u.UID, GID: u.GID, SupplementalGroups: slices.Clone(u.Groups)}}
+	}
+	p := c.Process
 	if p.Security == nil || !p.Security.StrictGroups {
 		return nil
 	}

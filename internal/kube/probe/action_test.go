@@ -32,7 +32,10 @@ func site(t *testing.T, secure bool) (port int, scheme corev1.URIScheme) {
 	mux.Handle("/here", http.RedirectHandler("/ok", http.StatusFound))
 	mux.Handle("/there", http.RedirectHandler("http://192.0.2.1/", http.StatusFound))
 	mux.Handle("/round", http.RedirectHandler("/round", http.StatusFound))
-	mux.HandleFunc("/slow", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	mux.HandleFunc("/slow", func(_ http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler) // no answer: it could reach the client that is hanging up
+	})
 	var s *httptest.Server
 	if secure {
 		s, scheme = httptest.NewTLSServer(mux), corev1.URISchemeHTTPS

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // reader reads small kernel files into one buffer, because a scrape reads thousands of files.
@@ -116,7 +117,7 @@ func (h Host) ownCgroup(r *reader, mount string, v VM) string {
 	}
 	for line := range strings.Lines(string(data)) {
 		path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::")
-		if !ok || filepath.Base(path) != string(v.ID) {
+		if !ok || strings.TrimPrefix(filepath.Base(path), vm.CgroupPrefix) != string(v.ID) {
 			continue // a cgroup without the VM's id may be shared
 		}
 		if dir := filepath.Join(mount, path); unix.Access(filepath.Join(dir, "cpu.stat"), unix.R_OK) == nil {

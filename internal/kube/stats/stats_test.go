@@ -185,6 +185,12 @@ func TestOwnCgroup(t *testing.T) {
 	if p := m.one().Process; p == nil || p.CPU != 1234567*time.Microsecond+10*time.Millisecond {
 		t.Errorf("shared: %+v", p)
 	}
+	m.process(502, 1, 0, 1)
+	m.write("10/cgroup", "0::/kubepods/pod1/cocoon-abc\n") // that of a sandbox
+	m.write("cg/kubepods/pod1/cocoon-abc/cpu.stat", "usage_usec 5\n")
+	if p := m.one().Process; p == nil || p.CPU != 1234572*time.Microsecond+10*time.Millisecond {
+		t.Errorf("in the cgroup of a pod: %+v", p)
+	}
 }
 
 func TestSummary(t *testing.T) {

@@ -22,7 +22,7 @@ func (n *Network) Remember(context.Context, []network.Held) error { return nil }
 // Attach implements network.Network. The plugins choose the address. It stays with the VM until Release, and a new VM with an
 // old name gets another one.
 func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (nic vm.NIC, err error) {
-	r := record{ID: id, VM: name, Index: index, Ports: spec.Ports}
+	r := record{ID: id, VM: name, Index: index, Ports: spec.Ports, Pod: spec.Pod, Bandwidth: spec.Bandwidth}
 	err = n.single(ctx, n.tap(r), func(up bool) (err error) {
 		if !up {
 			return n.notUp()

@@ -218,6 +218,22 @@ func TestRefusals(t *testing.T) {
 }
 
 // Ports of the host are given to a plugin that can forward them. Without one the VM is refused, and nothing of it is left.
+// TestPodArguments: plugins are told of a pod as a kubelet's runtime tells them, and of another VM only its name.
+func TestPodArguments(t *testing.T) {
+	n, err := New(Config{Name: "lab", StateDir: t.TempDir()}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, r := range map[string]record{
+		"[[IgnoreUnknown 1] [K8S_POD_NAME web]]": {ID: "i", VM: "web"},
+		"[[IgnoreUnknown 1] [K8S_POD_NAMESPACE shop] [K8S_POD_NAME web] [K8S_POD_INFRA_CONTAINER_ID i] [K8S_POD_UID u1]]": {ID: "i", VM: "shop/web.12.0", Pod: vm.PodName{Namespace: "shop", Name: "web", UID: "u1"}},
+	} {
+		if got := fmt.Sprint(n.runtime(r).Args); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
 func TestPorts(t *testing.T) {
 	plugins(t)
 	dir := t.TempDir()
@@ -231,11 +247,11 @@ func TestPorts(t *testing.T) {
 		t.Errorf("without a plugin that forwards ports: %v", err)
 	}
 	assertClean(t, dir)
-	got, err := json.Marshal(n.runtime(record{ID: vm.NewID(), Ports: spec.Ports}).CapabilityArgs)
+	got, err := json.Marshal(n.runtime(record{ID: vm.NewID(), Ports: spec.Ports, Bandwidth: vm.Bandwidth{Ingress: 1000000}}).CapabilityArgs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"192.0.2.7"}]}`
+	const want = `{"bandwidth":{"ingressRate":1000000,"ingressBurst":4294967295},"portMappings":[{"hostPort":8080,"containerPort":80,"protocol":"tcp","hostIP":"192.0.2.7"}]}`
 	if string(got) != want {
 		t.Errorf("plugins are given %s, want %s", got, want)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -22,7 +23,13 @@ import (
 func (n *Network) runtime(r record) *libcni.RuntimeConf {
 	rt := &libcni.RuntimeConf{
 		ContainerID: string(r.ID), NetNS: n.space(r).Path, IfName: r.link(),
-		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAME", r.VM}},
+		Args: [][2]string{{"IgnoreUnknown", "1"}},
+	}
+	if p := r.Pod; p != (vm.PodName{}) { // by the names that a kubelet uses
+		rt.Args = append(rt.Args, [2]string{"K8S_POD_NAMESPACE", p.Namespace}, [2]string{"K8S_POD_NAME", p.Name},
+			[2]string{"K8S_POD_INFRA_CONTAINER_ID", string(r.ID)}, [2]string{"K8S_POD_UID", p.UID})
+	} else {
+		rt.Args = append(rt.Args, [2]string{"K8S_POD_NAME", r.VM})
 	}
 	rt.CapabilityArgs = map[string]any{} // each is passed only to plugins with that capability
 	if r.MAC != "" {
@@ -31,6 +38,9 @@ func (n *Network) runtime(r record) *libcni.RuntimeConf {
 	}
 	if len(r.Ports) > 0 {
 		rt.CapabilityArgs[portMappings] = portsOf(r)
+	}
+	if r.Bandwidth != (vm.Bandwidth{}) {
+		rt.CapabilityArgs["bandwidth"] = bandwidthOf(r.Bandwidth)
 	}
 	return rt
 }
@@ -48,6 +58,25 @@ type portMapping struct {
 func portsOf(r record) (out []portMapping) {
 	for _, p := range r.Ports {
 		out = append(out, portMapping{p.HostPort, p.GuestPort, string(p.Protocol), p.HostIP})
+	}
+	return out
+}
+
+// bandwidth is the argument of the capability bandwidth (CNI conventions). Rates are bits per second, bursts are bits.
+type bandwidth struct {
+	IngressRate  uint64 `json:"ingressRate,omitempty"`
+	IngressBurst uint64 `json:"ingressBurst,omitempty"`
+	EgressRate   uint64 `json:"egressRate,omitempty"`
+	EgressBurst  uint64 `json:"egressBurst,omitempty"`
+}
+
+// bandwidthOf has the burst that container runtimes give, because no pod names one.
+func bandwidthOf(b vm.Bandwidth) (out bandwidth) {
+	if b.Ingress > 0 {
+		out.IngressRate, out.IngressBurst = uint64(b.Ingress), math.MaxUint32
+	}
+	if b.Egress > 0 {
+		out.EgressRate, out.EgressBurst = uint64(b.Egress), math.MaxUint32
 	}
 	return out
 }

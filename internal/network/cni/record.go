@@ -26,11 +26,14 @@ type record struct {
 	ID      vm.ID            `json:"vm_id"`
 	VM      string           `json:"vm"`
 	Index   int              `json:"nic"`
-	MAC     string           `json:"mac,omitempty"`     // the requested MAC
-	Ports   []vm.PortMapping `json:"ports,omitempty"`   // of the host
-	Added   bool             `json:"added"`             // ADD succeeded, and NIC holds its result
-	Bridge  string           `json:"bridge,omitempty"`  // the bridge whose Addresses gave the address; "" if the plugins did
-	NIC     vm.NIC           `json:"nic_info,omitzero"` // as Attach returned it
+	MAC     string           `json:"mac,omitempty"`   // the requested MAC
+	Ports   []vm.PortMapping `json:"ports,omitempty"` // of the host
+	Pod     vm.PodName       `json:"pod,omitzero"`    // whose interface it is
+
+	Bandwidth vm.Bandwidth `json:"bandwidth,omitzero"`
+	Added     bool         `json:"added"`             // ADD succeeded, and NIC holds its result
+	Bridge    string       `json:"bridge,omitempty"`  // the bridge whose Addresses gave the address; "" if the plugins did
+	NIC       vm.NIC       `json:"nic_info,omitzero"` // as Attach returned it
 }
 
 // tapName returns the tap name of an interface, for all networks: 15 characters, the maximum for a link name.

@@ -195,6 +195,18 @@ func strangers(ctx context.Context, t T, r guest.Containers) {
 	if _, err := r.AddContainer(ctx, "one", add); !errdefs.Is(err, errdefs.Unsupported) {
 		t.Errorf("a container for a VM that is one process: %v", err)
 	}
+	if _, err := r.StartContainer(ctx, "nothing", "none"); !errdefs.IsNotFound(err) {
+		t.Errorf("a start of a container of what is not: %v", err)
+	}
+	if _, err := r.StartContainer(ctx, "one", "none"); !errdefs.IsNotFound(err) {
+		t.Errorf("a start of what the VM does not have: %v", err)
+	}
+	if err := r.RemoveContainer(ctx, "nothing", "none"); !errdefs.IsNotFound(err) {
+		t.Errorf("a removal of a container of what is not: %v", err)
+	}
+	if err := r.RemoveContainer(ctx, "one", "none"); err != nil {
+		t.Errorf("a removal of what the VM does not have: %v", err)
+	}
 	want := map[string]vm.Resources{"none": {CPULimit: 100}}
 	if _, err := r.ResizeContainers(ctx, "nothing", want); !errdefs.IsNotFound(err) {
 		t.Errorf("a resize of what is not: %v", err)

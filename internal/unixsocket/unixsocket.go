@@ -1,9 +1,10 @@
-package nodeapi
+// Package unixsocket listens on unix sockets that only root, and one group at most, may connect to.
+//
+// It knows no protocol.
+package unixsocket
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,46 +17,19 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc/credentials"
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// TLS names the PEM files for the TCP listener. Whoever holds a certificate of ClientCA has full power over the node.
-type TLS struct {
-	Cert     string `json:"cert,omitempty"`
-	Key      string `json:"key,omitempty"`
-	ClientCA string `json:"clientCA,omitempty"`
-}
-
-func (t TLS) credentials() (credentials.TransportCredentials, error) {
-	if t.Cert == "" || t.Key == "" || t.ClientCA == "" {
-		return nil, errdefs.Invalidf("serving the node API on TCP needs a certificate, its key and the CA of the clients (tls.cert, tls.key, tls.clientCA)")
-	}
-	pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
-	if err != nil {
-		return nil, errdefs.New(errdefs.InvalidArgument, "load the certificate of the node API: %w", err)
-	}
-	pem, err := os.ReadFile(t.ClientCA)
-	if err != nil {
-		return nil, errdefs.New(errdefs.InvalidArgument, "load the client CA of the node API: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, errdefs.Invalidf("%s holds no PEM certificate", t.ClientCA)
-	}
-	return credentials.NewTLS(&tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair},
-		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
-	}), nil
-}
-
-// listenUnix serves at path, which may exceed the length of a socket address. The socket is never open to more than
-// root and group, not even for a moment. A socket that nobody serves any more is replaced; a served one is an error.
-func listenUnix(ctx context.Context, path, group string) (net.Listener, error) {
+// Listen serves at path, which may exceed the length of a socket address; its folder must exist. The socket is never open to more
+// than root and group, not even for a moment. A group that does not exist on this host, or "", leaves it to root. A socket that
+// nobody serves any more is replaced.
+// Errors: AlreadyExists if another process serves path, FailedPrecondition.
+func Listen(ctx context.Context, path, group string) (net.Listener, error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
-		return nil, errdefs.New(errdefs.FailedPrecondition, "open the folder of the node API's socket: %w", err)
+		return nil, errdefs.New(errdefs.FailedPrecondition, "open the folder of socket %s: %w", path, err)
 	}
 	defer dir.Close()
 	short := path
@@ -81,7 +55,7 @@ func listenUnix(ctx context.Context, path, group string) (net.Listener, error) {
 		os.Remove(path)
 		return nil, err
 	}
-	return &unixListener{UnixListener: ul, path: path}, nil
+	return &listener{UnixListener: ul, path: path}, nil
 }
 
 func removeStale(path, short string) error {
@@ -90,16 +64,16 @@ func removeStale(path, short string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
-		return errdefs.New(errdefs.FailedPrecondition, "look at the node API's socket: %w", err)
+		return errdefs.New(errdefs.FailedPrecondition, "look at socket %s: %w", path, err)
 	case fi.Mode().Type() != fs.ModeSocket:
-		return errdefs.Preconditionf("%s is at the path of the node API's socket and is not a socket; remove it", path)
+		return errdefs.Preconditionf("%s is at the path of a socket and is not a socket; remove it", path)
 	}
 	if conn, err := net.DialTimeout("unix", short, time.Second); err == nil {
 		conn.Close()
-		return errdefs.Existsf("another cocoond serves %s; stop it or choose another --run-dir", path)
+		return errdefs.Existsf("another process serves %s; stop it or choose another path", path)
 	}
 	if err := os.Remove(path); err != nil {
-		return errdefs.New(errdefs.FailedPrecondition, "remove a stale socket: %w", err)
+		return errdefs.New(errdefs.FailedPrecondition, "remove stale socket %s: %w", path, err)
 	}
 	return nil
 }
@@ -118,25 +92,25 @@ func admit(path, group string) error {
 		return fmt.Errorf("group %s: %w", group, err)
 	}
 	if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, 0o660)); err != nil {
-		return errdefs.New(errdefs.FailedPrecondition, "give the node API's socket to group %s: %w", group, err)
+		return errdefs.New(errdefs.FailedPrecondition, "give socket %s to group %s: %w", path, group, err)
 	}
 	return nil
 }
 
-type unixListener struct {
+type listener struct {
 	*net.UnixListener
 	path string
 	once sync.Once
 }
 
-func (l *unixListener) Close() error {
+func (l *listener) Close() error {
 	err := l.UnixListener.Close()
 	l.once.Do(func() { os.Remove(l.path) })
 	return err
 }
 
-// limit makes l accept at most n connections at a time; more wait in the kernel's queue.
-func limit(l net.Listener, n int) net.Listener {
+// Limit makes l accept at most n connections at a time; more wait in the kernel's queue.
+func Limit(l net.Listener, n int) net.Listener {
 	return &limited{Listener: l, slots: make(chan struct{}, n), done: make(chan struct{})}
 }
 
@@ -174,4 +148,25 @@ type limitedConn struct {
 func (c *limitedConn) Close() error {
 	defer c.release()
 	return c.Conn.Close()
+}
+
+// Peer returns which process has connected to a socket of Listen.
+func Peer(c net.Conn) (*unix.Ucred, error) {
+	if l, ok := c.(*limitedConn); ok {
+		c = l.Conn
+	}
+	uc, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, errdefs.New(errdefs.Internal, "a connection of a unix socket is a %T", c)
+	}
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return nil, err
+	}
+	return cred, credErr
 }

@@ -1,0 +1,106 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// This file shares folders of the node with a sandbox while it runs: those of one container, as long as the sandbox has it. They are
+// mounted in the one folder that the guest shares with the node.
+
+// folderPlugger returns what shares folders with the running guest of m.
+func (m *machine) folderPlugger() (hypervisor.FolderPlugger, error) {
+	run := m.run.Load()
+	if run == nil {
+		return nil, errdefs.Preconditionf("its process has ended")
+	}
+	plugger, ok := hypervisor.As[hypervisor.FolderPlugger](run.Inst)
+	if !ok {
+		return nil, errdefs.Unsupportedf("driver %s cannot share folders with a running VM", m.record().Driver)
+	}
+	return plugger, nil
+}
+
+// ownShares returns the folders that only c has, by the index of their volume.
+// Errors: as of node.allowed, Unsupported for a VM that is no sandbox, FailedPrecondition if one is missing.
+func (m *machine) ownShares(c vm.Container) (map[int]hypervisor.Share, error) {
+	if len(c.Volumes) > 0 && !m.record().Spec.Sandbox {
+		return nil, errdefs.Unsupportedf("it is no sandbox, so a container that is added has no volumes of its own")
+	}
+	out := map[int]hypervisor.Share{}
+	for i, v := range c.Volumes {
+		if v.Dir == nil {
+			continue
+		}
+		s, err := m.ownShare(*v.Dir)
+		if err != nil {
+			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
+		}
+		out[i] = s
+	}
+	return out, nil
+}
+
+func (m *machine) ownShare(d vm.HostDir) (hypervisor.Share, error) {
+	s := hypervisor.Share{Path: d.Path, ReadOnly: d.ReadOnly}
+	if d.File {
+		s.File = vm.DirFile
+	}
+	if !d.Trusted {
+		allowed, err := m.allowed(m.record().Owner, d)
+		s.Root, s.Create = allowed.Path, d.Create && !allowed.ReadOnly
+		return s, err
+	}
+	path, err := filepath.EvalSymlinks(d.Path) // from here on, none of its parts may be replaced by a link
+	if err != nil {
+		return s, errdefs.Preconditionf("%w", err)
+	}
+	s.Root, s.Path = "/", path
+	return s, nil
+}
+
+// shareOwn shares the folders of a container on record. Idempotent.
+func (m *machine) shareOwn(ctx context.Context, c vm.Container) error {
+	shares, err := m.ownShares(c)
+	if err != nil || len(shares) == 0 {
+		return err
+	}
+	plugger, err := m.folderPlugger()
+	if err != nil {
+		return err
+	}
+	for _, i := range slices.Sorted(maps.Keys(shares)) {
+		s := shares[i]
+		if err := plugger.PlugFolder(ctx, filepath.Join(m.dirs.shared(m.id), vm.SharedPath(c.Name, i)), s); err != nil {
+			return fmt.Errorf("volume %s: %w", c.Volumes[i].Name, err)
+		}
+	}
+	return nil
+}
+
+// unshareOwn ends what shareOwn does. Idempotent.
+func (m *machine) unshareOwn(ctx context.Context, c vm.Container) error {
+	if !slices.ContainsFunc(c.Volumes, func(v vm.Volume) bool { return v.Dir != nil }) {
+		return nil
+	}
+	plugger, err := m.folderPlugger()
+	if err != nil {
+		return err
+	}
+	for i := range c.Volumes {
+		if c.Volumes[i].Dir == nil {
+			continue
+		}
+		if err := plugger.UnplugFolder(ctx, filepath.Join(m.dirs.shared(m.id), vm.SharedPath(c.Name, i))); err != nil {
+			return fmt.Errorf("volume %s: %w", c.Volumes[i].Name, err)
+		}
+	}
+	return nil
+}
