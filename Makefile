@@ -6,10 +6,10 @@ SHELL       := /bin/bash
 BIN      := bin
 # One set of flags for build, vet and lint: with different flags the Kubernetes packages would be compiled twice.
 export CGO_ENABLED ?= 0
+export GOFLAGS := -trimpath $(shell go env GOFLAGS)
 # A go.work of a folder above does not change what we build.
 export GOWORK := off
 export TMPDIR := $(shell hack/tmpdir.sh)
-GOFLAGS_ := -trimpath
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -s -w -X cocoonstack.io/cocoon/internal/version.Version=$(VERSION)
 CMDS     := cocoon cocoond vk-cocoon epoch cocoon-manager
@@ -33,7 +33,7 @@ build: binaries guest demo-image control-plane virtctl ## all binaries, the gues
 .PHONY: binaries
 binaries:
 	@mkdir -p $(BIN)
-	@go build $(GOFLAGS_) -ldflags '$(LDFLAGS)' -o $(BIN)/ $(CMDS:%=./cmd/%)
+	@go build -ldflags '$(LDFLAGS)' -o $(BIN)/ $(CMDS:%=./cmd/%)
 
 .PHONY: guest
 guest: ## guest kernel and initramfs into bin/guest (cached by content)
@@ -49,8 +49,9 @@ nfs-server: ## the NFS server of the tests, into bin/nfs (cached)
 
 .PHONY: demo-image
 demo-image: guest
-	@go run $(GOFLAGS_) ./examples/demo-image -busybox $(BIN)/guest/busybox -o $(BIN)/demo.tar
-	@go run $(GOFLAGS_) ./examples/demo-image -disk $(BIN)/guest/disk.img -o $(BIN)/disk-demo.tar
+	@go run ./examples/demo-image -busybox $(BIN)/guest/busybox -o $(BIN)/demo.tar
+	@go run ./examples/demo-image -disk $(BIN)/guest/disk.img -o $(BIN)/disk-demo.tar
+	@go run ./examples/demo-image -busybox $(BIN)/guest/busybox -pause -o $(BIN)/pause.tar
 
 .PHONY: deb
 deb: binaries guest ## the Debian package bin/cocoon.deb
@@ -67,28 +68,32 @@ cloudimg: ## a small cloud image for the tests into bin/cloudimg.qcow2 (the firs
 .PHONY: origin
 origin: ## the web server and registry of demo and e2e tests
 	@mkdir -p $(BIN)
-	@go build $(GOFLAGS_) -o $(BIN)/origin ./hack/origin
+	@go build -o $(BIN)/origin ./hack/origin
 
 .PHONY: images
 images: binaries control-plane ## container images of what runs in a cluster into bin/images
-	@go run $(GOFLAGS_) ./hack/images -out $(BIN)/images cocoon-manager=$(BIN)/cocoon-manager cocoon-scheduler=$(BIN)/cocoon-up epoch=$(BIN)/epoch
+	@go run ./hack/images -out $(BIN)/images cocoon-manager=$(BIN)/cocoon-manager cocoon-scheduler=$(BIN)/cocoon-up epoch=$(BIN)/epoch
 
 .PHONY: helm
 helm: ## helm, for the test of the chart
 	@mkdir -p $(BIN)
-	@go -C tools/helm build $(GOFLAGS_) -ldflags '-s -w' -o $(CURDIR)/$(BIN)/helm helm.sh/helm/v4/cmd/helm
+	@go -C tools/helm build -ldflags '-s -w' -o $(CURDIR)/$(BIN)/helm helm.sh/helm/v4/cmd/helm
 
 .PHONY: agent-sandbox
 agent-sandbox: ## the controller of agents' sandboxes with its custom resources and rights, for its test
 	@mkdir -p $(BIN)
-	@go -C tools/agent-sandbox build $(GOFLAGS_) -ldflags '-s -w' -o $(CURDIR)/$(BIN)/agent-sandbox-controller sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller
+	@go -C tools/agent-sandbox build -ldflags '-s -w' -o $(CURDIR)/$(BIN)/agent-sandbox-controller sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller
 	@cd "$$(go -C tools/agent-sandbox list -m -f '{{.Dir}}' sigs.k8s.io/agent-sandbox)/k8s" && \
 		for f in crds/*.yaml *rbac.generated.yaml extensions.yaml; do echo ---; cat "$$f"; done >'$(CURDIR)/$(BIN)/agent-sandbox.yaml'
 
 .PHONY: spiffe-csi
 spiffe-csi: ## a CSI driver of others, for the test of their volumes
 	@mkdir -p $(BIN)
-	@go -C tools/spiffe-csi build $(GOFLAGS_) -ldflags '-s -w' -o $(CURDIR)/$(BIN)/spiffe-csi-driver github.com/spiffe/spiffe-csi/cmd/spiffe-csi-driver
+	@go -C tools/spiffe-csi build -ldflags '-s -w' -o $(CURDIR)/$(BIN)/spiffe-csi-driver github.com/spiffe/spiffe-csi/cmd/spiffe-csi-driver
+
+.PHONY: containerd
+containerd: ## containerd, runc, crictl and critest into bin/containerd (the first build takes some minutes, then it is cached)
+	@tools/containerd/build.sh $(BIN)/containerd
 
 .PHONY: control-plane
 control-plane: ## Kubernetes control plane and kubectl into bin/ (the first build takes about ten minutes, then it is cached)
@@ -99,7 +104,7 @@ control-plane: ## Kubernetes control plane and kubectl into bin/ (the first buil
 .PHONY: virtctl
 virtctl: ## KubeVirt's client, unmodified (the first build takes some minutes)
 	@mkdir -p $(BIN)
-	@go -C tools/virtctl build $(GOFLAGS_) -o $(CURDIR)/$(BIN)/virtctl \
+	@go -C tools/virtctl build -o $(CURDIR)/$(BIN)/virtctl \
 		-ldflags "-s -w -X kubevirt.io/client-go/version.gitVersion=$$(go -C tools/virtctl list -m -f '{{.Version}}' kubevirt.io/kubevirt)" \
 		kubevirt.io/kubevirt/cmd/virtctl
 
@@ -110,12 +115,12 @@ check: lint tidy-check generate-check test-arch ## format, vet, lint, layers, do
 lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
-	@go -C hack/promlint test $(GOFLAGS_) -count=1 . # what it reads is outside its module, which the cache of tests does not see
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh guest/pack/rootfs/{init,etc/boot,etc/udhcpc,etc/acpi/*/*} cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh hack/nfs/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
+	@go -C hack/promlint test -count=1 . # what it reads is outside its module, which the cache of tests does not see
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh guest/pack/rootfs/{init,etc/boot,etc/udhcpc,etc/acpi/*/*} cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh hack/nfs/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh tools/containerd/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments
-	@go test $(GOFLAGS_) -count=1 .
+	@go test -count=1 .
 
 .PHONY: tidy-check
 tidy-check:
@@ -123,6 +128,7 @@ tidy-check:
 	@go -C tools mod tidy -diff
 	@go -C tools/helm mod tidy -diff
 	@go -C tools/agent-sandbox mod tidy -diff
+	@go -C tools/containerd mod tidy -diff
 	@go -C tools/spiffe-csi mod tidy -diff
 	@go -C tools/virtctl mod tidy -diff
 	@go -C hack/promlint mod tidy -diff
@@ -140,14 +146,17 @@ generate-check:
 .PHONY: test
 test: setup test-unit test-crash test-variants test-vm test-e2e ## all of the tests; like demo, it installs missing Debian packages, unless SETUP=no
 
-PACKAGES ?= ./...
+# Packages that take minutes start first. test-arch runs the house rules, which are the tests of the root folder.
+PACKAGES ?= ./internal/network/bridge ./internal/snapshot/chunked ./internal/engine $(shell go list ./... | grep /cocoon/)
+# Compression would take most of the time of these tests.
+NORACE := github.com/klauspost/compress/...=-race=false
 .PHONY: test-unit
 test-unit: ## our code alone, with the race detector
-	@umask 022; GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test $(GOFLAGS_) -race -vet=off -ldflags '-s -w' -p 3 -timeout 20m $(PACKAGES) # vet is in lint
+	@umask 022; GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test -race -gcflags='$(NORACE)' -vet=off -ldflags '-s -w' -p 4 -timeout 20m $(PACKAGES) # vet is in lint
 
 .PHONY: test-crash
 test-crash: ## the engine killed at every step of every operation; with the race detector, test-unit does so at every few steps
-	@umask 022; CGO_ENABLED=0 go test $(GOFLAGS_) -vet=off -ldflags '-s -w' -run '^TestKilledAtEveryStep$$' ./internal/engine
+	@umask 022; CGO_ENABLED=0 go test -vet=off -ldflags '-s -w' -run '^TestKilledAtEveryStep$$' ./internal/engine
 
 .PHONY: test-variants
 test-variants: ## a few tests with another umask, locale, time zone, CPU and /tmp, and by a user with sudo
@@ -160,11 +169,15 @@ test-vm: binaries guest demo-image lvm-guest nfs-server ## real QEMU guests, tap
 .PHONY: test-lvm
 test-lvm: binaries guest demo-image lvm-guest ## all tests of volumes on a thin pool, in a guest of their own; test-vm has the quick ones
 	@COCOON_LVM_RUN="^($$(grep -hoP '^func \KTest\w+(?=\(t )' internal/volume/lvm/*_guest_test.go | paste -sd '|'))\$$" \
-		go test $(GOFLAGS_) -vet=off -tags vm -count=1 -p 1 -timeout 40m -v -run '^(TestVMThinPool|TestVMOnThinPool)$$' ./internal/volume/lvm ./internal/app/cocoond
+		go test -vet=off -tags vm -count=1 -p 1 -timeout 40m -v -run '^(TestVMThinPool|TestVMOnThinPool)$$' ./internal/volume/lvm ./internal/app/cocoond
 
 .PHONY: test-e2e
 test-e2e: build origin helm agent-sandbox spiffe-csi images cloudimg conformance-programs nfs-server ## a real control plane, real kubectl, real guests
 	@hack/test.sh e2e
+
+.PHONY: test-kubevirt
+test-kubevirt: build origin images cloudimg nfs-server ## all that machines of KubeVirt's API can have; test-e2e has their life; minutes
+	@hack/test.sh kubevirt
 
 .PHONY: test-upgrade
 test-upgrade: build ## guests of an older build go on under this one; OLD=REV, by default the last tag
@@ -174,7 +187,7 @@ test-upgrade: build ## guests of an older build go on under this one; OLD=REV, b
 test-host: deb demo-image ## Cocoon on a whole emulated machine with KVM, whose power is cut HOST_CRASHES times (3); 20 minutes or more
 	@hack/host/build.sh $(BIN)/host
 	@mkdir -p $(BIN)/host/newer
-	@go build $(GOFLAGS_) -ldflags '$(LDFLAGS)+newer' -o $(BIN)/host/newer/ $(CMDS:%=./cmd/%)
+	@go build -ldflags '$(LDFLAGS)+newer' -o $(BIN)/host/newer/ $(CMDS:%=./cmd/%)
 	@ln -sfn ../../guest $(BIN)/host/newer/guest
 	@BIN=$(BIN)/host/newer hack/deb.sh '$(VERSION)+newer' $(BIN)/host/newer.deb
 	@hack/test.sh host
@@ -189,7 +202,7 @@ up: build ## a cluster in ./.cocoon until Ctrl-C
 
 .PHONY: kwok
 kwok: ## the node simulator that the benchmarks compare with (the first build takes some minutes)
-	@go -C hack/kwok build $(GOFLAGS_) -o ../../$(BIN)/kwok sigs.k8s.io/kwok/cmd/kwok
+	@go -C hack/kwok build -o ../../$(BIN)/kwok sigs.k8s.io/kwok/cmd/kwok
 	@cd "$$(go -C hack/kwok list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage" && \
 		for f in pod/fast/pod-*.yaml node/fast/node-*.yaml node/heartbeat/node-*.yaml; do echo ---; cat "$$f"; done >'$(CURDIR)/$(BIN)/kwok-stages.yaml'
 
@@ -204,6 +217,10 @@ conformance-programs:
 .PHONY: conformance
 conformance: build conformance-programs ## Kubernetes' conformance tests of GROUP (node,storage,cli,apps,network,auth,nodeconformance; all by default) that match FOCUS; hours
 	@hack/test.sh conformance
+
+.PHONY: critest
+critest: binaries guest demo-image control-plane containerd ## Kubernetes' tests of container runtimes that match CRITEST_FOCUS (all by default), and a kubelet, on a real containerd; minutes
+	@hack/test.sh cri
 
 .PHONY: soak
 soak: build ## pods come and go while cocoond, vk-cocoon and QEMU are killed; minutes

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests that need root and real guests: hack/test.sh vm|e2e|bench|soak|upgrade|host|conformance [go test flags]
+# Runs the tests that need root and real guests: hack/test.sh vm|e2e|kubevirt|bench|soak|upgrade|host|conformance|cri [go test flags]
 # They run in their own network namespace, so that the machine's network is never touched. The run fails if anything is left
 # behind (process, tap, bridge, namespace, mount, table, cgroup, file).
 set -euo pipefail
@@ -14,8 +14,11 @@ export TMPDIR
 
 export COCOON_TEST_KERNEL=$PWD/bin/guest/vmlinux COCOON_TEST_INITRD=$PWD/bin/guest/initramfs COCOON_TEST_IMAGE=$PWD/bin/demo.tar
 case $mode in
-  vm | e2e)
-    mapfile -t files < <(grep -rlE "^//go:build $mode" --include='*_test.go' internal deploy test)
+  vm | e2e | kubevirt)
+    tags=$mode
+    [ "$mode" != kubevirt ] || tags='e2e && kubevirt'
+    mode=${tags// && /,}
+    mapfile -t files < <(grep -rlE "^//go:build $tags( |\$)" --include='*_test.go' internal deploy test)
     # The slowest package starts first.
     mapfile -t packages < <(dirname "${files[@]}" | sort -u | sed 's|^|./|' | awk '/test\/e2e$/ {print; next} {rest = rest $0 "\n"} END {printf "%s", rest}')
     # The other tests of these packages are unit tests, which have already run.
@@ -27,7 +30,8 @@ case $mode in
   # An emulated machine is slow: each power cut takes two minutes, or more on a busy machine.
   host) packages=(./test/host); set -- -v -timeout $((60 + ${HOST_CRASHES:-3} * 5))m "$@" ;;
   conformance) packages=(./test/conformance); set -- -v -timeout 0 -run '^TestConformance$' "$@" ;; # it stops the cluster when it is interrupted
-  *) echo "usage: hack/test.sh vm|e2e|bench|soak|upgrade|host|conformance" >&2; exit 2 ;;
+  cri) packages=(./internal/testkit/containerdtest ./test/cri); set -- -v -p 1 "$@" ;; # without -v the scores are hidden; critest uses fixed ports
+  *) echo "usage: hack/test.sh vm|e2e|kubevirt|bench|soak|upgrade|host|conformance|cri" >&2; exit 2 ;;
 esac
 
 before=$(mktemp -u)
@@ -39,6 +43,6 @@ leak >/dev/null
 status=0
 # Each package runs in its own namespace, which has no network, so it is compiled outside. Clusters and guests wait a lot, so
 # two packages run at once.
-go test -trimpath -vet=off -tags "$mode" -count=1 -p 2 -exec "$PWD/hack/alone.sh" -timeout 50m "$@" "${packages[@]}" || status=$?
+go test -trimpath -vet=off -ldflags "-s -w" -tags "$mode" -count=1 -p 2 -exec "$PWD/hack/alone.sh" -timeout 50m "$@" "${packages[@]}" || status=$?
 leak || status=1
 exit "$status"

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 packages=("$@")
 if [ $# = 0 ]; then
-  packages=(. ./internal/app/epoch ./internal/doctor ./internal/image/disk ./internal/network/host ./internal/network/dhcp ./internal/reach ./internal/testkit/netns ./internal/proc ./internal/snapshot/local)
+  packages=(./internal/app/epoch ./internal/doctor ./internal/image/disk ./internal/network/host ./internal/network/dhcp ./internal/reach ./internal/testkit/netns ./internal/proc ./internal/snapshot/local)
 fi
 as_root=() as_user=() # only a mount needs root
 if [ "$(id -u)" != 0 ]; then
