@@ -96,23 +96,25 @@ func TestChart(t *testing.T) {
 		}
 	}
 
-	// So it does for KubeVirt's objects, which neither installs by default.
+	// So it does for KubeVirt's objects and the RuntimeClass, which neither installs by default.
 	if _, ok := want["Namespace <nil>/kubevirt"]; ok {
 		t.Error("KubeVirt's objects are installed by default")
 	}
-	with := objects(t, run("template", "cocoon", chart, "--namespace", kubetest.Namespace, "--set", "kubevirt.enabled=true"))
-	for name, o := range objects(t, k.Kubectl(t, "", "kustomize", "kubevirt")) {
-		if with[name] == nil {
-			t.Errorf("%s is not in the chart", name)
-		} else if is := plain(with[name]); !reflect.DeepEqual(is, o) {
-			t.Errorf("%s of the chart is\n%v\nand of the kustomization\n%v", name, is, o)
+	for folder, flag := range map[string]string{"kubevirt": "kubevirt.enabled=true", "runtimeclass": "runtimeClass.enabled=true"} {
+		with := objects(t, run("template", "cocoon", chart, "--namespace", kubetest.Namespace, "--set", flag))
+		for name, o := range objects(t, k.Kubectl(t, "", "kustomize", folder)) {
+			if with[name] == nil {
+				t.Errorf("%s is not in the chart", name)
+			} else if is := plain(with[name]); !reflect.DeepEqual(is, o) {
+				t.Errorf("%s of the chart is\n%v\nand of the kustomization\n%v", name, is, o)
+			}
 		}
 	}
 
 	// The API server accepts all objects, also in another namespace.
 	k.Kubectl(t, "", "create", "namespace", "elsewhere")
 	all := []string{
-		"--namespace", "elsewhere", "--set", "scheduler.enabled=true,virtualNodes.approve.enabled=true,virtualNodes.wide.enabled=true,epoch.enabled=true,epoch.tlsSecret=tls,epoch.caSecret=tls,epoch.storage.size=9Gi,manager.from[0].ipBlock.cidr=10.0.0.0/8,manager.clients.configMap=clients,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1",
+		"--namespace", "elsewhere", "--set", "runtimeClass.enabled=true,scheduler.enabled=true,virtualNodes.approve.enabled=true,virtualNodes.wide.enabled=true,epoch.enabled=true,epoch.tlsSecret=tls,epoch.caSecret=tls,epoch.storage.size=9Gi,manager.from[0].ipBlock.cidr=10.0.0.0/8,manager.clients.configMap=clients,epoch.url=https://registry.example:5000,image.registry=registry.example/cocoon,image.tag=v1",
 		"--set-json", "epoch.env.EPOCH_QUOTA=96636764160",
 	} // in the form that a number from a values file has
 	text := run(append([]string{"template", "cocoon", chart}, all...)...)

@@ -41,7 +41,7 @@ func readYAML(t *testing.T, path string, v any) {
 
 // A manifest that no kustomization lists is never installed: neither by kubectl nor by the chart.
 func TestEveryManifestIsListed(t *testing.T) {
-	for _, folder := range []string{"crds", "epoch", "kubevirt", "manager", "scheduler", "vk-cocoon", "vk-cocoon/approve", "vk-cocoon/policies", "vk-cocoon/volumes", "vk-cocoon/wide"} {
+	for _, folder := range []string{"crds", "epoch", "kubevirt", "manager", "runtimeclass", "scheduler", "vk-cocoon", "vk-cocoon/approve", "vk-cocoon/policies", "vk-cocoon/volumes", "vk-cocoon/wide"} {
 		k := kustomizationOf(t, folder)
 		for _, g := range k.ConfigMapGenerator {
 			k.Resources = append(k.Resources, g.Files...)

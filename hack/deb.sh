@@ -37,6 +37,8 @@ cocoon() {
     install -D -m 0644 -t "$root"/usr/share/cocoon/examples/vk-cocoon/$part deploy/vk-cocoon/$part/*.yaml
   done
   install -D -m 0644 -t "$root"/usr/share/cocoon/examples/crds deploy/crds/*.yaml
+  install -D -m 0644 -t "$root"/usr/share/cocoon/examples/runtimeclass deploy/runtimeclass/*.yaml
+  install -D -m 0644 deploy/systemd/kubelet-cocoon.conf "$root"/usr/share/cocoon/examples/kubelet/20-cocoon.conf
 }
 
 kube_proxy() {

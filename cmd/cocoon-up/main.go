@@ -1,5 +1,5 @@
 // Command cocoon-up is a Kubernetes control plane for one machine, kubectl,
-// metrics-server, kube-proxy, CoreDNS, snapshot-controller and cocoon-scheduler in one binary. The "cocoon up" verb writes its configuration and starts it.
+// metrics-server, kubelet, kube-proxy, CoreDNS, snapshot-controller and cocoon-scheduler in one binary. The "cocoon up" verb writes its configuration and starts it.
 package main
 
 import (
@@ -10,6 +10,7 @@ import (
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/controlplane"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/coredns"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/kubectl"
+	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/kubelet"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/kubeproxy"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/metricsserver"
 	"cocoonstack.io/cocoon/cmd/cocoon-up/internal/scheduler"
@@ -21,6 +22,7 @@ const usage = `usage: cocoon-up control-plane --config FILE
        cocoon-up kubectl ARGS...
        cocoon-up metrics-server FLAGS...
        cocoon-up cocoon-scheduler FLAGS...
+       cocoon-up kubelet FLAGS...
        cocoon-up kube-proxy FLAGS...
        cocoon-up coredns --conf FILE
        cocoon-up snapshot-controller --kubeconfig FILE
@@ -36,6 +38,8 @@ func main() {
 		kubectl.Main(args)
 	case applet.MetricsServer:
 		os.Exit(metricsserver.Main(args))
+	case applet.Kubelet:
+		os.Exit(kubelet.Main(args))
 	case applet.KubeProxy:
 		os.Exit(kubeproxy.Main(args))
 	case applet.CoreDNS:

@@ -66,7 +66,10 @@ func (c *apiClient) get(ctx context.Context, path string, v any) bool {
 
 // labelNode gives the node its role, which the API server forbids a node to give itself (NodeRestriction).
 func (c *apiClient) labelNode(ctx context.Context, name string) error {
-	const patch = `{"metadata":{"labels":{"` + contract.LabelNodeRole + `":""}}}`
+	return c.patchNode(ctx, name, `{"metadata":{"labels":{"`+contract.LabelNodeRole+`":""}}}`)
+}
+
+func (c *apiClient) patchNode(ctx context.Context, name, patch string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPatch, c.base+"/api/v1/nodes/"+name, strings.NewReader(patch))
 	if err != nil {
 		return fmt.Errorf("label node %s: %w", name, err)

@@ -25,6 +25,7 @@ type child struct {
 	env  []string
 	log  string        // file for its output
 	stop time.Duration // between SIGTERM and SIGKILL
+	own  uintptr       // namespaces of its own: flags of clone
 }
 
 const (
@@ -35,30 +36,29 @@ const (
 )
 
 // spawner starts children from one OS thread that never ends before the supervisor does. The kernel ties the
-// parent-death signal to the thread that forked, and that signal ends the children if the supervisor is killed.
-type spawner struct{ requests chan spawnRequest }
-
-type spawnRequest struct {
-	cmd  *exec.Cmd
-	done chan error
-}
+// parent-death signal to the thread that forked, and that signal ends the children if the supervisor is killed. Children
+// have the namespaces of that thread.
+type spawner struct{ requests chan func() }
 
 func newSpawner() *spawner {
-	s := &spawner{requests: make(chan spawnRequest)}
+	s := &spawner{requests: make(chan func())}
 	go func() {
 		runtime.LockOSThread()
-		for r := range s.requests {
-			r.done <- r.cmd.Start()
+		for f := range s.requests {
+			f()
 		}
 	}()
 	return s
 }
 
-func (s *spawner) start(cmd *exec.Cmd) error {
-	r := spawnRequest{cmd, make(chan error)}
-	s.requests <- r
-	return <-r.done
+// do runs f on that thread.
+func (s *spawner) do(f func() error) error {
+	done := make(chan error, 1)
+	s.requests <- func() { done <- f() }
+	return <-done
 }
+
+func (s *spawner) start(cmd *exec.Cmd) error { return s.do(cmd.Start) }
 
 // process is a started child.
 type process struct {
@@ -82,7 +82,7 @@ func (s *spawner) run(c child) (*process, error) {
 	cmd.Env = append(inherited(os.Environ()), c.env...)
 	cmd.Stdout, cmd.Stderr = out, out
 	// A separate process group: Ctrl-C on the terminal reaches the supervisor, which stops children in order.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM, Cloneflags: c.own}
 	if err := s.start(cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.name, err)
 	}

@@ -34,16 +34,16 @@ type message struct {
 	Class errdefs.Class `json:"class,omitempty"`
 }
 
-// Commands returns the verbs `up` and `down`. dir is the CLI's global --dir (or COCOON_DIR) at the time of the call.
+// Commands returns the verbs `up` and `down`, and a hidden one. dir is the CLI's global --dir (or COCOON_DIR) at the time of the call.
 func Commands(dir func() string) []*cobra.Command {
-	return []*cobra.Command{upCommand(dir), downCommand(dir)}
+	return []*cobra.Command{upCommand(dir), downCommand(dir), kubeletCommand(dir)}
 }
 
 func upCommand(dir func() string) *cobra.Command {
 	var o Options
 	var detach, supervise bool
 	var nodes int
-	var services bool
+	var services, kubelet bool
 	var csiPlugins, cniConfDir string
 	cmd := &cobra.Command{
 		Use:   "up [--dir DIR] [--detach]",
@@ -60,11 +60,16 @@ or another instance runs on it, the cluster goes without Services and says so.
 
 The part manager serves CocoonSets and KubeVirt's VirtualMachines, and checks pods before the cluster has them.
 
+With --kubelet there is another node, cocoon-kubelet-0: the kubelet, containerd with runc, and cocoond between them. Pods go there if
+their runtimeClassName is cocoon, which makes them VMs, or runc. It has processes, mounts and a network of its own, so that a kubelet or a
+containerd of this machine is not touched; examples/kubelet.yaml has one pod of each. It needs ` + "`make containerd`" + ` and CNI plugins.
+
 Each node has the images cocoon/demo:latest, a container, and cocoon/disk-demo:latest, a disk that boots itself. They need no network.
 The folder stores --nodes, --with, names and ports for the next start. The registry's token is in DIR/etc/epoch-tokens.`,
 		Example: `  cocoon up --dir /var/lib/cocoon-demo            # until Ctrl-C
   cocoon up --dir /var/lib/cocoon-demo --detach   # returns when the node is Ready
   kubectl --kubeconfig /var/lib/cocoon-demo/kubeconfig get nodes
+  cocoon up --dir /var/lib/cocoon-demo --kubelet  # a second node, with a real kubelet
   cocoon up --dir /tmp/three --nodes 3 --with epoch,manager,scheduler
   cocoon down --dir /var/lib/cocoon-demo`,
 		Args: cobra.NoArgs,
@@ -78,6 +83,9 @@ The folder stores --nodes, --with, names and ports for the next start. The regis
 			}
 			if cmd.Flags().Changed("services") {
 				o.Services = &services
+			}
+			if cmd.Flags().Changed("kubelet") {
+				o.Kubelet = &kubelet
 			}
 			if cmd.Flags().Changed("csi-plugins") {
 				o.CSIPlugins = &csiPlugins
@@ -107,6 +115,7 @@ The folder stores --nodes, --with, names and ports for the next start. The regis
 	f.IntVar(&nodes, "nodes", 1, "number of virtual nodes; 0 runs the control plane alone")
 	f.StringSliceVar(&o.With, "with", nil, "parts to run beside the control plane and the nodes, separated by commas: "+strings.Join(parts, ", ")+"\n(default "+strings.Join(usualParts, ",")+", or as the folder stores it; \"\" for none)")
 	f.BoolVar(&services, "services", true, "serve Services and the cluster's DNS to pods; the default is to do so unless another program of this machine does;\nthe folder stores it for the next start")
+	f.BoolVar(&kubelet, "kubelet", false, "run a second node, "+kubeletName+", with a kubelet and containerd, where pods with runtimeClassName cocoon are VMs and those with runc are containers;\nthe folder stores it for the next start")
 	f.StringVar(&o.NodeName, "node-name", "", "name of the (first) virtual node (default "+defaultNodeName+", or VK_NODE_NAME)")
 	f.IntVar(&o.APIPort, "api-port", 0, fmt.Sprintf("port of the API server on loopback (default %d, or the next free one)", defaultAPIPort))
 	f.IntVar(&o.NodePort, "node-port", 0, fmt.Sprintf("port of the virtual node's kubelet API on its bridge (default %d, or the next free one)", defaultNodePort))
@@ -212,6 +221,9 @@ func runDetached(ctx context.Context, o Options, out io.Writer) error {
 	}
 	if o.Services != nil {
 		args = append(args, fmt.Sprintf("--services=%t", *o.Services))
+	}
+	if o.Kubelet != nil {
+		args = append(args, fmt.Sprintf("--kubelet=%t", *o.Kubelet))
 	}
 	if o.With != nil {
 		args = append(args, "--with="+strings.Join(o.With, ","))

@@ -42,11 +42,11 @@ func Down(ctx context.Context, dir string, a Assets) error {
 		return err
 	}
 	if pid != 0 {
-		if err := endProcess(ctx, pid, func() bool { p, err := lockHolder(l.lock()); return err == nil && p == pid }); err != nil {
+		if err := endProcess(ctx, pid, unix.SIGTERM, func() bool { p, err := lockHolder(l.lock()); return err == nil && p == pid }); err != nil {
 			return fmt.Errorf("stop instance %s: %w", dir, err)
 		}
 	}
-	return errors.Join(downServices(l), stopVMsOf(ctx, l, a))
+	return errors.Join(sweepKubelet(ctx, l.kubelet()), downServices(l), stopVMsOf(ctx, l, a))
 }
 
 // downServices removes the rules for Services that a killed supervisor has left, unless another instance serves them now.
@@ -59,9 +59,9 @@ func downServices(l layout) error {
 	return dropServices(l)
 }
 
-// endProcess sends SIGTERM to pid if mine still confirms that the process is ours, and waits for its end through a
+// endProcess sends a signal to pid if mine still confirms that the process is ours, and waits for its end through a
 // pidfd.
-func endProcess(ctx context.Context, pid int, mine func() bool) error {
+func endProcess(ctx context.Context, pid int, signal unix.Signal, mine func() bool) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -74,7 +74,7 @@ func endProcess(ctx context.Context, pid int, mine func() bool) error {
 	if !mine() { // it ended before the open; the pid may belong to another process now
 		return nil
 	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("signal process %d: %w", pid, err)
 	}
 	deadline, _ := ctx.Deadline()

@@ -105,6 +105,9 @@ func cocoondConfig(n nodeLayout, p pki, s Settings, a Assets, services bool) obj
 			peers = append(peers, bridgeName(n.node(s, i)))
 		}
 	}
+	if s.Kubelet != nil {
+		peers = append(peers, n.kubelet().link())
+	}
 	if len(peers) > 0 {
 		network["peers"] = peers
 	}
@@ -169,6 +172,11 @@ type Assets struct {
 	Initramfs    string
 	DemoImage    string
 	DemoDisk     string // an image with a disk
+
+	// For a node with a kubelet:
+	Containerd string // beside the other programs of the runtime
+	CNIPlugins string // folder, "" if there is none
+	Pause      string // image of pods' sandboxes
 }
 
 // FindAssets returns the files of this installation. Callers check where needed that they exist.
@@ -182,6 +190,9 @@ func FindAssets() Assets {
 		Initramfs:    assets.Path("guest/initramfs"),
 		DemoImage:    assets.Path("demo.tar"),
 		DemoDisk:     assets.Path("disk-demo.tar"),
+		Containerd:   assets.Path("containerd/containerd"),
+		CNIPlugins:   findPlugins(),
+		Pause:        assets.Path("pause.tar"),
 	}
 }
 

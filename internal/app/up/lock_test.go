@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 )
@@ -106,12 +108,12 @@ func TestEndProcess(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c := start("exec sleep 60")
-	if err := endProcess(ctx, c.Process.Pid, yes); err != nil {
+	if err := endProcess(ctx, c.Process.Pid, unix.SIGTERM, yes); err != nil {
 		t.Errorf("one that listens: %v", err)
 	}
 	// The pid may belong to another process now, which is left alone.
 	c = start("exec sleep 60")
-	if err := endProcess(ctx, c.Process.Pid, func() bool { return false }); err != nil {
+	if err := endProcess(ctx, c.Process.Pid, unix.SIGTERM, func() bool { return false }); err != nil {
 		t.Errorf("one that is not ours: %v", err)
 	}
 	if err := c.Process.Signal(syscall.Signal(0)); err != nil {
@@ -120,7 +122,7 @@ func TestEndProcess(t *testing.T) {
 	// A process that has ended needs no signal; one that ignores the signal is reported.
 	_ = c.Process.Kill()
 	_ = c.Wait()
-	if err := endProcess(ctx, c.Process.Pid, yes); err != nil {
+	if err := endProcess(ctx, c.Process.Pid, unix.SIGTERM, yes); err != nil {
 		t.Errorf("one that is gone: %v", err)
 	}
 	deaf := exec.Command("sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 1; done")
@@ -137,7 +139,7 @@ func TestEndProcess(t *testing.T) {
 	}
 	short, cancelShort := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancelShort()
-	if err := endProcess(short, deaf.Process.Pid, yes); !errdefs.IsUnavailable(err) {
+	if err := endProcess(short, deaf.Process.Pid, unix.SIGTERM, yes); !errdefs.IsUnavailable(err) {
 		t.Errorf("one that does not listen: %v", err)
 	}
 }

@@ -30,6 +30,7 @@ var collections = map[string]string{
 	"ValidatingWebhookConfiguration":   "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
 	"ValidatingAdmissionPolicy":        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
 	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+	"RuntimeClass":                     "/apis/node.k8s.io/v1/runtimeclasses",
 	"CSIDriver":                        "/apis/storage.k8s.io/v1/csidrivers",
 	"StorageClass":                     "/apis/storage.k8s.io/v1/storageclasses",
 	"VolumeSnapshotClass":              snapshotsAPI + "/volumesnapshotclasses",

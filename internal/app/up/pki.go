@@ -99,6 +99,12 @@ func (p pki) ensure(s Settings) error {
 			leaf{name: n.suffixed("node"), cn: "system:node:" + n.name, orgs: []string{"system:nodes"}, signing: ca},
 			leaf{name: n.suffixed("kubelet"), cn: n.name, server: true, signing: ca, dns: []string{n.name, "localhost"}, ips: ips})
 	}
+	if s.Kubelet != nil {
+		n := layout{}.kubelet()
+		leaves = append(leaves,
+			leaf{name: n.suffixed("node"), cn: "system:node:" + n.name, orgs: []string{"system:nodes"}, signing: ca},
+			leaf{name: n.suffixed("kubelet"), cn: "system:node:" + n.name, server: true, signing: ca, dns: []string{n.name}, ips: []net.IP{s.Kubelet.node().AsSlice()}})
+	}
 	for _, l := range leaves {
 		if err := p.leaf(l); err != nil {
 			return err

@@ -29,6 +29,11 @@ func startRelay(ctx context.Context, addr, target string) (*relay, error) {
 	if err != nil {
 		return nil, errdefs.Unavailablef("listen for guests on %s: %w", addr, err)
 	}
+	return relayOn(ctx, ln, target), nil
+}
+
+// relayOn passes connections to ln on to target until Close. They outlive ctx.
+func relayOn(ctx context.Context, ln net.Listener, target string) *relay {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	r := &relay{ln: ln, cancel: cancel}
 	r.done.Go(func() {
@@ -43,7 +48,7 @@ func startRelay(ctx context.Context, addr, target string) (*relay, error) {
 			}
 		}
 	})
-	return r, nil
+	return r
 }
 
 // Port returns the port that r listens on.

@@ -73,6 +73,8 @@ type Settings struct {
 	KubeVirtPort int `json:"kubeVirtPort,omitempty"`
 	// Services is whether the instance serves Services and the cluster's DNS; nil: if nothing else on the machine does.
 	Services *bool `json:"services,omitempty"`
+	// Kubelet is the node with a kubelet; nil: there is none.
+	Kubelet *KubeletSettings `json:"kubelet,omitempty"`
 	// Ports of kube-proxy and the cluster's DNS. All except DNSPort are on loopback; DNSPort is on the first node's bridge.
 	ProxyHealthPort  int `json:"proxyHealthPort,omitempty"`
 	ProxyMetricsPort int `json:"proxyMetricsPort,omitempty"`
@@ -213,6 +215,11 @@ func (s Settings) check() error {
 	if err := (Options{APIPort: s.APIPort, EpochPort: s.EpochPort, ManagerPort: s.ManagerPort, WebhookPort: s.WebhookPort, With: s.With, ExtraConfig: s.ExtraConfig, HostPaths: s.HostPaths, CSIPlugins: &s.CSIPlugins, CNIConfDir: &s.CNIConfDir, AllowImages: s.AllowImages, CPUOvercommit: s.CPUOvercommit}).check(); err != nil {
 		return err
 	}
+	if s.Kubelet != nil {
+		if err := s.Kubelet.check(); err != nil {
+			return err
+		}
+	}
 	for _, n := range s.Nodes {
 		if err := (Options{NodeName: n.Name, NodePort: n.Port, MetricsPort: n.MetricsPort}).check(); err != nil {
 			return err
@@ -280,7 +287,7 @@ func settle(l layout, o Options, p *ports) (Settings, error) {
 			s.Nodes = append(s.Nodes, NodeSettings{})
 		}
 	}
-	var err error
+	err := s.settleKubelet(l, o)
 	how := p.choose
 	choose := func(port *int, what, flag string, asked, usual int) { // the first error stays
 		if err == nil {

@@ -35,6 +35,7 @@ type Options struct {
 	AllowImages []string // sources of pods' images besides public addresses; nil: keep the earlier choice
 	HostPaths   []string // folders of this machine that VMs may share; nil: keep the earlier choice
 	CSIPlugins  *string  // folder in which CSI drivers of this machine register, "" for none; nil: keep the earlier choice
+	Kubelet     *bool    // a second node with a kubelet and containerd; nil: keep the earlier choice
 	CNIConfDir  *string  // folder of conflists that are networks beside the bridge, "" for none; nil: keep the earlier choice
 	Assets      Assets
 
@@ -91,14 +92,14 @@ func Run(ctx context.Context, o Options, log *slog.Logger, report Report, ready 
 	}
 	defer lock.Close()
 	defer in.ports.Close()
-	if err := in.prepare(); err != nil {
+	if err := in.prepare(ctx); err != nil {
 		return err
 	}
 	return in.supervise(ctx, ready)
 }
 
 // prepare writes every certificate and configuration file. It is idempotent.
-func (in *instance) prepare() (err error) {
+func (in *instance) prepare(ctx context.Context) (err error) {
 	began := time.Now()
 	if in.settings, err = settle(in.layout, in.opts, &in.ports); err != nil {
 		return err
@@ -129,6 +130,9 @@ func (in *instance) prepare() (err error) {
 		if err := writeYAML(n.daemonConfig(), cocoondConfig(n, in.pki, in.settings, in.opts.Assets, in.services)); err != nil {
 			return err
 		}
+	}
+	if err := in.prepareKubelet(ctx); err != nil {
+		return err
 	}
 	for _, name := range in.settings.With {
 		if err := in.part(name).prepare(); err != nil {
@@ -170,6 +174,9 @@ func (in *instance) supervise(ctx context.Context, ready func()) error {
 		in.log.Info("stopping")
 	}
 	stopped.stop()
+	if sweepErr := sweepKubelet(ctx, in.kubelet()); err == nil {
+		err = sweepErr
+	}
 	if in.services {
 		if dropErr := dropServices(in.layout); err == nil {
 			err = dropErr
@@ -265,6 +272,9 @@ func (in *instance) startAll(ctx context.Context, ready func()) running {
 		return r
 	}
 	if r.err = in.runMetricsServer(ctx, launch); r.err != nil {
+		return r
+	}
+	if r.err = in.runKubelet(ctx, launch); r.err != nil {
 		return r
 	}
 	if r.err = writeKubeconfig(in.kubeconfig(), in.pki, in.settings, "admin"); r.err == nil {

@@ -10,6 +10,7 @@ const (
 	CoreDNS       = "coredns"
 	KubeProxy     = "kube-proxy"
 	Kubectl       = "kubectl"
+	Kubelet       = "kubelet"
 	MetricsServer = "metrics-server"
 	Scheduler     = "cocoon-scheduler"
 	Snapshots     = "snapshot-controller"

@@ -16,6 +16,7 @@ func TestResolve(t *testing.T) {
 		{"no argument", []string{"cocoon-up"}, "", nil},
 		{"first argument", []string{"/opt/cocoon-up", "control-plane", "--config", "f"}, ControlPlane, []string{"--config", "f"}},
 		{"kubectl as argument", []string{"cocoon-up", "kubectl", "get", "pods"}, Kubectl, []string{"get", "pods"}},
+		{"kubelet as argument", []string{"cocoon-up", "kubelet", "--v=2"}, Kubelet, []string{"--v=2"}},
 		{"kubectl as name", []string{"/usr/bin/kubectl", "version"}, Kubectl, []string{"version"}},
 		{"kubectl without arguments", []string{"kubectl"}, Kubectl, nil},
 		{"scheduler as name", []string{"/usr/bin/cocoon-scheduler", "--v=2"}, Scheduler, []string{"--v=2"}},
