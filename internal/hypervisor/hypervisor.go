@@ -148,8 +148,8 @@ type Drive struct {
 	ISO string // path of an image; "": the drive is empty
 }
 
-// Share is a folder of the node that the guest can mount by its tag. A VM with shares cannot be saved. A driver that cannot share
-// folders refuses the plan with Unsupported.
+// Share is a folder of the node that the guest can mount by its tag. A VM with shares cannot be saved, except without its only Live one (FolderPlugger).
+// A driver that cannot share folders refuses the plan with Unsupported.
 type Share struct {
 	Tag      string // at most 36 bytes
 	Root     string // the folder below which guests may have folders; clean, absolute, without symbolic links
@@ -170,6 +170,11 @@ type FolderPlugger interface {
 	PlugFolder(ctx context.Context, at string, s Share) error
 	// UnplugFolder ends that. The guest may lose files that it has open. Idempotent.
 	UnplugFolder(ctx context.Context, at string) error
+	// UnplugShare takes the Live share with that tag from the guest, which must not have it mounted. The VM can be saved until PlugShare. Idempotent.
+	// Errors: Unsupported for a VM that an earlier release has started, Unavailable if the guest does not release the device.
+	UnplugShare(ctx context.Context, tag string) error
+	// PlugShare gives the guest its Live share again, which finds it a moment later. A VM that resumes from saved state begins without it. Idempotent.
+	PlugShare(ctx context.Context, tag string) error
 }
 
 // Incoming is saved state from which a VM resumes instead of booting. Its files are only read.

@@ -130,6 +130,7 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 		c.share(i, len(fixed)+i, s)
 	}
 	c.ports(width(p) + f.spare)
+	c.live(p)
 	for i := range p.NICs {
 		c.nic(p, i)
 	}
@@ -169,8 +170,6 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s has huge pages, so its memory cannot grow", p.Name)
 	case p.Huge > 0 && p.Memory%int64(p.Huge) != 0:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page of %s", p.Name, p.Memory, p.Huge)
-	case len(p.Shares) > 0 && p.Incoming != nil:
-		return errdefs.Invalidf("VM %s has shared folders, so it cannot resume from saved state", p.Name)
 	case len(plugged) > 0 && width(p) >= maxPorts:
 		return errdefs.Invalidf("VM %s has %d network interfaces, which leave no port for disks that are plugged while it runs", p.Name, len(p.NICs))
 	case len(p.NICs) > maxPorts:
@@ -321,7 +320,7 @@ func (c *command) machine(p hypervisor.Plan, f facts) {
 		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on,hugetlb=on,hugetlbsize=%d,prealloc=on", mib, p.Huge))
 		return
 	}
-	if len(p.Shares) > 0 { // their servers read and write the guest's memory
+	if len(p.Shares) > 0 && p.Incoming == nil { // their servers read and write the guest's memory
 		c.add(fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", mib))
 		return
 	}

@@ -110,6 +110,10 @@ func TestBuildGolden(t *testing.T) {
 		vm.Disk{Path: "/dev/sdx", Device: true, Shared: true, Format: vm.DiskRaw, Serial: "vol-b", Role: vm.RoleVolume})
 	shared := ociPlan()
 	shared.Shares = []hypervisor.Share{{Tag: "a", Root: "/srv", Path: "/srv/a"}, {Tag: "b", Root: "/srv", Path: "/srv/b", ReadOnly: true}}
+	live := ociPlan()
+	live.Shares = []hypervisor.Share{{Tag: "live", Path: "/run/live", Live: true}}
+	liveResumed := live
+	liveResumed.Incoming = &hypervisor.Incoming{State: "/snap/state", Memory: "/snap/memory", Alone: true}
 	file := diskPlan()
 	file.Devices = map[string]vm.DiskDevice{"cocoon-h001": {Bus: vm.DiskSCSI}}
 	file.Disks = append(file.Disks, vm.Disk{Path: "/srv/a/disk", Root: "/srv", Format: vm.DiskRaw, Serial: "cocoon-h000", Role: vm.RoleHost},
@@ -135,6 +139,8 @@ func TestBuildGolden(t *testing.T) {
 		{"link-down", linkless, testFacts(vm.AccelTCG)},
 		{"device", device, testFacts(vm.AccelTCG)},
 		{"shared", shared, testFacts(vm.AccelTCG)},
+		{"live", live, testFacts(vm.AccelTCG)},
+		{"live-resumed", liveResumed, testFacts(vm.AccelTCG)},
 		{"shared-disks", together, testFacts(vm.AccelTCG)},
 		{"oci-tcg", ociPlan(), testFacts(vm.AccelTCG)},
 		{"oci-kvm", ociPlan(), testFacts(vm.AccelKVM)},
@@ -283,7 +289,13 @@ func TestBuildRefuses(t *testing.T) {
 			p.Shares = []hypervisor.Share{{Tag: strings.Repeat("x", maxTag+1)}}
 		}, errdefs.InvalidArgument},
 		{"a folder and saved state", func(p *hypervisor.Plan, _ *facts) {
-			p.Shares, p.Incoming = []hypervisor.Share{{Tag: "a"}}, &hypervisor.Incoming{State: "s", Memory: "m"}
+			p.Shares, p.Incoming = []hypervisor.Share{{Tag: "a"}}, &hypervisor.Incoming{State: "s", Memory: "m", Alone: true}
+		}, errdefs.InvalidArgument},
+		{"a live folder and memory of others", func(p *hypervisor.Plan, _ *facts) {
+			p.Shares, p.Incoming = []hypervisor.Share{{Tag: "a", Live: true}}, &hypervisor.Incoming{State: "s", Memory: "m"}
+		}, errdefs.InvalidArgument},
+		{"two live folders", func(p *hypervisor.Plan, _ *facts) {
+			p.Shares = []hypervisor.Share{{Tag: "a", Live: true}, {Tag: "b", Live: true}}
 		}, errdefs.InvalidArgument},
 		{"a drive with our kernel", func(p *hypervisor.Plan, _ *facts) { p.Drive = &hypervisor.Drive{} }, errdefs.InvalidArgument},
 		{"no port for the drive", func(p *hypervisor.Plan, _ *facts) {

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/hostdir"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 	"cocoonstack.io/cocoon/internal/proc"
 )
 
@@ -98,4 +101,74 @@ func (i *instance) UnplugFolder(_ context.Context, at string) error {
 		}
 	}
 	return nil
+}
+
+// The live share has a root port of its own, from which it can be unplugged. The connection to its server, and so the server, stays meanwhile.
+const (
+	liveShare  = "live" // id of the connection
+	livePort   = "live-port"
+	liveDevice = "virtio-live"
+)
+
+// live adds the port and the device of the live share. A guest that resumes was saved without the device.
+func (c *command) live(p hypervisor.Plan) {
+	for _, s := range p.Shares {
+		if !s.Live {
+			continue
+		}
+		c.device(props{"driver": "pcie-root-port", "id": livePort, "chassis": maxPorts + 1}.at(slotPorts+maxPorts/8, 0))
+		if p.Incoming == nil {
+			c.device(liveProps(s.Tag))
+		}
+	}
+}
+
+func liveProps(tag string) props {
+	return props{"driver": "vhost-user-fs-pci", "chardev": liveShare, "id": liveDevice, "tag": tag, "bus": livePort}
+}
+
+// UnplugShare implements hypervisor.FolderPlugger.
+func (i *instance) UnplugShare(ctx context.Context, tag string) error {
+	c, there, err := i.liveDevices(ctx)
+	if err == nil && slices.Contains(there, liveDevice) {
+		err = i.orEnded(i.unplug(ctx, c, liveDevice))
+	}
+	if err != nil {
+		return fmt.Errorf("unplug the shared folder %s of VM %s: %w", tag, i.h.ID, err)
+	}
+	return nil
+}
+
+// PlugShare implements hypervisor.FolderPlugger.
+func (i *instance) PlugShare(ctx context.Context, tag string) error {
+	c, there, err := i.liveDevices(ctx)
+	if err == nil && !slices.Contains(there, liveDevice) {
+		err = i.orEnded(c.Execute(ctx, "device_add", liveProps(tag), nil))
+	}
+	if err != nil {
+		return fmt.Errorf("plug the shared folder %s into VM %s: %w", tag, i.h.ID, err)
+	}
+	return nil
+}
+
+// chardev is a connection of QEMU to something outside.
+type chardev struct {
+	Label string `json:"label"`
+}
+
+// liveDevices returns the ids of the devices of a VM that has a connection for a live share.
+func (i *instance) liveDevices(ctx context.Context) (*qmp.Client, []string, error) {
+	c, err := i.connected(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []chardev
+	if err := c.Execute(ctx, "query-chardev", nil, &all); err != nil {
+		return nil, nil, i.orEnded(err)
+	}
+	if !slices.Contains(all, chardev{liveShare}) {
+		return nil, nil, errdefs.Unsupportedf("an earlier release has started the VM, or it shares no such folder; restart it")
+	}
+	there, err := devices(ctx, c)
+	return c, there, i.orEnded(err)
 }

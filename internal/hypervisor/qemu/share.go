@@ -41,16 +41,25 @@ func checkShares(p hypervisor.Plan) error {
 			return errdefs.Invalidf("VM %s: invalid tag %q of a shared folder; use 1 to %d bytes without commas", p.Name, s.Tag, maxTag)
 		case slices.ContainsFunc(p.Shares[:i], func(o hypervisor.Share) bool { return o.Tag == s.Tag }):
 			return errdefs.Invalidf("VM %s: two shared folders have the tag %s", p.Name, s.Tag)
+		case s.Live && slices.ContainsFunc(p.Shares[:i], func(o hypervisor.Share) bool { return o.Live }):
+			return errdefs.Invalidf("VM %s: two shared folders are live", p.Name)
+		case p.Incoming != nil && (!s.Live || !p.Incoming.Alone): // the servers write to the guest's memory
+			return errdefs.Invalidf("VM %s has shared folders, so it cannot resume from saved state, except alone and with a live one", p.Name)
 		}
 	}
 	return nil
 }
 
-// share adds the device of Plan.Shares[i] at a place among those of the disks.
+// share adds the connection of Plan.Shares[i], and its device at a place among those of the disks.
 func (c *command) share(i, place int, s hypervisor.Share) {
 	id := "share" + strconv.Itoa(i)
+	if s.Live {
+		id = liveShare
+	}
 	c.add("-chardev", fmt.Sprintf("socket,id=%s,fd=%d", id, c.fd(file{kind: fileShare, path: s.Tag})))
-	c.device(props{"driver": "vhost-user-fs-pci", "chardev": id, "id": "virtio-" + id, "tag": s.Tag}.at(slotDisks+place/8, place%8))
+	if !s.Live {
+		c.device(props{"driver": "vhost-user-fs-pci", "chardev": id, "id": "virtio-" + id, "tag": s.Tag}.at(slotDisks+place/8, place%8))
+	}
 }
 
 // server is the process that serves one shared folder, or the TPM.
